@@ -70,7 +70,7 @@ def test_direct_effects_of_a_pre_ln_model_are_direct_logit_attribution(tokenizer
     np.testing.assert_allclose(strongest["value"].abs(), sizes.iloc[:3])
     assert "written into the output directly" in found.figure().description.caption
     with pytest.raises(InputError, match="expected effects by layer and head"):
-        normscope.attribute(model, TEXT, normscope.NextToken("film")).figure()
+        normscope.attribute(model, TEXT, normscope.NextToken("film")).figure("heads")
 
 
 def test_total_effects_of_an_answer(tokenizer):

@@ -149,7 +149,7 @@ ALLOWED = {
 # What a newcomer may skip, and the only modules outside that import it: one for each, which loads it where a run needs it.
 LEAVES = {
     "alignment": {"analyses.registry"},
-    "data.conversations": {"data.encoding", "data.rows"},
+    "data.conversations": {"data.encoding", "data.rows", "models.text_batches"},
     "data.pickled_tokens": {"data.corpora"},
     "datatrove": set(),
     "models.offloading": {"models.loading"},
@@ -170,6 +170,7 @@ OWNERS = {
     "matplotlib": {
         "reporting/drawing.py",
         "reporting/figure_text.py",
+        "reporting/figures/coloured_text.py",
         "reporting/palette.py",
         *(
             f"reporting/figures/{kind}.py"

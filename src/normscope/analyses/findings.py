@@ -146,6 +146,18 @@ class WordMaps:
     """Decimals of the values that are written into the cells; None writes none."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ColouredText:
+    """Texts whose tokens are coloured by what each adds or subtracts, with one scale."""
+
+    table: pd.DataFrame
+    """One row per token, in order, with the columns `token` and `value`, and `side` if each side of a text begins a line."""
+    text: str
+    """Column that assigns rows to texts; it has their titles, which are drawn if there are several."""
+    caption: str
+    value_label: str
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextPair:
     """What each pair of tokens of two texts adds to their cosine similarity."""
@@ -174,6 +186,10 @@ class Sentence(str):
 
 
 Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps
+"""What reports show."""
+
+Drawing = Figure | ColouredText
+"""What can be drawn."""
 
 
 @dataclasses.dataclass(frozen=True)

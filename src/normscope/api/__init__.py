@@ -3,10 +3,12 @@
 from normscope.api.analysing import run
 from normscope.api.attributed_maps import AttributionMap, attribution_maps
 from normscope.api.attributed_scores import attribute
-from normscope.api.attribution import Attribution
+from normscope.api.attribution import Attribution, Attributions
+from normscope.api.changing import ablate, steer
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.embedding_similarity import Similarity, similarity
 from normscope.api.explorers import Explorer
+from normscope.api.loaded_results import load_attribution
 from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
@@ -19,6 +21,7 @@ __all__ = [
     "Answer",
     "Attribution",
     "AttributionMap",
+    "Attributions",
     "Callback",
     "Decomposition",
     "Decompositions",
@@ -30,12 +33,15 @@ __all__ = [
     "Results",
     "Similarity",
     "SimilarityTo",
+    "ablate",
     "attribute",
     "attribution_maps",
     "decompose",
     "load",
+    "load_attribution",
     "observe",
     "run",
     "similarity",
+    "steer",
     "wrap",
 ]

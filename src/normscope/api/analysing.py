@@ -21,6 +21,7 @@ from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
+from normscope.models.stream_changes import is_changed
 from normscope.models.text_batches import Text, describe_type, example_of, is_ids, parts_of
 from normscope.reporting.terminal import steps_bar
 from normscope.running.in_memory import analyse
@@ -110,6 +111,10 @@ def _prepared_model(
     infos: Sequence[AnalysisInfo],
 ) -> LoadedModel:
     if isinstance(model, LoadedModel):
+        if is_changed(model.model):
+            raise InputError(
+                "model: parts of it are ablated or steered, which results would not say; call run outside the context"
+            )
         if tokenizer is not None:
             raise InputError("tokenizer: a loaded or wrapped model has one already; leave it out")
         return model

@@ -146,14 +146,11 @@ def _attribute(
         effects = None if direct is None else effects_of(passed, values.sum(), direct=direct)
         if not target.matrix:
             return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], bias), None, effects)
-        each = [attribute_scalars(passed, value[None], bias) for value in values]
+        each = attribute_scalars(passed, values, bias)
     parts = ScalarAttribution(
-        *(
-            torch.stack([getattr(one, field.name) for one in each]).sum(dim=0)
-            for field in dataclasses.fields(ScalarAttribution)
-        )
+        *(getattr(each, field.name).sum(dim=0, keepdim=True) for field in dataclasses.fields(ScalarAttribution))
     )
-    return _Found(batch, answer, parts, torch.cat([one.scores for one in each]), effects)
+    return _Found(batch, answer, parts, each.scores, effects)
 
 
 def _values(

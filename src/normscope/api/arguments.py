@@ -12,7 +12,7 @@ from normscope.data.options import DatasetOptions, Level
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.models.text_batches import batch_from_texts, describe_type, is_ids
+from normscope.models.text_batches import batch_from_texts, describe_type, is_single
 from normscope.reporting.options import FigureOptions
 
 _GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions, "figures": FigureOptions}
@@ -74,7 +74,7 @@ def single_text(model: LoadedModel, text: object, function: str, level: Level = 
     Raises:
         InputError: If it is anything else, or too long for the model.
     """
-    if isinstance(text, list) and not is_ids(text):
+    if not is_single(text):
         raise InputError(f"{function} takes one text or one pair (tuple) of texts; got {describe_type(text)}")
     batch = batch_from_texts(model, text, level)
     if batch.sequences != 1:

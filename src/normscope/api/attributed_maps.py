@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
 from normscope.api.picture import Picture
+from normscope.api.saved import save_result
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
     MapMethod,
@@ -105,6 +107,18 @@ class AttributionMap:
                 "through all layers; darker is more.",
             )
         )
+
+    @checked
+    def save(self, path: str | Path) -> None:
+        """Write everything to a file, which `load_attribution` reads back exactly.
+
+        Args:
+            path: The file; its format is safetensors, whatever its name.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        save_result(self, path)
 
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()

@@ -1,8 +1,8 @@
 """Attribution of one number to the tokens of a text, and to the parts of the model."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from transformers import BatchEncoding
 
 from normscope.api.answers import attributed_answer
 from normscope.api.arguments import chosen, single_text
-from normscope.api.attribution import Attribution, table_of_effects
+from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.calls import checked, in_turn
-from normscope.api.spans import span_of_tokens, sums_of_spans
+from normscope.api.spans import owners_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, NextToken, Target, prepared, token_number
 from normscope.attribution.effects import effects_of
 from normscope.attribution.methods import check_supported
@@ -26,12 +26,11 @@ from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type
+from normscope.models.text_batches import Text, describe_type, is_single
 from normscope.running.token_maps import numbers_of, texts_of
 
 
-@checked
-@in_turn
+@overload
 def attribute(
     model: LoadedModel,
     text: Text | BatchEncoding,
@@ -43,7 +42,38 @@ def attribute(
     direct: bool = False,
     bias: str = "token",
     level: str = "token",
-) -> Attribution:
+) -> Attribution: ...
+
+
+@overload
+def attribute(
+    model: LoadedModel,
+    text: Text | BatchEncoding | list[Text],
+    target: Target | str | int | list[Target | str | int],
+    *,
+    against: str | int | list[int] | None = None,
+    spans: Mapping[str, tuple[int, int]] | None = None,
+    by: str | Iterable[str] | None = None,
+    direct: bool = False,
+    bias: str = "token",
+    level: str = "token",
+) -> Attribution | Attributions: ...
+
+
+@checked
+@in_turn
+def attribute(
+    model: LoadedModel,
+    text: Text | BatchEncoding | list[Text],
+    target: Target | str | int | list[Target | str | int],
+    *,
+    against: str | int | list[int] | None = None,
+    spans: Mapping[str, tuple[int, int]] | None = None,
+    by: str | Iterable[str] | None = None,
+    direct: bool = False,
+    bias: str = "token",
+    level: str = "token",
+) -> Attribution | Attributions:
     """Attribute a number that a model computes from a text to the text's tokens.
 
     Attention weights, deviations of norms and slopes of activations are held fixed, which makes the model affine. The score
@@ -52,17 +82,18 @@ def attribute(
 
     Args:
         model: See `load`.
-        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer. For the next token of a
-            translation, by a model loaded with `stack="cross"`: the source, and the target so far.
-        target: What to attribute. `Label`, or a class's name or number, is the logit of a class; `NextToken` and `MaskedToken`
-            are the logit of a token; `Answer` is the sum over the tokens of an answer; `SimilarityTo` is the cosine similarity
-            with another text. A function of the last hidden vectors (token, model) must return a scalar tensor; it is
-            linearised at these vectors, and `.remainder` holds the rest.
+        text: A text, a pair (tuple) of texts, a conversation (a list of dicts with `role` and `content`), or a BatchEncoding of
+            one from the model's tokenizer; or a list of texts, each attributed by itself. For the next token of a translation,
+            by a model loaded with `stack="cross"`: the source, and the target so far.
+        target: What to attribute, or a list of targets of one kind, which share a pass. `Label`, or a class's name or number,
+            is the logit of a class; `NextToken` and `MaskedToken` are the logit of a token; `Answer` is the sum over the tokens
+            of an answer; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
+            (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
         against: A class, a token or an answer of the same kind as the target: its value is subtracted, so that scores say why
             the target and not this. For an `Answer`, it is attributed in a separate pass.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
             of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
-            See `.spans`.
+            Those of a conversation are its roles, and `template`. See `.spans`.
         by: Also find what the parts of the model add, by `layer`, `head` and `token` or some of them; see `.effects`. The
             tokens of a head are those whose values it reads; those of a network are the ones whose vectors it changes.
         direct: Whether these effects are direct: what a part writes into the output by itself, along the residual connections
@@ -71,24 +102,20 @@ def attribute(
             belong to (`decompx`), as in the official code of DecompX.
         level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.
 
+    Returns:
+        The parts of the number; for a list of texts or of targets, a sequence of these, whose `.table` has them all.
+
     Raises:
         InputError: If an argument is invalid, the model has no head for the target, or the text is too long.
 
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
-    asked = _Asked(
-        target,
-        against,
-        spans,
+    columns, rule, of_level = (
         _columns(by, direct=direct),
-        direct,
         chosen("bias", bias, ValueBias),
         chosen("level", level, Level),
     )
-    if model.layout.reads_target:
-        return _next_of_translation(model, text, asked)
-    found = _of_text(model, text, asked)
-    return found if found.effects is None else _grouped(found, asked)
+    return _attributed(model, text, _Asked(target, against, spans, columns, direct, rule, of_level))
 
 
 class _Asked(NamedTuple):
@@ -104,41 +131,81 @@ class _Asked(NamedTuple):
     level: Level
 
 
-def _of_text(model: LoadedModel, text: object, asked: _Asked) -> Attribution:
-    """The attribution of a number of a single stack, with all its effects."""
-    target, against = asked.target, asked.against
-    direct = None if asked.columns is None else asked.direct
+def _attributed(model: LoadedModel, text: object, asked: _Asked) -> Attribution | Attributions:
+    several = isinstance(asked.target, list)
+    if is_single(text):
+        found = _of_text(model, text, asked)
+        return Attributions(found) if several else found[0]
+    if several:
+        raise InputError(
+            "target: expected a single target for a list of texts, got a list; pass one of the two as a list"
+        )
+    if asked.spans is not None:
+        raise InputError("spans: expected a single text, got a list; attribute the texts one by one")
+    if not isinstance(text, list) or not text:
+        raise InputError("expected at least one text, got none")
+    return Attributions([_of_text(model, each, asked)[0] for each in text])
+
+
+def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attribution]:
+    """The attributions of one text, one for each target."""
+    targets = asked.target if isinstance(asked.target, list) else [asked.target]
+    if not targets:
+        raise InputError("target: expected at least one target, got an empty list")
+    if len(targets) > 1 and (model.layout.reads_target or any(isinstance(each, Answer) for each in targets)):
+        what = "the next token of a translation" if model.layout.reads_target else "an Answer"
+        raise InputError(f"target: expected {what} by itself, got a list of {len(targets)}")
+    if model.layout.reads_target:
+        return [_next_of_translation(model, text, asked._replace(target=targets[0]))]
     check_supported(model.layout)
     batch = single_text(model, text, "attribute", asked.level)
-    owners = None if asked.spans is None else span_of_tokens(model, text, batch, asked.spans)
-    if isinstance(target, Answer):
-        if against is not None and direct is not None:
+    owners = owners_of_tokens(model, text, batch, asked.spans)
+    if isinstance(targets[0], Answer):
+        direct = None if asked.columns is None else asked.direct
+        if asked.against is not None and direct is not None:
             raise InputError("by: expected a single answer; leave out against, or compare two results")
-        return attributed_answer(model, batch, (target, against), owners, asked.bias, asked.level, direct)
-    if isinstance(against, list):
-        raise InputError(f"against={against!r}: expected a class or a token; token ids are for target=Answer(…)")
-    ready = prepared(model, batch, target, against)
+        answer = targets[0], asked.against
+        found = [attributed_answer(model, batch, answer, owners, asked.bias, asked.level, direct)]
+    else:
+        found = _of_scalars(model, batch, targets, owners, asked)
+    return found if asked.columns is None else [_grouped(each, asked) for each in found]
+
+
+def _of_scalars(
+    model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: _Asked
+) -> list[Attribution]:
+    """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
+    if isinstance(asked.against, list):
+        raise InputError(f"against={asked.against!r}: expected a class or a token; token ids are for target=Answer(…)")
+    ready = [prepared(model, batch, target, asked.against) for target in targets]
+    if any(each.head is not ready[0].head for each in ready):
+        raise InputError("target: expected a list of targets of one kind, such as several NextToken")
     _ = model.layers_verification
     with (
-        frozen_pass(model.model, model.layout, batch.model_inputs(), ready.head) as passed,
+        frozen_pass(model.model, model.layout, batch.model_inputs(), ready[0].head) as passed,
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        value, what = ready.evaluate(passed)
-        parts = attribute_scalars(passed, value, asked.bias)
-        effects = None if direct is None else effects_of(passed, value[0], direct=direct)
-    scores, tokens = parts.scores[0].cpu().numpy(), texts_of(model, batch)
-    return Attribution(
-        tokens=tokens,
-        scores=_of_units(scores, batch),
-        bias=float(parts.bias),
-        remainder=float(parts.remainder),
-        target=float(parts.target),
-        what=what,
-        error=float(parts.error),
-        spans=None if owners is None else sums_of_spans(scores, owners),
-        effects=None if effects is None else table_of_effects(effects, tokens, numbers_of(batch)),
-    )
+        values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)
+        parts = attribute_scalars(passed, torch.cat(values), asked.bias)
+        effects = [
+            None if asked.columns is None else effects_of(passed, value[0], direct=asked.direct) for value in values
+        ]
+    scores, tokens, numbers = parts.scores.cpu().numpy(), texts_of(model, batch), numbers_of(batch)
+    return [
+        Attribution(
+            tokens=tokens,
+            scores=_of_units(scores[at], batch),
+            bias=float(parts.bias[at]),
+            remainder=float(parts.remainder[at]),
+            target=float(parts.target[at]),
+            what=what,
+            error=float(parts.error[at]),
+            spans=None if owners is None else sums_of_spans(scores[at], owners),
+            effects=None if of_parts is None else table_of_effects(of_parts, tokens, numbers),
+        )
+        for at, (what, of_parts) in enumerate(zip(names, effects, strict=True))
+    ]
 
 
 _BY = ("layer", "head", "token")

@@ -1,9 +1,11 @@
 """The parts of a number that a model computes."""
 
 import dataclasses
+import enum
 import html
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,12 +13,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.analyses.findings import HeatmapGrid
+from normscope.analyses.findings import ColouredText, HeatmapGrid, WordMaps
+from normscope.api.arguments import chosen
+from normscope.api.calls import checked
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.picture import Picture
+from normscope.api.saved import save_result
+from normscope.api.several import Several
 from normscope.attribution.effects import Effects
 from normscope.errors import InputError
 from normscope.statistics.tidy import tidy
+
+_NUMBERED = 14
+"""Columns of a matrix that leave room for numbers in its cells."""
+
+
+class Part(enum.StrEnum):
+    """What a figure shows of an attribution."""
+
+    tokens = "tokens"
+    heads = "heads"
+    matrix = "matrix"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,12 +88,55 @@ class Attribution:
         order = heads["value"].abs().sort_values(ascending=False, kind="stable").index
         return heads.loc[order].head(count).reset_index(drop=True)
 
-    def figure(self) -> Picture:
-        """What every head adds to the target, over all tokens.
+    @checked
+    def figure(self, of: str | None = None) -> Picture:
+        """Draw the parts of the target.
+
+        Args:
+            of: `tokens`: the text, with each token coloured by its score; `heads`: what every head adds, over all tokens, layer
+                by layer; `matrix`: the score of every token for each token of the answer. By default heads, if they are
+                known; otherwise the matrix, if there is one; otherwise tokens.
 
         Raises:
-            InputError: If the effects are not known by layer and head.
+            InputError: If these parts are not known.
         """
+        if of is None:
+            of = "heads" if self._by_head else "tokens" if self.matrix is None else "matrix"
+        match chosen("of", of, Part):
+            case Part.tokens:
+                return text_picture([self])
+            case Part.heads:
+                return self._heads_picture()
+            case Part.matrix:
+                return self._matrix_picture()
+
+    def _matrix_picture(self) -> Picture:
+        if self.matrix is None:
+            raise InputError(
+                "of='matrix': expected the scores for each token of an answer; pass Answer(…, matrix=True)"
+            )
+        values = self.matrix.to_numpy()
+        table = tidy(
+            {
+                "query_token": np.array(self.matrix.index, dtype=object)[:, None],
+                "key_token": np.array(self.matrix.columns, dtype=object),
+                "value": values,
+            },
+            query=range(len(values)),
+            key=range(values.shape[1]),
+        )
+        return Picture(
+            WordMaps(
+                table=table.assign(frame="none", panel="all tokens"),
+                panel="panel",
+                panel_titles={"all tokens": self._said},
+                caption="What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it.",
+                digits=2 if values.shape[1] <= _NUMBERED else None,
+                largest=float(np.abs(values).max()) or 1.0,
+            )
+        )
+
+    def _heads_picture(self) -> Picture:
         kind = (
             "written into the output directly, along the residual connections and their norms"
             if self.direct
@@ -95,17 +155,42 @@ class Attribution:
             )
         )
 
+    @checked
+    def save(self, path: str | Path) -> None:
+        """Write everything to a file, which `load_attribution` reads back exactly.
+
+        Args:
+            path: The file; its format is safetensors, whatever its name.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        save_result(self, path)
+
+    @property
+    def _by_head(self) -> bool:
+        return self.effects is not None and {"layer", "head"} <= {*self.effects}
+
+    @property
+    def _said(self) -> str:
+        """The target with its value, as a title."""
+        return f"{self.what[0].upper()}{self.what[1:]}: {signed(self.target)}"
+
     def _heads(self) -> pd.DataFrame:
         effects = self.effects
-        if effects is None or not {"layer", "head"} <= {*effects}:
+        if effects is None or not self._by_head:
             raise InputError("expected effects by layer and head; call attribute with by=['layer', 'head']")
         of_heads = effects[effects["part"] == "attention"].astype({"head": int})
         return of_heads.groupby(["layer", "head"])["value"].sum().reset_index()
 
     @property
+    def _rounding(self) -> float:
+        """What a remainder of nothing but rounding errors may be."""
+        return float(1e-5 * (np.abs(self.scores).sum() + abs(self.bias)))
+
+    @property
     def _sum(self) -> str:
-        rounding = 1e-5 * (np.abs(self.scores).sum() + abs(self.bias))
-        rest = "" if abs(self.remainder) <= rounding else f" + remainder {signed(self.remainder)}"
+        rest = "" if abs(self.remainder) <= self._rounding else f" + remainder {signed(self.remainder)}"
         rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
         scores = float(self.scores.sum())
         what = f"{self.what[0].upper()}{self.what[1:]}"
@@ -123,6 +208,60 @@ class Attribution:
 
     def __repr__(self) -> str:
         return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
+
+
+def text_picture(attributions: Sequence[Attribution]) -> Picture:
+    """Texts with each token coloured by its score, on one scale."""
+    tables = [each.table.assign(text=f"{number}{each._said}") for number, each in _numbered(attributions)]
+    one = attributions[0]
+    rest = "" if abs(one.remainder) <= one._rounding else f" and a remainder ({signed(one.remainder)})"
+    biases = f"the biases ({signed(one.bias)})"
+    sums = f" With {biases}{rest}, they add up to it." if len(attributions) == 1 else ""
+    what = f"{one._said}. Tokens are" if len(attributions) == 1 else "Tokens are"
+    return Picture(
+        ColouredText(
+            table=pd.concat(tables, ignore_index=True),
+            text="text",
+            caption=f"{what} coloured by what each of them adds: orange raises the value, purple lowers it. The largest values "
+            f"are written below.{sums}",
+            value_label="what a token adds",
+        )
+    )
+
+
+def _numbered(attributions: Sequence[Attribution]) -> Iterator[tuple[str, Attribution]]:
+    """Numbers where titles would otherwise be the same."""
+    titles = [each._said for each in attributions]
+    several = len({*titles}) < len(titles)
+    for number, each in enumerate(attributions, start=1):
+        yield f"{number}. " if several else "", each
+
+
+class Attributions(Several[Attribution]):
+    """The attributions of several texts, or of several targets for one text, in their order."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per text or target (`number`, from 0) and token."""
+        return self._concatenated([each.table.assign(what=each.what) for each in self])
+
+    counted = "number"
+
+    def figure(self) -> Picture:
+        """Draw all texts, with each token coloured by its score, on one scale.
+
+        Raises:
+            InputError: If there are none.
+        """
+        if not self:
+            raise InputError("figure: expected at least one attribution")
+        return text_picture(self)
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self)
+
+    def __repr__(self) -> str:
+        return "\n".join(each._sum for each in self)
 
 
 def _listed(spans: Mapping[str, float]) -> str:

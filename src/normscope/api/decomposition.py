@@ -1,7 +1,7 @@
 """How much each token of a text receives from every other, layer by layer."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,6 +18,7 @@ from normscope.api.calls import checked, in_turn
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
+from normscope.api.several import Several
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -27,7 +28,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.text_batches import Text, batch_from_texts, is_ids
+from normscope.models.text_batches import Text, batch_from_texts, is_single
 from normscope.models.word_block import WordBlock
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
@@ -251,24 +252,8 @@ class Decomposition:
         return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
 
 
-class Decompositions(Sequence[Decomposition]):
+class Decompositions(Several[Decomposition]):
     """The decompositions of several texts, in their order. Tables of all of them have a column `sequence`, counted from 0."""
-
-    def __init__(self, decompositions: Sequence[Decomposition]) -> None:
-        self._decompositions = tuple(decompositions)
-
-    @overload
-    def __getitem__(self, index: int) -> Decomposition: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Decompositions": ...
-
-    def __getitem__(self, index: int | slice) -> "Decomposition | Decompositions":
-        chosen = self._decompositions[index]
-        return chosen if isinstance(chosen, Decomposition) else Decompositions(chosen)
-
-    def __len__(self) -> int:
-        return len(self._decompositions)
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -303,14 +288,6 @@ class Decompositions(Sequence[Decomposition]):
         if not self:
             raise InputError("explorer: expected at least one text")
         return Explorer(self[0].figure(), [each._token_maps() for each in self])
-
-    @staticmethod
-    def _concatenated(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-        """The tables one below the other, with their numbers as the first column."""
-        numbered = (
-            pd.concat(dict(enumerate(tables)), names=["sequence"]) if tables else pd.DataFrame(columns=["sequence"])
-        )
-        return numbered.reset_index("sequence").reset_index(drop=True) if tables else numbered
 
     def _repr_html_(self) -> str:
         return str(self.table.style.format("{:.1%}").to_html())
@@ -379,7 +356,7 @@ def decompose(
         _decomposition(model, observer, batch.part(number, number + 1), heads, feed_forward)
         for number in range(batch.sequences)
     ]
-    single = (is_ids(text) or not isinstance(text, list)) and len(decompositions) == 1
+    single = is_single(text) and len(decompositions) == 1
     return decompositions[0] if single else Decompositions(decompositions)
 
 

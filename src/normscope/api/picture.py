@@ -5,7 +5,7 @@ import dataclasses
 import html
 from pathlib import Path
 
-from normscope.analyses.findings import Figure
+from normscope.analyses.findings import Drawing
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.config.rules import check_rules
@@ -20,7 +20,7 @@ from normscope.reporting.options import FigureOptions
 class Picture:
     """A figure that notebooks display and `save` writes to a file."""
 
-    description: Figure
+    description: Drawing
 
     @checked
     def save(

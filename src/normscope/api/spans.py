@@ -9,10 +9,33 @@ from jaxtyping import Float
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import describe_type, is_ids
+from normscope.models.text_batches import describe_type, is_ids, is_messages, roles_of
 
 REST = "rest"
 """The tokens that are in no span."""
+
+
+def owners_of_tokens(
+    model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]] | None
+) -> list[str] | None:
+    """The span of every token of a text: those that were asked for; of a conversation, the role that says it.
+
+    Args:
+        text: A text, a conversation, or a list of token ids.
+        batch: The same as a batch of one.
+        spans: See `attribute`.
+
+    Returns:
+        Names of spans, or `REST`; None without spans.
+
+    Raises:
+        InputError: If a span is empty, leaves the text or overlaps another, or its tokens cannot be found.
+    """
+    if is_messages(text):
+        if spans is not None:
+            raise InputError("spans: a conversation's spans are its roles; leave out spans")
+        return roles_of(model, text)
+    return None if spans is None else span_of_tokens(model, text, batch, spans)
 
 
 def span_of_tokens(model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]]) -> list[str]:

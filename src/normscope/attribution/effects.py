@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.scalars import from_head
+from normscope.attribution.scalars import last_gradients
 from normscope.maths.frozen import LayerGradients
 from normscope.maths.tensors import wide
 from normscope.models.feed_forward import FeedForwardBlock
@@ -51,7 +51,7 @@ def effects_of(passed: FrozenPass, target: Float[Tensor, ""], *, direct: bool) -
     rest: list[Tensor] = []
     bias: list[Tensor] = []
 
-    after = from_head(passed, target[None])[0]
+    gradient, (after,) = last_gradients(passed, target[None])
 
     def note(block: FeedForwardBlock, parts: LayerGradients) -> None:
         heads.append(wide((parts.values * block.attention.value).sum(dim=-1))[0])
@@ -59,8 +59,7 @@ def effects_of(passed: FrozenPass, target: Float[Tensor, ""], *, direct: bool) -
         rest.append(wide((parts.bypass * block.attention.inputs).sum(dim=-1))[0])
         bias.append(wide(parts.bias)[0] + after)
 
-    (gradient,) = torch.autograd.grad(target, passed.hidden, retain_graph=True)
-    passed.transposed(gradient * passed.token_mask.unsqueeze(-1), note, direct=direct)
+    passed.transposed(gradient, note, direct=direct)
     if direct:  # those of the first layer's inputs, and all constants
         rest, bias = rest[-1:], bias[-1:]
     of_heads, of_networks, before, constants = (torch.stack(parts[::-1]) for parts in (heads, networks, rest, bias))

@@ -8,6 +8,7 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873), for the vectors.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,42 +18,82 @@ from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.frozen_pass import FrozenPass
 
+_TOKENS_AT_ONCE = 8192
+"""Tokens of gradients that go back through the layers together, so that many scalars of a long text fit into memory."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScalarAttribution:
-    """The parts of one scalar per sequence, in float64: scores, bias and remainder add up to the target."""
+    """The parts of each scalar, in float64: scores, bias and remainder add up to the target."""
 
-    scores: Float[Tensor, "batch token"]
+    scores: Float[Tensor, "scalar token"]
     """From each token; 0 at padding."""
-    bias: Float[Tensor, " batch"]
+    bias: Float[Tensor, " scalar"]
     """From all biases."""
-    remainder: Float[Tensor, " batch"]
+    remainder: Float[Tensor, " scalar"]
     """What is left if the target is not linear in the last hidden vectors."""
-    target: Float[Tensor, " batch"]
+    target: Float[Tensor, " scalar"]
 
     @property
-    def error(self) -> Float[Tensor, " batch"]:
+    def error(self) -> Float[Tensor, " scalar"]:
         """How far the parts miss the target, relative to the sum of their sizes."""
         missing = self.scores.sum(dim=-1) + self.bias + self.remainder - self.target
         size = self.scores.abs().sum(dim=-1) + self.bias.abs() + self.remainder.abs()
         return missing.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
 
 
-def attribute_scalars(
-    passed: FrozenPass, targets: Float[Tensor, " batch"], bias: ValueBias = ValueBias.token
-) -> ScalarAttribution:
-    """Attribute one scalar per sequence to its tokens.
+class LastGradients(NamedTuple):
+    """The gradient of each scalar at the last hidden vectors, and what lies behind it."""
+
+    hidden: Float[Tensor, "scalar token model"]
+    """Zero at padding."""
+    after: Float[Tensor, " scalar"]
+    """What the biases after the last hidden vectors add to the scalar: gradient × bias."""
+
+
+def last_gradients(passed: FrozenPass, targets: Float[Tensor, " scalar"]) -> LastGradients:
+    """The gradient of each scalar at the last hidden vectors.
 
     Args:
-        targets: Scalars that autograd has recorded from `passed.hidden`, each from its own sequence.
+        targets: See `attribute_scalars`.
+    """
+    single, rows, after = len(passed.hidden) == 1, [], []
+    for number, target in enumerate(targets):
+        gradients = torch.autograd.grad(target, [passed.hidden, *passed.biases], retain_graph=True, allow_unused=True)
+        assert gradients[0] is not None
+        rows.append(gradients[0][0 if single else number])
+        parts = [
+            wide((gradient * parameter.detach()).sum())
+            for gradient, parameter in zip(gradients[1:], passed.biases, strict=True)
+            if gradient is not None
+        ]
+        after.append(sum(parts, wide(torch.zeros_like(target.detach()))))
+    return LastGradients(torch.stack(rows) * passed.token_mask.unsqueeze(-1), torch.stack(after))
+
+
+def attribute_scalars(
+    passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias = ValueBias.token
+) -> ScalarAttribution:
+    """Attribute scalars to the tokens of their sequences.
+
+    Args:
+        targets: Scalars that autograd has recorded from `passed.hidden`: one of each sequence, or any number of a single one.
         bias: Where the value biases of the first layer go.
 
     Raises:
         InputError: If the activation of a network is unknown.
     """
-    after = from_head(passed, targets)
-    (gradient,) = torch.autograd.grad(targets.sum(), passed.hidden, retain_graph=True)
-    gradient = gradient * passed.token_mask.unsqueeze(-1)
+    if len(passed.hidden) > 1:
+        return _attribute_together(passed, targets, bias)
+    at_once = max(1, _TOKENS_AT_ONCE // passed.hidden.shape[1])
+    parts = [_attribute_together(passed, some, bias) for some in targets.split(at_once)]
+    return ScalarAttribution(
+        *(torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(ScalarAttribution))
+    )
+
+
+def _attribute_together(passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias) -> ScalarAttribution:
+    gradient, after = last_gradients(passed, targets)
     back = passed.transposed(gradient)
     assert back.value_bias is not None
     mask = passed.token_mask
@@ -66,19 +107,3 @@ def attribute_scalars(
     target = wide(targets.detach())
     linear = wide((gradient.to(passed.embeddings.dtype) * passed.hidden.detach()).sum(dim=(-2, -1)))
     return ScalarAttribution(scores * wide(mask), from_biases, target - linear - after, target)
-
-
-def from_head(passed: FrozenPass, targets: Tensor) -> Tensor:
-    """What the biases after the last hidden vectors add to each target: gradient × bias."""
-    if not passed.biases:
-        return torch.zeros_like(wide(targets.detach()))
-    added = []
-    for target in targets:
-        gradients = torch.autograd.grad(target, list(passed.biases), retain_graph=True, allow_unused=True)
-        parts = [
-            wide((gradient * parameter.detach()).sum())
-            for gradient, parameter in zip(gradients, passed.biases, strict=True)
-            if gradient is not None
-        ]
-        added.append(sum(parts, wide(torch.zeros_like(target.detach()))))
-    return torch.stack(added)

@@ -134,14 +134,22 @@ class ChatTemplate:
         """How many requests in a row have exceeded a limit."""
         renderer.start()
 
-    def rendered(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+    def rendered(self, conversations: Sequence[Sequence[Mapping[str, str]]], *, prompt: bool = False) -> list[str]:
         """The text of each conversation: a list of messages with a role and a content.
+
+        Args:
+            prompt: Whether to add what the template writes before an answer.
 
         Raises:
             RejectedError: If the template raises an error or exceeds a limit.
             InputError: If it is not a template, or exceeds a limit again and again.
         """
-        request = {"template": self._template, "variables": self._variables, "conversations": conversations}
+        request = {
+            "template": self._template,
+            "variables": self._variables,
+            "conversations": conversations,
+            "prompt": prompt,
+        }
         answer = self._renderer.answer(request)
         error = answer.get("error", "")
         self._exhausted = self._exhausted + 1 if error in _EXHAUSTED else 0

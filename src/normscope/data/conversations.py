@@ -105,10 +105,13 @@ def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
     return ChatTemplate(dated, {key: str(token) for key, token in tokenizer.special_tokens_map.items()}, name)
 
 
-def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Conversation | str:
+def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt: bool = False) -> Conversation | str:
     """Messages in a chat template, or the reason why they are skipped.
 
     Messages are located by rendering placeholders in their place, so they may repeat words of the template.
+
+    Args:
+        prompt: Whether to add what the template writes before an answer.
 
     Raises:
         InputError: If the template cannot be used at all.
@@ -116,7 +119,8 @@ def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Convers
     marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
     placeholders = [Message(each.role, mark) for each, mark in zip(messages, marks, strict=True)]
     try:
-        text, pattern = template.rendered([[each._asdict() for each in given] for given in (messages, placeholders)])
+        both = [[each._asdict() for each in given] for given in (messages, placeholders)]
+        text, pattern = template.rendered(both, prompt=prompt)
     except RejectedError as error:
         return REJECTED.format(reason=error)
     starts, parts, place, rest = [0], ["template"], 0, pattern
@@ -137,6 +141,11 @@ def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Convers
     return Conversation(text, tuple(starts), tuple(parts)) if text[place:] == rest else REWRITTEN
 
 
+def awaits_answer(messages: Sequence[Message]) -> bool:
+    """Whether the assistant has not said the last word."""
+    return not messages or messages[-1].role != "assistant"
+
+
 def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tuple[list[int], list[str]]:
     """The token ids of a conversation, and the part of each. The template writes all special tokens, so none are added."""
     encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -148,6 +157,8 @@ class Conversations(ExampleEncoder):
     """Conversations in the tokenizer's chat template, with the part of each token as its category."""
 
     template: ChatTemplate
+    asks: bool = False
+    """Whether what the template writes before an answer follows a conversation that the assistant does not end."""
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Sequences of the conversations that the template accepts."""
@@ -156,7 +167,8 @@ class Conversations(ExampleEncoder):
     def _written(self, examples: Sequence[Example], counts: CorpusCounts) -> Iterator[list[TokenSequence]]:
         names, longest = self.sequences.categories.names, self.sequences.max_length
         for example in examples:
-            written = conversation(self.template, example.messages or ())
+            messages = example.messages or ()
+            written = conversation(self.template, messages, prompt=self.asks and awaits_answer(messages))
             if isinstance(written, str):
                 counts.skipped[written] += 1
                 continue

@@ -37,6 +37,7 @@ class Encoder:
         values: The values of the column that `dataset.categories` names, if it does; see `annotation.column_values`.
         separate: Whether the texts of a pair are sequences of their own, instead of one sequence.
         level: Whether sequences come with the word of each token, so that words can be measured.
+        asks: See `Conversations`.
 
     Raises:
         InputError: If an option is invalid for the model.
@@ -51,6 +52,7 @@ class Encoder:
         *,
         separate: bool = False,
         level: Level = Level.token,
+        asks: bool = False,
     ) -> None:
         self.tokenizer = model.tokenizer
         self.pads = model.pads
@@ -85,12 +87,12 @@ class Encoder:
             second_segment=1 if options.segments is Segments.pair else 0,
         )
         self._units = Units(model.tokenizer, model.name)
-        self._kind = self._of_kind(model, options, words, column)
+        self._kind = self._of_kind(model, options, words, column, asks)
         self.memory: SequenceMemory | None = None
         """Token sequences of the same corpus that an earlier encoder of this identity has made."""
 
     def _of_kind(
-        self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None
+        self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None, asks: bool
     ) -> ExampleEncoder:
         sequences, in_words = self._sequences, self.level is Level.word
         if options.chat_template:
@@ -101,7 +103,7 @@ class Encoder:
                 )
             from normscope.data.conversations import Conversations, template_of
 
-            return Conversations(sequences, template_of(model.tokenizer, model.name))
+            return Conversations(sequences, template_of(model.tokenizer, model.name), asks)
         texts = Texts(
             sequences,
             self._units if in_words else None,

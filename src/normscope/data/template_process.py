@@ -31,7 +31,12 @@ def main() -> None:
 
 def _answer(render: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        texts, _ = render(request["conversations"], chat_template=request["template"], **request["variables"])
+        texts, _ = render(
+            request["conversations"],
+            chat_template=request["template"],
+            add_generation_prompt=request["prompt"],
+            **request["variables"],
+        )
         for text, messages in zip(texts, request["conversations"], strict=True):
             if len(text) > ADDED + sum(len(message["content"]) for message in messages):
                 return {"error": "length"}

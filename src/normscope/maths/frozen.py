@@ -160,7 +160,7 @@ class FrozenAttention:
         context = (gradient @ self.output_weight.flatten(0, 1).T).unflatten(-1, (heads, head_dim)).transpose(1, 2)
         value = torch.zeros_like(context)
         for queries, weights in self.strips():
-            value += weights.transpose(-1, -2) @ context[:, :, queries]
+            value += _to_keys(weights, context[:, :, queries])
         return value
 
     def before_values(
@@ -171,6 +171,17 @@ class FrozenAttention:
         side_by_side = values.transpose(1, 2).flatten(2)
         inputs = side_by_side @ self.value_weight.transpose(0, 1).reshape(model, -1).T
         return inputs, side_by_side @ self.value_bias.flatten()
+
+
+def _to_keys(
+    weights: Float[Tensor, "text head query key"], context: Float[Tensor, "batch head query head_dim"]
+) -> Float[Tensor, "batch head key head_dim"]:
+    """α^T times the gradient at what each query has summed. Several gradients of one text share α, which is not repeated."""
+    scalars = len(context)
+    if len(weights) == scalars:
+        return weights.transpose(-1, -2) @ context
+    side_by_side = context.permute(1, 2, 0, 3).flatten(2)
+    return (weights[0].transpose(-1, -2) @ side_by_side).unflatten(-1, (scalars, -1)).permute(2, 0, 1, 3)
 
 
 class LayerGradients(NamedTuple):
@@ -215,6 +226,8 @@ class FrozenLayer:
     beside: FrozenMap | None = None
     """A map of the layer's input whose result is added after the layer, and `beside_norm` what norms the sum."""
     beside_norm: FrozenMap | None = None
+    before: FrozenMap | None = None
+    """What changes the layer's input first."""
 
     def linear(
         self,
@@ -227,6 +240,7 @@ class FrozenLayer:
             inputs: Vectors at the layer's input.
             value_bias: How often each token's value holds b_V; never by default.
         """
+        inputs = _linear(self.before, inputs)
         attended = self.attention.linear(_linear(self.attention_norm, inputs), value_bias)
         block = _linear(self.block_norm, inputs + _linear(self.attention_output_norm, attended))
         read = _linear(self.feed_forward_norm, inputs if self.parallel else block)
@@ -245,17 +259,17 @@ class FrozenLayer:
             like: A tensor of the shape and type of the layer's input.
             value_bias: Whether to include b_V.
         """
-        zero = torch.zeros_like(like)
-        read = _affine(self.attention_norm, zero)
+        inputs = _affine(self.before, torch.zeros_like(like))
+        read = _affine(self.attention_norm, inputs)
         attended = self.attention.linear(read, torch.ones_like(like[..., 0]) if value_bias else None)
         attended = _affine(self.attention_output_norm, attended + self.attention.constant(like))
-        block = _affine(self.block_norm, attended)
-        read = _affine(self.feed_forward_norm, zero if self.parallel else block)
+        block = _affine(self.block_norm, inputs + attended)
+        read = _affine(self.feed_forward_norm, inputs if self.parallel else block)
         added = self.feed_forward.linear(read) + self.feed_forward.constant(like)
         output = _affine(self.output_norm, block + _affine(self.feed_forward_output_norm, added))
         if self.beside is None:
             return output
-        return _affine(self.beside_norm, output + self.beside.constant(like))
+        return _affine(self.beside_norm, output + self.beside.linear(inputs) + self.beside.constant(like))
 
     def transposed(
         self,
@@ -291,11 +305,13 @@ class FrozenLayer:
         bias = bias + _product(attended, self.attention.output_bias)
         if note is not None:
             note(LayerGradients(values, network, inputs + block, bias))
-        if direct:
-            return Gradient(inputs + block, bias)
-        read, value_bias = self.attention.before_values(values)
-        read, bias = _back(self.attention_norm, read, bias)
-        return Gradient(inputs + block + read, bias, value_bias)
+        inputs, value_bias = inputs + block, None
+        if not direct:
+            read, value_bias = self.attention.before_values(values)
+            read, bias = _back(self.attention_norm, read, bias)
+            inputs = inputs + read
+        inputs, bias = _back(self.before, inputs, bias)
+        return Gradient(inputs, bias, value_bias)
 
 
 def _linear(part: FrozenMap | None, vectors: Tensor) -> Tensor:

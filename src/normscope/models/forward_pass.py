@@ -17,6 +17,7 @@ from normscope.models.experts import Routes
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import BlockLayout, BlockModules, Point
+from normscope.models.stream_changes import StreamChange
 from normscope.models.sum_check import SumCheck
 
 Visitor = Callable[[AttentionBlock], None]
@@ -120,6 +121,8 @@ class ForwardPass:
     """Whether the pass goes on after everything has been visited."""
     masks_on_host: Sequence[Tensor] = ()
     """Token masks that are already in CPU memory."""
+    stream: Mapping[int, StreamChange] = dataclasses.field(default_factory=dict)
+    """How the model's own hooks change the inputs of layers."""
     passed: int = 0
     """Number of layers that have begun."""
     attention: LayerCapture | None = None
@@ -152,7 +155,9 @@ class ForwardPass:
         self.passed += 1
         vectors = self._kept(args[0] if args else kwargs["hidden_states"])
         if self.check is not None and self._left is not None and self.targets.layout.convolution is None:
-            self.check.compare_stream(modules.layer, self._left, vectors, self.token_mask)
+            change = self.stream.get(modules.layer)
+            left = self._left if change is None else change.applied(self._left)
+            self.check.compare_stream(modules.layer, left, vectors, self.token_mask)
         self._show_hidden(modules.layer - 1, vectors)
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.

@@ -25,6 +25,7 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.stream_changes import stream_changes
 
 
 def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
@@ -127,7 +128,7 @@ class LayerFreezer:
         Raises:
             InputError: If the activation of the network is none that we know.
         """
-        frozen = frozen_layer(block)
+        frozen = dataclasses.replace(frozen_layer(block), before=stream_changes(self._model).get(block.layer))
         if block.layer > 1 or not self._convolutions:
             return frozen
         return self._convolutions.beside(block, frozen)

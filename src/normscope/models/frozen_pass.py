@@ -24,6 +24,7 @@ from normscope.models.layer_hooks import hook_on_end
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import is_offloaded
+from normscope.models.stream_changes import StreamChange, stream_changes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +45,8 @@ class FrozenPass:
     _inputs: Mapping[str, Tensor]
     _calls: Sequence[LayerCall]
     _freezer: LayerFreezer
+    _change: StreamChange | None = None
+    """How the first layer's inputs are changed."""
 
     @property
     def layers(self) -> int:
@@ -53,7 +56,8 @@ class FrozenPass:
     @property
     def embeddings(self) -> Float[Tensor, "batch token model"]:
         """The inputs of the first layer: each token's vector, with position, segment and the embedding norm's β."""
-        return full_precision(self._calls[0].inputs)
+        read = full_precision(self._calls[0].inputs)
+        return read if self._change is None else read - self._change.constant(read)
 
     @property
     def token_mask(self) -> Bool[Tensor, "batch token"]:
@@ -87,7 +91,7 @@ class FrozenPass:
 
     def transposed(
         self,
-        gradient: Float[Tensor, "batch token model"],
+        gradient: Float[Tensor, "scalar token model"],
         note: Callable[[FeedForwardBlock, LayerGradients], None] | None = None,
         *,
         direct: bool = False,
@@ -95,7 +99,7 @@ class FrozenPass:
         """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
 
         Args:
-            gradient: At `hidden`; zero at padding.
+            gradient: At `hidden`, of one scalar of each sequence, or of any number of a single one; zero at padding.
             note: Receives each layer, from the last to the first, and the gradients at its parts. Their bias includes that of
                 all later layers.
             direct: Whether to go back along the residual connections and their norms alone.
@@ -169,7 +173,18 @@ def frozen_pass(
             # A layer that no module runs cannot run again.
             keep = blocks.append if layout.places else None
             output = observer.run(inputs, lambda _block: None, visit_feed_forward=keep, whole=whole, calls=calls)
-        yield FrozenPass(last.vectors, output, biases, last.final_norm, observer, blocks, inputs, calls, freezer)
+        yield FrozenPass(
+            last.vectors,
+            output,
+            biases,
+            last.final_norm,
+            observer,
+            blocks,
+            inputs,
+            calls,
+            freezer,
+            stream_changes(model).get(1),
+        )
 
 
 class _LastVectors:

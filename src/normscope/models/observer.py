@@ -39,6 +39,7 @@ from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
+from normscope.models.stream_changes import stream_changes
 from normscope.models.sum_check import SumCheck
 from normscope.rounding import counted
 
@@ -244,7 +245,7 @@ class Observer:
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
         token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
         key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else token_mask
-        return ForwardPass(self._targets, visitors, token_mask, key_mask)
+        return ForwardPass(self._targets, visitors, token_mask, key_mask, stream=stream_changes(self._model))
 
     def _forward(
         self, forward: ForwardPass, gradients: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]

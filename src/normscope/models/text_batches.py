@@ -1,8 +1,9 @@
 """Texts from a Python caller as a batch: types are never guessed, and nothing is truncated or dropped."""
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
 import numpy as np
@@ -10,7 +11,7 @@ from transformers import BatchEncoding
 
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
@@ -19,10 +20,14 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.token_names import TokenNames
 from normscope.rounding import counted
 
-Text = str | tuple[str, str] | list[int]
-"""A text, a pair of texts or, for a model without a tokenizer, token ids."""
+Text = str | tuple[str, str] | list[int] | list[dict[str, str]]
+"""A text, a pair of texts, a conversation (messages with `role` and `content`) or, for a model without a tokenizer, token
+ids."""
 
-_EXPECTED = "expected a str, a pair (tuple) of two str, a list of these, or a tokenizer's BatchEncoding"
+_EXPECTED = (
+    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), a list of these, or a "
+    "tokenizer's BatchEncoding"
+)
 
 # Fields of a BatchEncoding that models do not read.
 _IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
@@ -31,25 +36,35 @@ _IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_
 def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.token) -> Batch:
     """Tokenize texts into one batch for a model.
 
+    A conversation is written in the tokenizer's chat template, with what precedes an answer unless the assistant's ends it.
+
     Args:
         model: See `normscope.load`.
-        texts: A str, a pair (tuple) of str, a list of these, or a BatchEncoding from the model's tokenizer.
+        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer.
         level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
 
     Raises:
         InputError: If they are anything else, or too long for the model.
     """
     model.require_current()
-    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
     if isinstance(texts, BatchEncoding):
+        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
         return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
-    texts = texts if isinstance(texts, list) and not is_ids(texts) else [texts]
-    if not texts:
+    texts = [texts] if is_single(texts) else texts
+    if not isinstance(texts, list) or not texts:
         raise InputError("expected at least one text, got none")
+    chats = sum(map(is_messages, texts))
+    if chats not in (0, len(texts)):
+        raise InputError("texts: expected all of them to be conversations, or none; got both")
     examples = [example_of(model, text) for text in texts]
     counts = CorpusCounts()
-    sequences = encoder.encode(examples, counts)
+    options = DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=bool(chats))
+    with _in_terms_of_messages():
+        encoder = Encoder(model, options, level=level, asks=True)
+        sequences = encoder.encode(examples, counts)
+        if counts.skipped:
+            raise InputError(f"messages: {next(iter(counts.skipped))}")
     if counts.cut:
         raise InputError(
             f"{counted(counts.cut, 'text is', 'texts are')} longer than {encoder.max_length} tokens, the limit of {model.name}"
@@ -94,6 +109,8 @@ def example_of(model: LoadedModel, text: object) -> Example:
     Raises:
         InputError: If it is anything else, even if it looks like one.
     """
+    if is_messages(text):
+        return Example("", messages=messages_in(text))
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
             raise InputError(
@@ -106,6 +123,52 @@ def example_of(model: LoadedModel, text: object) -> Example:
     if second and model.translates and not model.layout.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(first, second[0] if second else None)
+
+
+def is_single(text: object) -> bool:
+    """Whether a value stands for one text, and not for a list of texts."""
+    return not isinstance(text, list) or is_ids(text) or is_messages(text)
+
+
+def is_messages(text: object) -> TypeGuard[list[dict[str, str]]]:
+    """Whether a text is given as the messages of a conversation."""
+    return isinstance(text, list) and bool(text) and all(isinstance(each, dict) for each in text)
+
+
+def messages_in(text: list[dict[str, str]]) -> tuple[Message, ...]:
+    """The messages of a conversation.
+
+    Raises:
+        InputError: If one is anything but a role and a content, or all are empty.
+    """
+    from normscope.data.conversations import messages_of
+
+    with _in_terms_of_messages():
+        messages = messages_of(text, "a conversation")
+    if isinstance(messages, str):
+        raise InputError(f"messages: expected text in each of them, got: {messages}")
+    return messages
+
+
+def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
+    """The role that says each token of a conversation, as `batch_from_texts` writes it, or `template`."""
+    from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
+
+    messages = messages_in(text)
+    written = conversation(template_of(model.tokenizer, model.name), messages, prompt=awaits_answer(messages))
+    if isinstance(written, str):  # which `batch_from_texts` has refused
+        raise InputError(f"messages: {written}")
+    return tokens_of(model.tokenizer, written)[1]
+
+
+@contextlib.contextmanager
+def _in_terms_of_messages() -> Iterator[None]:
+    """Errors that name the argument instead of the key of conversations in a corpus."""
+    try:
+        yield
+    except InputError as error:
+        told = str(error).replace("dataset.chat_template=true", "messages")
+        raise InputError(told.replace(" (dataset.chat_template)", "")) from error.__cause__
 
 
 def is_ids(text: object) -> TypeGuard[list[int]]:

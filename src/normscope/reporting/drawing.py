@@ -9,10 +9,20 @@ from typing import Any, assert_never
 
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.analyses.findings import (
+    ColouredText,
+    Drawing,
+    HeatmapGrid,
+    HeatmapPanels,
+    Lines,
+    Profiles,
+    Scatter,
+    WordMaps,
+)
 from normscope.errors import InputError, one_line
 from normscope.reporting.appearance import PAGE, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
+from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
@@ -31,7 +41,7 @@ DEFAULT = Appearance()
 NOTEBOOK = Appearance(dpi=130)
 
 
-def draw(figure: Figure, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
+def draw(figure: Drawing, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
     """Draw a figure into files, each in the format of its suffix.
 
     Raises:
@@ -51,14 +61,14 @@ def draw(figure: Figure, paths: Sequence[Path], look: Appearance = DEFAULT) -> N
         ) from error
 
 
-def _draw(figure: Figure, paths: Sequence[Path], look: Appearance) -> None:
+def _draw(figure: Drawing, paths: Sequence[Path], look: Appearance) -> None:
     with styled(look.style):
         canvas = laid_out(figure, look.width, caption=look.caption)
         for path in paths:
             canvas.savefig(path, dpi=_resolution(canvas, look.dpi), metadata=_metadata(path, figure))
 
 
-def png(figure: Figure, look: Appearance = NOTEBOOK) -> bytes:
+def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:
     """A figure as the bytes of a PNG."""
     with styled(look.style):
         stream = io.BytesIO()
@@ -73,7 +83,7 @@ def _resolution(canvas: Canvas, dpi: int) -> float:
     return float(min(dpi, _LONGEST_SIDE / max(width, height), (_MOST_PIXELS / (width * height)) ** 0.5))
 
 
-def _metadata(path: Path, figure: Figure) -> dict[str, Any]:
+def _metadata(path: Path, figure: Drawing) -> dict[str, Any]:
     """The caption, in formats that hold one; no date, so that the same figure has the same bytes."""
     match path.suffix.lower():
         case ".svg":
@@ -84,7 +94,7 @@ def _metadata(path: Path, figure: Figure) -> dict[str, Any]:
             return {"Description": caption_of(figure)}
 
 
-def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Canvas:
+def laid_out(figure: Drawing, width: float = PAGE, *, caption: bool = True) -> Canvas:
     """The drawing, laid out once for all files.
 
     Args:
@@ -106,6 +116,8 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
             canvas = scatter(figure, width)
         case WordMaps():
             canvas = word_maps(figure, width)
+        case ColouredText():
+            canvas = coloured_text(figure, width)
         case _:
             assert_never(figure)
     if caption:

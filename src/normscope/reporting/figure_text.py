@@ -3,14 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.analyses.findings import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.analyses.paper_tables import SPECIAL_TOKENS
+
+D = TypeVar("D", bound=Drawing)
 
 # A figure can be at most 65,536 pixels wide, and a corpus may contain words longer than that.
 _LONGEST_LABEL = 40
@@ -27,7 +29,7 @@ def token_name(category: Any) -> Any:
     return SPECIAL_TOKENS.get(category, category) if isinstance(category, str) else category
 
 
-def with_token_names(figure: Figure) -> Figure:
+def with_token_names(figure: D) -> D:
     """A figure that names special tokens as papers do. Their colours still go by category."""
     match figure:
         case HeatmapPanels():
@@ -44,12 +46,12 @@ def with_token_names(figure: Figure) -> Figure:
             return figure
 
 
-def caption_of(figure: Figure) -> str:
+def caption_of(figure: Drawing) -> str:
     """The caption, which says so if panels do not share a scale."""
     return " ".join(filter(None, (figure.caption, _own_scales(figure))))
 
 
-def _own_scales(figure: Figure) -> str:
+def _own_scales(figure: Drawing) -> str:
     match figure:
         case (
             Lines(panel=str(panel), sharey=False, limits=None)

@@ -134,14 +134,14 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
         if has_words:
             panels[-1, j].tick_params("x", rotation=60)
         if not figure.diverging and figure.limits is None:
-            _scale_below(canvas, image, panels[:, j], wide)
+            colour_scale(canvas, image, panels[:, j], wide)
     if figure.diverging or figure.limits is not None:
-        _scale_below(canvas, image, panels, width - 0.7, figure.value_label)
+        colour_scale(canvas, image, panels, width - 0.7, figure.value_label)
     _row_ticks(panels.flat, rows, high / len(rows))
     return canvas
 
 
-def _scale_below(canvas: Canvas, image: Any, panels: Any, inches: float, label: str = "") -> None:
+def colour_scale(canvas: Canvas, image: Any, panels: Any, inches: float, label: str = "") -> None:
     """The colour scale below its panels."""
     bar = canvas.colorbar(
         image,

@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from normscope.analyses.findings import WordMaps
 from normscope.reporting.figure_text import word_label
+from normscope.reporting.figures.heatmaps import colour_scale
 from normscope.reporting.figures.layout import TALLEST, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
 from normscope.reporting.palette import DIVERGING
@@ -20,6 +21,8 @@ _NUMBERED_CELL = 0.42
 """Inches: wide enough for a sign and three decimals."""
 _EASY = 0.8
 """As many maps as possible stand side by side, with cells of at least this share of the largest size in any arrangement."""
+_SCALE = 0.45
+"""Inches of the colour scale below the maps."""
 _SMALLEST_CELL = 0.11
 """Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
 
@@ -39,7 +42,8 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
     size = min(size, 0.75 * 72 * cell)
     total = max(width, beside + 0.3 + across * (cell * len(columns) + 0.1))
-    canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.3) + 0.87 * below + 0.3), layout="constrained")
+    scale = 0.0 if figure.largest is None else _SCALE
+    canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.3) + 0.87 * below + 0.3 + scale), layout="constrained")
     grid = canvas.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
@@ -61,6 +65,8 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
+    if figure.largest is not None:
+        colour_scale(canvas, grid.flat[0].images[0], grid, total)
     return canvas
 
 
