@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.scenarios import BARE, SHAPES, SLOW, Scenario, duration, prepare
+from benchmarks.scenarios import BARE, SHAPES, SLOW, SLOWEST, Scenario, duration, prepare
 
 
 class Memory(NamedTuple):
@@ -65,13 +65,14 @@ def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str,
         repeats: Passes per alternative.
     """
     ways = prepare(scenario)
-    for forward in ways.values():
-        forward()
+    for way, forward in ways.items():
+        if way not in SLOWEST:
+            forward()
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         for way, forward in ways.items():
-            if way in SLOW and repeat >= 3:
+            if (way in SLOW and repeat >= 3) or (way in SLOWEST and repeat >= 1):
                 continue
             bare = duration(ways[BARE])
             seconds[way].append(duration(forward))

@@ -15,6 +15,7 @@ from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, ModernB
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from benchmarks import answers
 from benchmarks.straightforward import decomposition, mixing_ratios, value_zeroing
 from normscope.analyses.base import Analysis, AnalysisContext, state_of
 from normscope.analyses.frequency.analysis import FREQUENCIES
@@ -90,6 +91,8 @@ ZEROED_ONE_BY_ONE = "straightforward value zeroing"
 SIMILARITY = "similarity"
 SLOW = (STRAIGHTFORWARD, ALL_VECTORS, ZEROED_ONE_BY_ONE)
 """The alternatives that are measured three times at most."""
+SLOWEST = (answers.INTEGRATED_GRADIENTS,)
+"""Those that are measured once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +112,8 @@ class Scenario:
     """Number of layers, if not the shape's."""
     memory: bool = True
     """Whether to measure memory, which takes a process per alternative on a CPU."""
+    head: bool = False
+    """Whether the model has its language-modelling head, whose predictions are attributed."""
 
     def packed(self) -> str:
         """The scenario as JSON, for another process."""
@@ -140,6 +145,11 @@ def attributions() -> Iterator[Scenario]:
     # A process per alternative for its memory would take most of the time.
     yield Scenario("BERT-base", 2, 512, (BARE, ONE_SCALAR), memory=False)
     yield Scenario("MiniLM", 1, 128, (BARE, SIMILARITY, VALUE_ZEROING, ZEROED_ONE_BY_ONE), memory=False)
+    for shape in ("MiniLM", "BERT-base", "GPT-2", "Llama, base"):
+        for length in (128, 512, 2048):
+            if length <= SHAPES[shape].max_position_embeddings:
+                ways = (BARE, *answers.WAYS, answers.INTEGRATED_GRADIENTS)
+                yield Scenario(shape, 1, length, ways if length < 2048 else ways[:-2], memory=length == 128, head=True)
 
 
 def feed_forward() -> Iterator[Scenario]:
@@ -238,6 +248,8 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
     config = copy.deepcopy(SHAPES[scenario.shape])
     config.num_hidden_layers = scenario.layers or config.num_hidden_layers
+    if scenario.head:
+        return _predicting(scenario, config)
     with torch.device(scenario.device):  # large models are made where they run
         model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
@@ -280,6 +292,21 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         SIMILARITY: similar,
     }
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
+
+
+def _predicting(scenario: Scenario, config: PretrainedConfig) -> dict[str, Callable[[], None]]:
+    """One function per alternative, for a model with its language-modelling head."""
+    head = answers.with_head(config, getattr(torch, scenario.dtype))
+    ids = torch.randint(10, config.vocab_size, (scenario.sequences, scenario.length))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def bare() -> None:
+        head.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            head(**inputs)
+
+    ways = {BARE: bare, **answers.ways_of(head, layout_of(head.config), inputs)}
+    return {way: ways[way] for way in scenario.ways}
 
 
 def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis]:

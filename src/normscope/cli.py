@@ -58,6 +58,8 @@ _COMPOSING = ("hydra", "omegaconf", "antlr4")
 
 
 _sweep = Sweep()
+_text: str | None = None
+"""The text of `normscope explain`."""
 
 
 def main() -> NoReturn:
@@ -99,7 +101,9 @@ def _execute(main: Callable[[], object]) -> int:
     """Run the command and return its status. A bug is raised again and keeps its traceback."""
     overrides: list[str] = []
     try:
+        global _text
         refuse_old_versions()
+        _text = command_line.text_to_explain()
         translate_command()
         expand_checkpoints()
         overrides = command_line.overrides()
@@ -190,6 +194,11 @@ def job(config: DictConfig) -> dict[str, float]:
         else:
             run_folder, fresh = _run_folder(options.output_dir, hydra)
         check(options)
+        if _text is not None:
+            with quick_imports():
+                from normscope.explaining import explain
+            print(explain(options, _text, run_folder), flush=True)
+            return {}
         run_pipeline = _import_pipeline(options.dataset)
         memory = _sweep.corpora() if sweeping else None
         done = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)

@@ -38,6 +38,33 @@ def translate_command() -> None:
     sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
 
 
+def text_to_explain() -> str | None:
+    """Take `explain TEXT` from the command line: the text, of a file, or of the standard input; None without it.
+
+    Raises:
+        InputError: If there is no text, or its file cannot be read.
+    """
+    if sys.argv[1:2] != ["explain"]:
+        return None
+    if len(sys.argv) < 3 or sys.argv[2].startswith("--"):
+        raise InputError(f'explain: expected a text, the name of a text file, or -: {program()} explain "A text."')
+    text = sys.argv[2]
+    del sys.argv[1:3]
+    try:
+        if text == "-":
+            return sys.stdin.read().strip()
+        return Path(text).read_text(encoding="utf-8").strip() if _is_file(text) else text
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"explain: {text}: expected a text in UTF-8: {one_line(error)}") from error
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # longer than any name of a file
+        return False
+
+
 def expand_checkpoints() -> None:
     """Turn `model.checkpoints=PATTERN` into a sweep over the folders that the pattern matches.
 
@@ -80,7 +107,7 @@ def overrides() -> list[str]:
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        refuse(f"{words[0]}: expected key=value, or merge or prepare as the first word")
+        refuse(f"{words[0]}: expected key=value, or merge, prepare or explain as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

@@ -69,6 +69,8 @@ def expected(
         for (layer, method, category, source), share in parts["share"].items()
         if layer == max(layers) and category == "all"
     }
+    scores = _scores(every, methods)
+    metrics |= {f"{method}/score/{source}": share for (method, source), share in scores["share"].items()}
     metrics |= {
         f"agreement/{one}/{other}": rho
         for (one, other, scope), rho in agreement["spearman"].items()
@@ -86,6 +88,7 @@ def expected(
         tables={
             "by_layer": _by_layer(every, layers, mapped),
             "by_category": parts[reported],
+            "scores": scores,
             "agreement": agreement,
             "faithfulness": faithfulness,
             "ranking": ranking.reset_index().set_index(["rank", "method"]),
@@ -178,6 +181,23 @@ def _by_category(
     frame = frame[frame["source"].isin(occurring) & ((frame["source"] != "bias") | (frame["method"] == "decompx"))]
     grouped = frame.groupby(["layer", "method", "category", "source"])["share"]
     return pd.DataFrame({"share": grouped.mean(), "count": grouped.size()})
+
+
+def _scores(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame:
+    """Which share of the absolute scores the tokens of each category have."""
+    rows = []
+    for method, name in itertools.product(methods, every[0].specimen.names):
+        of_sequences = []
+        for one in every:
+            sizes = [abs(value) for value in one.scores(method)]
+            categories = list(one.specimen.categories(one.sequence))
+            of_name = [size for size, category in zip(sizes, categories, strict=True) if category == name]
+            of_sequences.append(sum(of_name) / sum(sizes))
+        mean, low, high = _interval(of_sequences)
+        row = {"method": method, "source": name, "share": mean, "low": low, "high": high, "count": len(of_sequences)}
+        rows.append(row)
+    occurring = {row["source"] for row in rows if row["share"] > 0}
+    return table(["method", "source"], [row for row in rows if row["source"] in occurring])
 
 
 def _rho(one: np.ndarray, other: np.ndarray) -> float:
@@ -321,6 +341,20 @@ def _name_of(layers: Sequence[int], specimen) -> str:
     return "output vector" if max(layers) == len(specimen.sequences[0].blocks) else f"vector after layer {max(layers)}"
 
 
+def _of_special_tokens(metrics: Mapping[str, float], methods: Sequence[str]) -> list[str]:
+    empty = {}
+    for method in methods:
+        of_kinds = [metrics.get(f"{method}/score/{kind}") for kind in ("cls", "sep", "first")]
+        if any(share is not None for share in of_kinds):
+            empty[method] = sum(share or 0.0 for share in of_kinds)
+    if not empty:
+        return []
+    ends = [choose(empty, key=empty.__getitem__) for choose in (min, max)]
+    least, most = (f"{percent(empty[method])} {{}}by {TITLES[method]}" for method in ends)
+    text = f"Special tokens and the first token of causal models get {least.format('of the scores ')}"
+    return [f"{text}, and {most.format('')}." if len(empty) > 1 else f"{text}."]
+
+
 def _sentences(
     metrics: Mapping[str, float],
     quantity: str,
@@ -378,6 +412,7 @@ def _sentences(
         )
     if len(methods) > 1:
         sentences.append(f"Mean fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
+    sentences += _of_special_tokens(metrics, methods)
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
         least, most = (choose(pairs, key=pairs.__getitem__) for choose in (min, max))

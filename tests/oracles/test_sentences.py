@@ -483,6 +483,17 @@ CASES = {
             ["According to DecompX, a token's own share of its output vector is 50.0%."],
         ),
         (
+            {"decompx/score/cls": 0.25, "decompx/score/sep": 0.125, "decompx/score/other": 0.625},
+            ["Special tokens and the first token of causal models get 37.5% of the scores by DecompX."],
+        ),
+        (
+            {"decompx/score/cls": 0.25, "rollout/score/first": 0.5, "alti/score/other": 1.0},
+            [
+                "Special tokens and the first token of causal models get 25.0% of the scores by DecompX, and 50.0% by rollout "
+                "of weights.",
+            ],
+        ),
+        (
             {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
             {"vector": "vector after layer 2"},
             [

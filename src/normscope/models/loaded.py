@@ -93,25 +93,30 @@ class LoadedModel:
         for model in _in_memory(self):
             check_finite(model, self.name)
 
+    def _head(self, kind: Head) -> PreTrainedModel | None:
+        """A head whose parameters autograd may record later, wherever it is first asked for."""
+        with torch.inference_mode(False):
+            return self.load_head(kind)
+
     @cached_property
     def masked_language_head(self) -> PreTrainedModel | None:
         """The masked language model around `model`; None if the checkpoint has no weights for its head."""
-        return self.load_head(Head.MASKED_TOKEN)
+        return self._head(Head.MASKED_TOKEN)
 
     @cached_property
     def next_token_head(self) -> PreTrainedModel | None:
         """The causal language model around `model`; None if the checkpoint has none, or its tokens see later ones."""
-        return self.load_head(Head.NEXT_TOKEN) if self.causal else None
+        return self._head(Head.NEXT_TOKEN) if self.causal else None
 
     @cached_property
     def classifier(self) -> PreTrainedModel | None:
         """The classifier of texts around `model`; None if the checkpoint has no weights for its head."""
-        return self.load_head(Head.CLASS)
+        return self._head(Head.CLASS)
 
     @cached_property
     def translator(self) -> PreTrainedModel | None:
         """The encoder–decoder with its head around `model`; None without one, or if only the encoder is observed."""
-        return self.load_head(Head.TRANSLATION) if self.layout.reads_target else None
+        return self._head(Head.TRANSLATION) if self.layout.reads_target else None
 
     @cached_property
     def verification(self) -> Verification:

@@ -89,6 +89,7 @@ class AttributionAnalysis(Analysis):
         tables = {
             "by_layer": by_layer,
             "by_category": parts[parts["category"].isin(categories)].reset_index(drop=True),
+            "scores": attributed.score_shares.table(),
             "agreement": agreement,
             "faithfulness": faithfulness,
             "ranking": ranking,

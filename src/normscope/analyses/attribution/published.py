@@ -73,6 +73,22 @@ PUBLISHED = Published(
                 "count": TOKENS,
             },
         ),
+        "scores": Table(
+            rows=(
+                _METHOD,
+                Axis(
+                    "source",
+                    "The category of the scored tokens (`cls`, `sep`, `first`, `punctuation`, `other`, …).",
+                ),
+            ),
+            values={
+                "share": "Mean over sequences of the share of the sum of all tokens' absolute scores that the tokens of this "
+                "category have; shares of all categories add up to 1.",
+                "low": _LOW,
+                "high": _HIGH,
+                "count": _SEQUENCES,
+            },
+        ),
         "agreement": Table(
             rows=(
                 _METHOD,
@@ -141,6 +157,11 @@ PUBLISHED = Published(
             "Mean share of a token's vector that comes from a source, from the input up to the deepest chosen layer.",
             of="by_category.share",
             where={**_ALL, "layer": _deepest},
+        ),
+        Rollup(
+            "<method>/score/<source>",
+            "Mean share of the absolute scores that tokens of a category have.",
+            of="scores.share",
         ),
         Rollup(
             "agreement/<method>/<other>",

@@ -12,6 +12,7 @@ from normscope.analyses.attribution.agreement import Agreement
 from normscope.analyses.attribution.erasures import by_score, random_orders, without
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions, Erasure
+from normscope.analyses.attribution.score_shares import ScoreShares
 from normscope.analyses.attribution.shares import CUMULATIVE, LAYER, Shares
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.baselines import Baseline
@@ -73,6 +74,7 @@ class SampleAttribution:
         self._mask_token = None if options.erasure is Erasure.remove else context.vocabulary.mask
         names = [str(method) for method in self._methods]
         self.shares = Shares(context.layers, context.names, context.categories)
+        self.score_shares = ScoreShares(context.names)
         self.agreement = Agreement(names)
         self.faithfulness = Faithfulness(names, options.shares)
         self.drawn: list[SequenceMaps] = []
@@ -160,6 +162,7 @@ class SampleAttribution:
         if batch.groups is not None:
             scored = {method: batch.groups.to(values.device).sums(values) for method, values in scored.items()}
         scores = {str(method): values[0].cpu().numpy() for method, values in scored.items()}
+        self.score_shares.add(scores, batch.measured.categories[0].cpu().numpy())
         self.agreement.add_scores({method: values[ordinary] for method, values in scores.items()})
         packed = batch.packed()[:, 0].cpu()
         untouched = answers(self.readout, batch)

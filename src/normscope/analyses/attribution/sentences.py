@@ -23,7 +23,12 @@ def sentences_of(
         below_best: The same for its difference from the best method.
         vector: What the shares are of.
     """
-    return [*_shares(metrics, vector), *_faithfulness(metrics, above_random, below_best), *_agreement(metrics)]
+    return [
+        *_shares(metrics, vector),
+        *_faithfulness(metrics, above_random, below_best),
+        *_without_content(metrics),
+        *_agreement(metrics),
+    ]
 
 
 def _shares(metrics: Mapping[str, float], vector: str) -> list[Sentence]:
@@ -113,6 +118,27 @@ def _without_random(random: float, *, falls: bool) -> str:
     """The same for random tokens; the verb stands before it if it is not the one before."""
     verb = "" if falls == (random >= 0) else "falls " if random >= 0 else "rises "
     return f"{verb}by {number(abs(random))} without as many random tokens"
+
+
+_WITHOUT_CONTENT = ("cls", "sep", "first")
+"""Categories of tokens that say nothing about the text."""
+
+
+def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
+    """How much of the scores goes to special tokens and the first token."""
+    shares: dict[str, float] = {}
+    for (method, source), share in by_axes("<method>/score/<source>", metrics).items():
+        if source in _WITHOUT_CONTENT:
+            shares[method] = shares.get(method, 0.0) + share
+    ordered = sorted((share, method) for method, share in shares.items())
+    if not ordered:
+        return []
+    (low, least), (high, most) = ordered[0], ordered[-1]
+    text = (
+        f"Special tokens and the first token of causal models get {percentage(low)} of the scores by {METHODS[least]}"
+    )
+    text += f", and {percentage(high)} by {METHODS[most]}." if len(ordered) > 1 else "."
+    return [Sentence(text, table="scores")]
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
+from markupsafe import Markup
+
 from normscope.analyses.findings import TextPair
 from normscope.reporting.explorer import TokenMaps, payload
 from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
@@ -20,6 +23,49 @@ def explorer_page(sentences: Sequence[TokenMaps]) -> str:
             explorer=script_data(payload(sentences)),
             unit=sentences[0].unit,
             is_cross_attention=any(sentence.is_cross_attention for sentence in sentences),
+        )
+    )
+
+
+def explained_page(
+    *,
+    title: str,
+    what: str,
+    choices: Sequence[tuple[str, float]],
+    scores: str,
+    heads: pd.DataFrame,
+    picture: str,
+    maps: TokenMaps | None,
+    note: str,
+) -> str:
+    """What a model makes of one text, as self-contained HTML.
+
+    Args:
+        title: The model and the text.
+        what: What it predicts, in a few words.
+        choices: The most likely predictions, and their probabilities.
+        scores: The text with its tokens coloured by their scores, as HTML.
+        heads: The strongest heads: `layer`, `head` and `value`.
+        picture: What each head adds, as a PNG in base64; empty without heads.
+        maps: The token maps; None without the explorer.
+        note: What is left out of the maps.
+    """
+    return (
+        environment()
+        .get_template("explain_page.html")
+        .render(
+            title=title,
+            what=what,
+            choices=choices,
+            scores=Markup(scores),
+            heads=list(heads.itertuples(index=False)),
+            picture=picture,
+            css=asset("page.css") + asset("explorer.css"),
+            script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
+            explorer="" if maps is None else script_data(payload([maps])),
+            unit="token",
+            is_cross_attention=maps is not None and maps.is_cross_attention,
+            note=note,
         )
     )
 

@@ -1,0 +1,147 @@
+"""`normscope explain`: one text, from the command line to a page in a browser."""
+
+import io
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
+
+import normscope
+from tests.end_to_end.browser import needs_browser, opened
+from tests.end_to_end.shell import run_here
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+def explained(capsys, monkeypatch, folder, *arguments):
+    outcome = run_here(capsys, monkeypatch, "explain", *arguments, f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.splitlines()[-1] == str(folder / "explain.html")
+    return outcome.out, (folder / "explain.html").read_text()
+
+
+def saved(auto, family, tokenizer, folder, **changes):
+    torch.manual_seed(0)
+    settings = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": len(tokenizer)} | changes
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    auto.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
+    out, page = explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
+    model = normscope.load(str(saved_model))
+    decomposed = normscope.decompose(model, TEXT)
+    assert "Length of the embedding" in out
+    assert "Prediction" not in page
+    assert all(f">{token}</span>" in page for token in decomposed.tokens)
+    # The length of the mean vector, which is what the parts add up to.
+    inputs = model.tokenizer(TEXT, return_tensors="pt")
+    with torch.inference_mode():
+        length = float(model.model(**inputs).last_hidden_state[0].mean(dim=0).norm())
+    assert f"{length:.3g}" in out
+
+
+@pytest.mark.parametrize(
+    ("auto", "family", "text", "what"),
+    [
+        (AutoModelForSequenceClassification, "bert", TEXT, "class"),
+        (AutoModelForMaskedLM, "bert", "The old bridge was [MASK].", "masked token"),
+        (AutoModelForCausalLM, "gpt2", TEXT, "next token"),
+    ],
+)
+def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, text, what):
+    folder = saved(auto, family, tokenizer, tmp_path / "model")
+    out, page = explained(capsys, monkeypatch, tmp_path / "out", text, f"model.name={folder}")
+    inputs = tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = auto.from_pretrained(folder)(**inputs).logits[0]
+    if what == "masked token":
+        logits = logits[int((inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0])]
+    elif what == "next token":
+        logits = logits[-1]
+    probability, best = logits.double().softmax(dim=-1).max(dim=-1)
+    name = f"LABEL_{int(best)}" if what == "class" else tokenizer.convert_ids_to_tokens(int(best))
+    assert f"{folder}: {what}" in out
+    assert f"{100 * float(probability):7.3g}%  {name}" in out
+    assert f"Prediction: {what}" in page
+    assert "Strongest: layer" in page
+
+
+def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
+    folder = saved(AutoModelForSeq2SeqLM, "marian", tokenizer, tmp_path / "model", decoder_start_token_id=0)
+    out, page = explained(
+        capsys, monkeypatch, tmp_path / "out", f"{TEXT} ||| the bridge", f"model.name={folder}", "model.stack=cross"
+    )
+    assert "the next token of the translation" in out
+    assert "Which heads wrote it" not in page
+
+
+def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
+    (tmp_path / "a.txt").write_text(f"{TEXT}\n")
+    outputs = []
+    for number, text in enumerate((TEXT, str(tmp_path / "a.txt"), "-")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n"))
+        out, page = explained(capsys, monkeypatch, tmp_path / str(number), text, f"model.name={saved_model}")
+        outputs.append((out.splitlines()[:-1], page))
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "explain: expected a text, the name of a text file, or -"),
+        (["--help"], "explain: expected a text"),
+        ([" "], "explain: expected a text, got an empty one"),
+        (["word " * 400], "longer than 160 tokens"),
+        (["text", "model.nam=x"], "did you mean model.name?"),
+    ],
+)
+def test_bad_input(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
+    folder = tmp_path / "out"
+    others = [f"model.name={saved_model}", f"output_dir={folder}"] if arguments and "--" not in arguments[0] else []
+    outcome = run_here(capsys, monkeypatch, "explain", *arguments, *others)
+    assert outcome.status == 2
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert outcome.out == ""
+    assert not folder.exists()
+
+
+def test_a_file_that_is_no_text(capsys, monkeypatch, tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00")
+    outcome = run_here(capsys, monkeypatch, "explain", str(tmp_path / "a.bin"))
+    assert outcome.status == 2
+    assert "expected a text in UTF-8" in outcome.err
+
+
+def test_a_text_that_is_markup(capsys, monkeypatch, tmp_path, saved_model):
+    _, page = explained(capsys, monkeypatch, tmp_path / "out", "<script>alert(1)</script>", f"model.name={saved_model}")
+    assert "<script>alert" not in page
+
+
+def test_long_texts_are_shown_without_what_is_too_large(capsys, monkeypatch, tmp_path, saved_model):
+    monkeypatch.setattr("normscope.explaining._LARGEST", 6000)
+    _, page = explained(capsys, monkeypatch, tmp_path / "heads", TEXT, f"model.name={saved_model}")
+    assert "shown without single heads" in page
+    monkeypatch.setattr("normscope.explaining._LARGEST", 100)
+    _, page = explained(capsys, monkeypatch, tmp_path / "maps", TEXT, f"model.name={saved_model}")
+    assert "are too many for maps of all pairs on one page" in page
+    assert "explorer-root" not in page
+
+
+@needs_browser
+def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
+    explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
+    dom, console = opened(tmp_path / "out" / "explain.html")
+    assert console == []
+    assert "DecompX" in dom
+    assert "share (of the block" in dom
