@@ -69,7 +69,8 @@ class Attributed:
         residual[np.arange(self.tokens), np.arange(self.tokens)] += block.x
         stages = stages_of(self.specimen, self.sequence, number, NetworkBias.summand)
         if method == "norm_rollout":
-            stage = {"attnres_n": residual, "attnresln_n": stages["atb_n"], "layer": list(stages.values())[-1]}
+            stage = {"attnres_n": residual, "attnresln_n": stages["atb_n"], "block": stages["atb_n"]}
+            stage["layer"] = list(stages.values())[-1]
             return _by_row(np.linalg.norm(stage[self.options.stage], axis=-1))
         if method == "alti":
             norm = layer.attention.output.LayerNorm if self.is_bert else layer.post_attention_layernorm

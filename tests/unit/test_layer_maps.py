@@ -195,7 +195,7 @@ def test_padding_changes_no_map(model_type):
             "gpt2",
             "norm_rollout",
             "attnresln_n",
-            r"stage=attnresln_n is not defined for gpt2; expected one of attnres_n, layer",
+            r"stage=attnresln_n is not defined for gpt2; expected one of attnres_n, block, layer",
         ),
         ("deberta-v2", "alti", "layer", "a convolution beside its first layer mixes tokens past attention"),
     ],

@@ -136,7 +136,7 @@ def attribution_maps(
     methods: Iterable[str] | None = None,
     *,
     bias: str = "token",
-    stage: str = "layer",
+    stage: str = "block",
     level: str = "token",
 ) -> dict[str, AttributionMap]:
     """Map how much of each output vector of a model comes from each token of a text, through all layers.
@@ -149,7 +149,8 @@ def attribution_maps(
             `norm_rollout`, `alti` and `decompx`. For a translation, only `alti`: ALTI+ (Ferrando et al. 2022b).
         bias: Where `decompx` puts the value biases: all in the bias column (`token`), or those of the first layer with the
             tokens whose values they belong to (`decompx`), as the authors' code does.
-        stage: The vectors whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, or the whole `layer`.
+        stage: The vectors whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the
+            attention `block`, or the whole `layer`, which takes many times as long.
         level: `token`, or `word` for whole words: shares are added up over the tokens of a source and averaged over those of an
             output, and `decompx` merges the vectors before it measures them.
 

@@ -40,7 +40,9 @@ def attention_map(method: MapMethod, stage: MapStage, block: AttentionBlock) -> 
         case MapMethod.ALTI:
             return row_normalised(_reductions(block))
         case _:
-            return row_normalised(_norms(block, Stage(stage.removesuffix("_n"))))
+            last = block.composition.stages[-1]
+            of_block = last if stage is MapStage.BLOCK else Stage(stage.removesuffix("_n"))
+            return row_normalised(_norms(block, of_block))
 
 
 def layer_map(method: MapMethod, block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:

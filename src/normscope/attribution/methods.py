@@ -35,6 +35,8 @@ class MapStage(enum.StrEnum):
     """Attention with the residual connection."""
     NORMALISED = "attnresln_n"
     """After the layer normalisation of the attention block."""
+    BLOCK = "block"
+    """After the attention block, its last stage."""
     LAYER = WHOLE_LAYER
     """After the whole layer, the family's last stage."""
 
@@ -87,7 +89,8 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
             "globenc is defined where both layer normalisations follow a residual connection (post-LN); "
             f"{layout.family} normalises elsewhere; use norm_rollout, alti or decompx"
         )
-    stages = [each for each in MapStage if each is MapStage.LAYER or str(each) in map(str, layout.methods)]
+    always = (MapStage.BLOCK, MapStage.LAYER)
+    stages = [each for each in MapStage if each in always or str(each) in map(str, layout.methods)]
     if method is MapMethod.NORM_ROLLOUT and stage not in stages:
         raise InputError(f"stage={stage} is not defined for {layout.family}; expected one of {', '.join(stages)}")
 

@@ -51,7 +51,7 @@ def model_maps(
     inputs: Mapping[str, Tensor],
     methods: Collection[MapMethod],
     *,
-    stage: MapStage = MapStage.LAYER,
+    stage: MapStage = MapStage.BLOCK,
     bias: ValueBias = ValueBias.token,
     keep: bool = False,
     groups: WordGroups | None = None,

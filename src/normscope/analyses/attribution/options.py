@@ -40,6 +40,7 @@ class AttributionStage(enum.StrEnum):
 
     attnres_n = "attnres_n"
     attnresln_n = "attnresln_n"
+    block = "block"
     layer = "layer"
 
 
@@ -64,8 +65,9 @@ class AttributionOptions(AnalysisConfig):
     )
     """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `gradient_x_input` and
     `integrated_gradients`; the last two need Captum. By default, all others that are defined for the model's family."""
-    stage: AttributionStage = AttributionStage.layer
-    """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n` or the whole `layer`."""
+    stage: AttributionStage = AttributionStage.block
+    """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the attention `block`, or
+    the whole `layer`, which takes many times as long."""
     bias: ValueBias = ValueBias.token
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""

@@ -17,7 +17,7 @@ class FeedForwardOptions(AnalysisConfig):
 
     bias: NetworkBias = NetworkBias.summand
     """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
-    sequences: int = dataclasses.field(default=100, metadata=at_least(1))
+    sequences: int = dataclasses.field(default=16, metadata=at_least(1))
     """Number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
     pairs: int = dataclasses.field(default=20, metadata=at_least(1))
     """Number of amplified token pairs to list in each layer."""
