@@ -1,8 +1,9 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
 Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, startup, corpora (sizes and numbers
-of processes), syntax on made-up treebanks, and the shapes on CUDA if available; `--only` selects some of them. Writes tables
-and a figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
+of processes), syntax on made-up treebanks, retrieval (how well each method finds the words that decide an answer), and the
+shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name the machine. `--profile`
+measures the cost of each analysis for one shape instead, and writes a trace.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from benchmarks.corpora import measured_corpora, measured_treebanks
 from benchmarks.measuring import measured, resident
 from benchmarks.profiling import WAYS, profiled
 from benchmarks.results import machine, show, write
+from benchmarks.retrieval import measured_retrieval
 from benchmarks.scenarios import (
     SHAPES,
     SUITES,
@@ -27,7 +29,12 @@ from benchmarks.scenarios import (
 )
 from benchmarks.startup import measured_startup
 
-RUNS = {"startup": measured_startup, "corpora": measured_corpora, "syntax": measured_treebanks}
+RUNS = {
+    "startup": measured_startup,
+    "corpora": measured_corpora,
+    "syntax": measured_treebanks,
+    "retrieval": measured_retrieval,
+}
 """Suites of complete runs."""
 
 

@@ -73,6 +73,11 @@ def test_alti_and_norms_are_those_of_explicit_vectors(model_type):
         for stage in set(stages) - {"attn"}:
             expected = row_normalised(stages[stage].norm(dim=-1))
             assert_same(attention_map(MapMethod.NORM_ROLLOUT, MapStage(f"{stage}_n"), block), expected, block)
+        assert_same(
+            attention_map(MapMethod.NORM_ROLLOUT, MapStage.BLOCK, block),
+            row_normalised(stages[last].norm(dim=-1)),
+            block,
+        )
         rollout = (block.weights.mean(dim=1) + torch.eye(block.weights.shape[-1])) / 2
         assert_same(attention_map(MapMethod.ROLLOUT, MapStage.LAYER, block), rollout, block)
 

@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
+
+import numpy as np
 
 from normscope.data.batching import Batch
 from normscope.data.options import DatasetOptions, Level
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.text_batches import batch_from_texts, describe_type, is_single
@@ -60,6 +62,25 @@ def chosen(argument: str, value: object, choices: type[Choice]) -> Choice:
         if value == choice:
             return choice
     raise InputError(f"{argument}={value!r}: expected one of {', '.join(choices)}")
+
+
+def whole_numbers(argument: str, values: Iterable[object] | None, first: int, last: int) -> list[int] | None:
+    """The different numbers of a list, in its order; None for None.
+
+    Raises:
+        InputError: If the list is empty, or one of them is no whole number from `first` to `last`.
+    """
+    if values is None:
+        return None
+    numbers = list(dict.fromkeys(values))
+    if not numbers:
+        raise InputError(f"{argument}: expected at least one number, got none")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not first <= number <= last:
+            raise InputError(
+                f"{argument}: expected whole numbers from {first} to {last}, got {printable(repr(number), 40)}"
+            )
+    return [int(number) for number in numbers]  # type: ignore[call-overload]
 
 
 def single_text(model: LoadedModel, text: object, function: str, level: Level = Level.token) -> Batch:

@@ -1,19 +1,19 @@
 """How much each token of a text receives from every other, layer by layer."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.arguments import chosen
+from normscope.api.arguments import chosen, whole_numbers
 from normscope.api.calls import checked, in_turn
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
@@ -36,6 +36,8 @@ from normscope.statistics.tidy import tidy
 
 if TYPE_CHECKING:
     import xarray
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,11 +84,22 @@ class Decomposition:
     parts: Float[Tensor, "part vector_method layer query"] | None = None
     """The shares of the other tokens, the token itself (through attention), the residual connection and the biases, by the
     methods that measure vectors; they add up to 1."""
+    layers: tuple[int, ...] = ()
+    """The layers that were decomposed, from 1; all if empty."""
+    positions: tuple[int, ...] = ()
+    """The places of `tokens` in the text, from 0; all if empty."""
+
+    @property
+    def _layers(self) -> Sequence[int]:
+        return self.layers or range(1, len(self.weights) + 1)
+
+    @property
+    def _positions(self) -> Sequence[int]:
+        return self.positions or range(len(self.tokens))
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
         """One row per layer, query and key; tokens are numbered from 0."""
-        layers, queries, keys = self.weights.shape
         return tidy(
             {
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
@@ -94,22 +107,21 @@ class Decomposition:
                 **self.maps,
                 **({} if self.shares is None else {"share": self.shares}),
             },
-            layer=range(1, layers + 1),
-            query=range(queries),
-            key=range(keys),
+            layer=self._layers,
+            query=self._positions,
+            key=range(self.weights.shape[2]),
         )
 
     @cached_property
     def output_shares(self) -> pd.DataFrame:
         """What every output is made of: one row per layer, method and token, with four shares that add up to 1."""
         assert self.parts is not None
-        _, _, layers, length = self.parts.shape
         names = ("share", "own", "residual", "bias")
         table = tidy(
             {"token": np.array(self.tokens, dtype=object)} | dict(zip(names, self.parts, strict=True)),
             method=[str(method) for method in self.methods if method in OF_STAGE.values()],
-            layer=range(1, layers + 1),
-            position=range(length),
+            layer=self._layers,
+            position=self._positions,
         )
         return table[["layer", "method", "position", "token", *names]]
 
@@ -158,12 +170,11 @@ class Decomposition:
     @cached_property
     def mixing(self) -> pd.DataFrame:
         """The mixing ratio of every token: one row per layer, method and token."""
-        _, layers, length = self.ratios.shape
         table = tidy(
             {"token": np.array(self.tokens, dtype=object), "ratio": self.ratios},
             method=[str(method) for method in self.methods],
-            layer=range(1, layers + 1),
-            position=range(length),
+            layer=self._layers,
+            position=self._positions,
         )
         return table[["layer", "method", "position", "token", "ratio"]]
 
@@ -179,9 +190,10 @@ class Decomposition:
         Raises:
             InputError: If there is no such layer.
         """
-        number = len(self.weights) if layer is None else layer
-        if not 1 <= number <= len(self.weights):
-            raise InputError(f"layer={layer}: expected 1 to {len(self.weights)}")
+        number = self._layers[-1] if layer is None else layer
+        if number not in self._layers:
+            known = ", ".join(map(str, self.layers)) or f"1 to {len(self.weights)}"
+            raise InputError(f"layer={layer}: expected {known}")
         titles = {
             "attn_w": "α: weights",
             "attn_n": "‖F‖: vectors",
@@ -231,7 +243,7 @@ class Decomposition:
             queries=self.tokens,
             keys=self.key_tokens,
             is_cross_attention=self.is_cross_attention,
-            layers=tuple(range(1, len(self.weights) + 1)),
+            layers=tuple(self._layers),
             single_heads=self.head_weights is not None,
             weights=weights.float().numpy(),
             norms=norms.float().numpy(),
@@ -304,12 +316,21 @@ def decompose(
     heads: bool = False,
     feed_forward: bool = False,
     level: str = "token",
+    layers: Iterable[int] | None = None,
+    queries: Iterable[int] | None = None,
 ) -> Decomposition: ...
 
 
 @overload
 def decompose(
-    model: LoadedModel, text: list[Text], *, heads: bool = False, feed_forward: bool = False, level: str = "token"
+    model: LoadedModel,
+    text: list[Text],
+    *,
+    heads: bool = False,
+    feed_forward: bool = False,
+    level: str = "token",
+    layers: Iterable[int] | None = None,
+    queries: Iterable[int] | None = None,
 ) -> Decompositions: ...
 
 
@@ -322,6 +343,8 @@ def decompose(
     heads: bool = False,
     feed_forward: bool = False,
     level: str = "token",
+    layers: Iterable[int] | None = None,
+    queries: Iterable[int] | None = None,
 ) -> Decomposition | Decompositions:
     """Decompose a text: how much does each token receive from every other, layer by layer?
 
@@ -338,6 +361,9 @@ def decompose(
         level: `token`, or `word` for whole words: vectors are averaged over the tokens of a receiving word, added up over
             those of a contributing word, and then measured. Words are those of the tokenizer. To use your own, pass
             `model.tokenizer(words, is_split_into_words=True)`.
+        layers: Which layers, from 1; all by default. Those that are left out cost no more than the pass itself.
+        queries: The receiving tokens, by their places in the text from 0 (−1 is the last one); all by default. For a long text,
+            maps of a few tokens take a small part of the time and memory.
 
     Returns:
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
@@ -351,9 +377,13 @@ def decompose(
         _ = model.layers_verification
     of_level = chosen("level", level, Level)
     batch = batch_from_texts(model, text, of_level)
-    observer = Observer(model.model, model.layout, feed_forward=feed_forward)
+    wanted = whole_numbers("layers", layers, 1, model.layers)
+    if queries is not None and (feed_forward or of_level is Level.word):
+        raise InputError("queries: expected maps of attention blocks between tokens; leave out feed_forward and level")
+    rows = None if queries is None else list(queries)
+    observer = Observer(model.model, model.layout, wanted, feed_forward=feed_forward)
     decompositions = [
-        _decomposition(model, observer, batch.part(number, number + 1), heads, feed_forward)
+        _decomposition(model, observer, batch.part(number, number + 1), rows, heads, feed_forward)
         for number in range(batch.sequences)
     ]
     single = is_single(text) and len(decompositions) == 1
@@ -361,26 +391,72 @@ def decompose(
 
 
 def _decomposition(
-    model: LoadedModel, observer: Observer, batch: Batch, heads: bool, feed_forward: bool
+    model: LoadedModel, observer: Observer, batch: Batch, rows: list[int] | None, heads: bool, feed_forward: bool
 ) -> Decomposition:
-    """The decomposition of a batch of one."""
-    methods = model.layout.methods
-    layers: list[dict[str, Tensor]] = []
+    """The decomposition of a batch of one.
+
+    Args:
+        rows: The places of the receiving tokens; None for all.
+    """
     batch = batch.to(model.device)
-    groups = batch.groups
+    length = batch.input_ids.shape[1]
+    places = whole_numbers("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
+    maps = _maps(model, observer, batch, None if places is None else torch.tensor(places), heads, feed_forward)
+    labels = labels_of(model, batch)
+
+    def of_rows(values: tuple[T, ...]) -> tuple[T, ...]:
+        return values if places is None else tuple(values[place] for place in places)
+
+    return Decomposition(
+        tokens=of_rows(labels.queries),
+        key_tokens=labels.keys,
+        weights=maps["attn_w"],
+        vectors=maps["attn_n"],
+        residual=maps.get("attnres_n"),
+        normalised=maps.get("attnresln_n"),
+        ratios=maps["ratios"].transpose(0, 1),
+        methods=model.layout.methods,
+        head_weights=maps.get("head_w"),
+        head_vectors=maps.get("head_n"),
+        text=labels.text,
+        is_cross_attention=batch.is_cross_attention,
+        words=None if labels.query_words is None else of_rows(labels.query_words),
+        key_words=labels.key_words,
+        feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
+        level=Level.token if batch.groups is None else Level.word,
+        shares=maps["shares"],
+        parts=maps["parts"].permute(2, 1, 0, 3),
+        layers=tuple(observer.parameters) if len(observer.parameters) < model.layers else (),
+        positions=tuple(places or ()),
+    )
+
+
+def _maps(
+    model: LoadedModel,
+    observer: Observer,
+    batch: Batch,
+    queries: Int[Tensor, " query"] | None,
+    heads: bool,
+    feed_forward: bool,
+) -> dict[str, Tensor]:
+    """What a decomposition consists of, by name: the layers of a batch of one."""
+    methods, groups = model.layout.methods, batch.groups
+    at = slice(None) if queries is None else queries
+    layers: list[dict[str, Tensor]] = []
 
     def visit(block: AttentionBlock) -> None:
         words = None if groups is None else WordBlock(block, groups)
         of_method = block.mixing_ratios if words is None else words.mixing_ratios()
         shares = block.shares if words is None else words.shares()
-        ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()
+        ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()[:, at]
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
-        of_block = block.pair_maps() if words is None else words.maps()
+        of_block = block.pair_maps(queries) if words is None else words.maps()
         maps = {str(method): maps[0] for method, maps in of_block.items()} | {"ratios": ratios}
-        maps["parts"] = parts.cpu().double()
-        maps["shares"] = (block.pair_shares() if words is None else words.pair_shares())[0]
-        if heads and groups is None:
-            maps["head_w"] = block.weights[0].cpu().double()
+        maps["parts"] = parts.cpu().double()[..., at]
+        maps["shares"] = (block.pair_shares(queries=queries) if words is None else words.pair_shares())[0]
+        if heads and words is None:
+            weights = block.weights if queries is None else block.alpha.rows(queries.to(model.device))
+            maps["head_w"] = weights[0].cpu().double()
             maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
         elif heads and words is not None:
             maps["head_w"], maps["head_n"] = (values[0] for values in words.head_maps())
@@ -393,25 +469,9 @@ def _decomposition(
     with observer:
         inputs = batch.model_inputs()
         observer.run(inputs, visit, visit_feed_forward=visit_feed_forward if feed_forward else None)
-    maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
-    labels = labels_of(model, batch)
-    return Decomposition(
-        tokens=labels.queries,
-        key_tokens=labels.keys,
-        weights=maps["attn_w"],
-        vectors=maps["attn_n"],
-        residual=maps.get("attnres_n"),
-        normalised=maps.get("attnresln_n"),
-        ratios=maps["ratios"].transpose(0, 1),
-        methods=methods,
-        head_weights=maps.get("head_w"),
-        head_vectors=maps.get("head_n"),
-        text=labels.text,
-        is_cross_attention=batch.is_cross_attention,
-        words=labels.query_words,
-        key_words=labels.key_words,
-        feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
-        level=Level.token if groups is None else Level.word,
-        shares=maps["shares"],
-        parts=maps["parts"].permute(2, 1, 0, 3),
-    )
+    return {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
+
+
+def _from_end(place: object, length: int) -> object:
+    """A place counted from the end, counted from the beginning."""
+    return place + length if isinstance(place, int) and -length <= place < 0 else place

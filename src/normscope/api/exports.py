@@ -27,6 +27,14 @@ class Maps(Protocol):
         """The tokens that contribute."""
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers, from 1; all if empty."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The places of the receiving tokens; all if empty."""
+
+    @property
     def maps(self) -> dict[str, Tensor]:
         """Maps (layer, query, key) by name."""
 
@@ -73,8 +81,8 @@ def to_xarray(maps: Maps) -> "xarray.Dataset":
         arrays[f"{name}_heads"] = (("layer", "head", "query", "key"), values.numpy())
     layers, queries, keys = maps.maps["attn_w"].shape
     coordinates: dict[str, Any] = {
-        "layer": np.arange(1, layers + 1),
-        "query": np.arange(queries),
+        "layer": np.array(maps.layers or range(1, layers + 1)),
+        "query": np.array(maps.positions or range(queries)),
         "key": np.arange(keys),
         "query_token": ("query", list(maps.tokens)),
         "key_token": ("key", list(maps.key_tokens)),
@@ -92,7 +100,9 @@ def to_circuitsvis(maps: Maps, measure: str, layer: int | None) -> dict[str, Any
         InputError: If there is no such map, or keys and queries are different tokens.
     """
     if maps.tokens != maps.key_tokens:
-        raise InputError("to_circuitsvis: circuitsvis draws one list of tokens, but cross-attention has two")
+        raise InputError(
+            "to_circuitsvis: circuitsvis draws one list of tokens, but cross-attention, and maps of some queries, have two"
+        )
     drawn = maps.maps if layer is None else _heads(maps)
     if layer is not None and not drawn:
         raise InputError(f"layer={layer}: there are no maps of single heads; call decompose(…, heads=True)")
@@ -106,9 +116,10 @@ def to_circuitsvis(maps: Maps, measure: str, layer: int | None) -> dict[str, Any
         raise InputError(f"measure={measure!r}: expected one of {', '.join(drawn)}")
     values = drawn[measure]
     if layer is not None:
-        if not 1 <= layer <= len(values):
-            raise InputError(f"layer={layer}: expected 1 to {len(values)}")
-        values = values[layer - 1]
+        known = maps.layers or tuple(range(1, len(values) + 1))
+        if layer not in known:
+            raise InputError(f"layer={layer}: expected {', '.join(map(str, maps.layers)) or f'1 to {len(values)}'}")
+        values = values[known.index(layer)]
     kind = "layer" if layer is None else f"layer {layer}, head"
     return {
         "attention": values.float().numpy(),

@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation, scaled_norm
@@ -222,7 +222,8 @@ class Composition:
         output_weight: Float[Tensor, "head head_dim model"],
         *,
         is_cross_attention: bool = False,
-    ) -> dict[Stage, Float[Tensor, "batch token key"]]:
+        queries: Int[Tensor, " query"] | None = None,
+    ) -> dict[Stage, Float[Tensor, "batch query key"]]:
         """‖V_ij‖ of every query i and key j, by stage.
 
         Args:
@@ -231,6 +232,7 @@ class Composition:
             output_weight: W_O.
             is_cross_attention: Whether no key is the token itself. Then the residual connection belongs to no pair, and F is
                 the only stage.
+            queries: The queries of the strips, if these are not all.
         """
         grams = {Stage.ATTENTION: head_grams(value, output_weight)}
         if Stage.NORMALISED in self.stages and not is_cross_attention:
@@ -243,10 +245,10 @@ class Composition:
         if is_cross_attention:
             return others
         if Stage.NORMALISED in others:
-            others[Stage.NORMALISED] = others[Stage.NORMALISED] / self.deviation.unsqueeze(-1)
+            others[Stage.NORMALISED] = others[Stage.NORMALISED] / _of(self.deviation, queries).unsqueeze(-1)
         return {Stage.ATTENTION: others[Stage.ATTENTION]} | {
             stage: replaced_diagonal(
-                others.get(stage, others[Stage.ATTENTION]), torch.linalg.vector_norm(self.own(stage), dim=-1)
+                others.get(stage, others[Stage.ATTENTION]), _of(_lengths(self.own(stage)), queries), queries
             )
             for stage in self.stages[1:]
         }
@@ -312,6 +314,11 @@ class Composition:
     def _check(self, stage: Stage) -> None:
         if stage not in self.stages:
             raise ValueError(f"a block with norm_position={self.norm_position!r} has no stage {stage}")
+
+
+def _of(values: Float[Tensor, "batch token"], queries: Int[Tensor, " query"] | None) -> Float[Tensor, "batch query"]:
+    """Those of some queries, or all."""
+    return values if queries is None else values[:, queries]
 
 
 def _lengths(vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token"]:

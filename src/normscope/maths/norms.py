@@ -7,7 +7,7 @@ Sources: Kobayashi et al. 2020, section 3 (arXiv:2004.10102); Kobayashi et al. 2
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation
@@ -120,11 +120,20 @@ def scaled_output_weight(
 
 
 def replaced_diagonal(
-    norms: Float[Tensor, "batch query key"], diagonal: Float[Tensor, "batch query"]
+    norms: Float[Tensor, "batch query key"],
+    diagonal: Float[Tensor, "batch query"],
+    tokens: Int[Tensor, " query"] | None = None,
 ) -> Float[Tensor, "batch query key"]:
-    """Pair norms with a new diagonal: only a token's pair with itself includes the residual connection."""
+    """Pair norms with new ones where query and key are the same token: only these pairs include the residual connection.
+
+    Args:
+        tokens: The key that is each query's own token; by default all, in order.
+    """
     replaced = norms.clone()
-    replaced.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    if tokens is None:
+        replaced.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    else:
+        replaced[:, torch.arange(len(tokens), device=tokens.device), tokens] = diagonal
     return replaced
 
 

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.attention_weights import AttentionWeights
@@ -234,7 +235,21 @@ class AttentionBlock:
         read = pair_readout(readout * self.token_mask.unsqueeze(-1), self.parameters.output_weight)
         return torch.linalg.vecdot(self.alpha.gathered(read.contiguous()), self.value)
 
-    def pair_shares(self, rows: Float[Tensor, "batch word query"] | None = None) -> Float[Tensor, "batch query key"]:
+    def _strips(
+        self, queries: Int[Tensor, " chosen"] | None
+    ) -> Iterator[tuple[slice | Int[Tensor, " some"], Float[Tensor, "batch head some key"]]]:
+        """α in float64 on the CPU, of some queries or all, a few at a time."""
+        if queries is None:
+            parts: Iterator[tuple[Any, Tensor]] = self.alpha.strips()
+        else:
+            at_once = max(1, self.alpha.queries_at_once // len(self.query))
+            parts = ((some, self.alpha.rows(some.to(self.query.device))) for some in queries.split(at_once))
+        for some, weights in parts:
+            yield some, weights.cpu().double()
+
+    def pair_shares(
+        self, rows: Float[Tensor, "batch word query"] | None = None, queries: Int[Tensor, " chosen"] | None = None
+    ) -> Float[Tensor, "batch chosen key"]:
         """The signed share of every key in every query's output at the block's last stage, in float64 on the CPU.
 
         With the share of the biases, those of a query add up to 1. In self-attention, the residual connection belongs to the
@@ -243,32 +258,35 @@ class AttentionBlock:
         Args:
             rows: The share of each token in its word, to read out along the outputs of words, which are the means of their
                 tokens'.
+            queries: Which queries; all by default.
         """
         composition, stage = as_double(self.composition), self.composition.stages[-1]
         readout = block_readout(composition, stage, None if rows is None else rows.cpu().double())
         read = pair_readout(readout.attended, self.parameters.output_weight.cpu().double())
         values = (self.value.cpu().double()).transpose(-1, -2)
         shares = torch.cat(
-            [
-                (weights.cpu().double() * (read[:, :, some] @ values)).sum(dim=1)
-                for some, weights in self.alpha.strips()
-            ],
-            dim=1,
+            [(weights * (read[:, :, some] @ values)).sum(dim=1) for some, weights in self._strips(queries)], dim=1
         )
         if not self.is_cross_attention and stage is not Stage.ATTENTION:
-            shares.diagonal(dim1=-2, dim2=-1).add_(torch.linalg.vecdot(composition.inputs, readout.carried))
+            carried = torch.linalg.vecdot(composition.inputs, readout.carried)
+            own = torch.arange(shares.shape[2]) if queries is None else queries
+            shares[:, torch.arange(len(own)), own] += carried[:, own]
         return shares
 
-    def pair_maps(self) -> dict[Method, Float[Tensor, "batch query key"]]:
+    def pair_maps(
+        self, queries: Int[Tensor, " chosen"] | None = None
+    ) -> dict[Method, Float[Tensor, "batch chosen key"]]:
         """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.
 
         The weights of single heads are materialised in strips of queries, never for all pairs at once.
+
+        Args:
+            queries: Which queries; all by default.
         """
         means: list[Tensor] = []
 
         def strips() -> Iterator[Tensor]:
-            for _, strip in self.alpha.strips():
-                weights = strip.cpu().double()
+            for _, weights in self._strips(queries):
                 means.append(weights.mean(dim=1))
                 yield weights
 
@@ -277,5 +295,6 @@ class AttentionBlock:
             self.value.cpu().double(),
             self.parameters.output_weight.cpu().double(),
             is_cross_attention=self.is_cross_attention,
+            queries=queries,
         )
         return {Method.ATTN_W: torch.cat(means, dim=1)} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}

@@ -1,0 +1,81 @@
+"""Some layers and some receiving tokens of a text: the same numbers as in the whole."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import normscope
+from normscope.errors import InputError
+from normscope.models.loaded import LoadedModel
+from tests.contract.test_answers import PROMPT, causal
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
+
+ALL = ["bert", "gpt2", "llama", "olmo2", "deberta-v2", "roberta"]
+
+
+def loaded(family, tokenizer):
+    import torch
+
+    model = tiny_model(FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}, torch.float64)
+    return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, None, 30)
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(("layers", "queries"), [([2], None), (None, [0, 3]), ([3, 1], [-1, 2])])
+def test_parts_equal_the_whole(family, layers, queries, tokenizer):
+    model = loaded(family, tokenizer)
+    whole = normscope.decompose(model, PROMPT, heads=True)
+    part = normscope.decompose(model, PROMPT, heads=True, layers=layers, queries=queries)
+    length = len(whole.tokens)
+    kept = sorted(layers or range(1, model.layers + 1))
+    places = [place % length for place in queries] if queries else list(range(length))
+    assert part.tokens == tuple(whole.tokens[place] for place in places)
+    assert part.key_tokens == whole.key_tokens
+
+    def chosen(table, column):
+        rows = table[table["layer"].isin(kept) & table[column].isin(places)]
+        order = {place: number for number, place in enumerate(places)}
+        keys = [*(["method"] if "method" in rows else []), "layer", column, *(["key"] if "key" in rows else [])]
+        return rows.sort_values(keys, key=lambda values: values.map(order) if values.name == column else values)
+
+    for name, column in (("pairs", "query"), ("mixing", "position"), ("output_shares", "position")):
+        expected, found = (chosen(getattr(each, name), column).reset_index(drop=True) for each in (whole, part))
+        assert len(found) == len(getattr(part, name))
+        pd.testing.assert_frame_equal(found, expected, rtol=1e-10, atol=1e-12)
+    rows = np.ix_(np.array(kept) - 1, range(whole.head_weights.shape[1]), places, range(length))
+    for name in ("head_weights", "head_vectors"):
+        np.testing.assert_allclose(getattr(part, name), getattr(whole, name).numpy()[rows], rtol=1e-10, atol=1e-12)
+    assert part.figure(kept[-1]).description.table["query"].drop_duplicates().tolist() == sorted(places) or queries
+    assert part.explorer().sentences[0].layers == tuple(kept)
+    arrays = part.to_xarray()
+    assert arrays["layer"].values.tolist() == kept
+    assert arrays["query"].values.tolist() == places
+    if layers:
+        with pytest.raises(InputError, match=f"layer=9: expected {', '.join(map(str, kept))}"):
+            part.figure(9)
+
+
+def test_single_heads_of_some_layers_for_circuitsvis(tokenizer):
+    model = loaded("bert", tokenizer)
+    whole, part = (normscope.decompose(model, PROMPT, heads=True, layers=layers) for layers in (None, [2, 3]))
+    found, expected = (each.to_circuitsvis("attn_w", 3)["attention"] for each in (part, whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(InputError, match="layer=1: expected 2, 3"):
+        part.to_circuitsvis("attn_w", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layers": []}, "layers: expected at least one number, got none"),
+        ({"layers": [0]}, "layers: expected whole numbers from 1 to 3, got 0"),
+        ({"layers": ["1"]}, "layers: expected whole numbers from 1 to 3, got '1'"),
+        ({"queries": [99]}, "queries: expected whole numbers from 0 to"),
+        ({"queries": [True]}, "queries: expected whole numbers from 0 to"),
+        ({"queries": [0], "feed_forward": True}, "leave out feed_forward and level"),
+        ({"queries": [0], "level": "word"}, "leave out feed_forward and level"),
+    ],
+)
+def test_what_is_not_there(tokenizer, arguments, message):
+    with pytest.raises(InputError, match=message):
+        normscope.decompose(causal("llama", tokenizer), PROMPT, **arguments)
