@@ -1,8 +1,8 @@
 """Attribution against a known truth: a small model that looks up in its prompt what it answers.
 
-A prompt says which room each key opens, and asks for one of them: `red opens four . blue opens nine . red opens` has the
-answer `four`. Nothing but two earlier words decides it, the same key and its room, so a faithful method scores these highest.
-The model is trained until it answers nearly all prompts that it has never seen.
+A prompt says where some people live, and names one of them again: `Anna Paris . Ben Rome . Clara Oslo . Ben` has the answer
+`Rome`. Nothing but two earlier words decides it, the same name and the city behind it, so a faithful method scores these
+highest. The model is trained until it answers nearly all prompts that it has never seen.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from normscope.attribution.readouts import NextTokenReadout
 from normscope.attribution.token_scores import token_scores
 from normscope.models.loaded import LoadedModel
 
-KEYS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey", "gold", "silver", "violet", "orange")
-ROOMS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karl", "Lena")
+CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Tokyo", "Quito", "Sofia", "Dublin", "Vienna", "Accra")
 PAIRS = 4
-"""Keys in a prompt."""
+"""People in a prompt."""
 
 _SPECIAL = ("[PAD]", "[UNK]")
-_VOCABULARY = {word: number for number, word in enumerate([*_SPECIAL, *KEYS, *ROOMS, "opens", "."])}
-_BATCH, _STEPS = 128, 3000
+_VOCABULARY = {word: number for number, word in enumerate([*_SPECIAL, *NAMES, *CITIES, "."])}
+_BATCH, _QUESTIONS, _STEPS = 64, 8, 3000
 _RIGHT = 0.99
 """Share of right answers at which training ends."""
 
@@ -54,11 +54,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def prompts(generator: np.random.Generator) -> Iterator[tuple[str, str, list[int]]]:
     """Prompts, their answers, and the positions of the two words that decide the answer."""
     while True:
-        keys = generator.choice(KEYS, PAIRS, replace=False)
-        rooms = generator.choice(ROOMS, PAIRS, replace=False)
+        names, cities = _facts(generator)
         asked = int(generator.integers(PAIRS))
-        facts = "".join(f"{key} opens {room} . " for key, room in zip(keys, rooms, strict=True))
-        yield f"{facts}{keys[asked]} opens", str(rooms[asked]), [4 * asked, 4 * asked + 2]
+        facts = "".join(f"{name} {city} . " for name, city in zip(names, cities, strict=True))
+        yield f"{facts}{names[asked]}", str(cities[asked]), [3 * asked, 3 * asked + 1]
+
+
+def _facts(generator: np.random.Generator) -> tuple[list[str], list[str]]:
+    names, cities = (generator.choice(words, PAIRS, replace=False).tolist() for words in (NAMES, CITIES))
+    return names, cities
+
+
+def _lessons(generator: np.random.Generator) -> Tensor:
+    """Prompts with several questions and their answers, as token ids (text, token)."""
+    texts = []
+    for _ in range(_BATCH):
+        names, cities = _facts(generator)
+        order = [*range(PAIRS), *generator.integers(PAIRS, size=_QUESTIONS).tolist()]
+        texts.append([_VOCABULARY[word] for number in order for word in (names[number], cities[number], ".")])
+    return torch.tensor(texts)
 
 
 def trained(seed: int = 0) -> Retriever:
@@ -67,7 +81,7 @@ def trained(seed: int = 0) -> Retriever:
     config = LlamaConfig(
         vocab_size=len(_VOCABULARY),
         hidden_size=64,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=128,
         max_position_embeddings=64,
@@ -76,15 +90,16 @@ def trained(seed: int = 0) -> Retriever:
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 0.05, 1.0, 100)
-    stream = prompts(np.random.default_rng(seed))
+    generator = np.random.default_rng(seed)
+    asked = torch.arange(3 * PAIRS, 3 * (PAIRS + _QUESTIONS), 3)
     right = 0.0
     for step in range(_STEPS):
-        ids, answers = _batch(stream)
-        logits = model(input_ids=ids).logits[:, -1]
+        ids = _lessons(generator)
+        logits = model(input_ids=ids).logits[:, asked]
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(logits, answers).backward()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, asked + 1].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
@@ -98,25 +113,19 @@ def trained(seed: int = 0) -> Retriever:
     )
 
 
-def _batch(stream: Iterator[tuple[str, str, list[int]]]) -> tuple[Tensor, Tensor]:
-    drawn = [next(stream) for _ in range(_BATCH)]
-    ids = [[_VOCABULARY[word] for word in prompt.split()] for prompt, _, _ in drawn]
-    return torch.tensor(ids), torch.tensor([_VOCABULARY[answer] for _, answer, _ in drawn])
-
-
 @torch.inference_mode()
 def _accuracy(model: LlamaForCausalLM, stream: Iterator[tuple[str, str, list[int]]]) -> float:
-    right = []
-    for _ in range(4):
-        ids, answers = _batch(stream)
-        right.append((model(input_ids=ids).logits[:, -1].argmax(dim=-1) == answers).double().mean())
-    return float(torch.stack(right).mean())
+    drawn = [next(stream) for _ in range(512)]
+    ids = torch.tensor([[_VOCABULARY[word] for word in prompt.split()] for prompt, _, _ in drawn])
+    answers = torch.tensor([_VOCABULARY[answer] for _, answer, _ in drawn])
+    return float((model(input_ids=ids).logits[:, -1].argmax(dim=-1) == answers).double().mean())
 
 
 def precision(retriever: Retriever, count: int, seed: int = 1, baselines: bool = True) -> list[dict[str, Any]]:
-    """How many of the two words that decide an answer each method has among the two that it scores highest.
+    """How many of the two words that decide an answer each method has among the two that it scores highest (`precision`), and
+    how often the word that it scores highest is one of them (`first`).
 
-    The words of the question are left out: they are the same in every prompt, or stand where the answer is read out.
+    The name that is asked for is left out: the answer is read out there.
 
     Args:
         count: Number of prompts that are answered right.
@@ -124,7 +133,7 @@ def precision(retriever: Retriever, count: int, seed: int = 1, baselines: bool =
     """
     model, readout = retriever.model, NextTokenReadout(retriever.model.next_token_head)
     methods: list[Any] = [*defined_methods(model.layout, None, MapStage.BLOCK), *(Baseline if baselines else ())]
-    found: dict[str, list[float]] = {str(method): [] for method in methods}
+    found: dict[str, list[tuple[float, float]]] = {str(method): [] for method in methods}
     found["random"] = []
     generator = np.random.default_rng([seed, 0])
     for prompt, answer, deciding in prompts(np.random.default_rng(seed)):
@@ -139,13 +148,16 @@ def precision(retriever: Retriever, count: int, seed: int = 1, baselines: bool =
         mapped = [method for method in methods if isinstance(method, MapMethod)]
         maps = model_maps(model.model, model.layout, inputs, mapped)
         scores = token_scores(model.model, model.layout, inputs, readout, methods, maps)
-        facts = inputs["input_ids"].shape[1] - 2
+        facts = inputs["input_ids"].shape[1] - 1
         for method, values in scores.items():
             best = values[0, :facts].argsort(descending=True, stable=True)[: len(deciding)].tolist()
-            found[str(method)].append(len({*best} & {*deciding}) / len(deciding))
+            found[str(method)].append((len({*best} & {*deciding}) / len(deciding), float(best[0] in deciding)))
         guess = generator.permutation(facts)[: len(deciding)].tolist()
-        found["random"].append(len({*guess} & {*deciding}) / len(deciding))
-    rows = [{"way": method, "precision": round(float(np.mean(values)), 3)} for method, values in found.items()]
+        found["random"].append((len({*guess} & {*deciding}) / len(deciding), float(guess[0] in deciding)))
+    rows = []
+    for way, pairs in found.items():
+        of_two, of_first = np.mean(pairs, axis=0)
+        rows.append({"way": way, "precision": round(float(of_two), 3), "first": round(float(of_first), 3)})
     return sorted(rows, key=lambda row: -row["precision"])
 
 

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 from transformers import PreTrainedTokenizerFast
 
 import normscope
+from benchmarks.retrieval import CITIES, prompts, trained
 from normscope.analyses.registry import analyses
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.translation import toy
@@ -145,6 +147,7 @@ def _runs(folder: Path, treebank: Path | None) -> list[Path]:
         _run(folder / "pairs", "analysis=similarity", f"dataset.limit={SIMILAR_EXAMPLES}"),
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),
+        _from_retrieval(folder / "retrieval"),
         _from_training(folder / "training"),
         *([] if treebank is None else [_syntax(folder / "treebank", treebank)]),
     ]
@@ -157,6 +160,20 @@ def _from_python(folder: Path) -> Path:
     model = normscope.load()
     normscope.attribution_maps(model, SENTENCE, "decompx")["decompx"].figure().save(figures / "attribution_decompx.png")
     normscope.similarity(model, *SIMILAR).figure().save(figures / "similarity.png")
+    return folder
+
+
+def _from_retrieval(folder: Path) -> Path:
+    """Figures of a small model that looks its answers up in the prompt; see `benchmarks/retrieval.py`."""
+    figures = folder / "figures"
+    figures.mkdir(parents=True)
+    model = trained().model
+    prompt, answer, _ = next(prompts(np.random.default_rng(7)))
+    other = next(word for word in reversed(prompt.split()) if word in CITIES and word != answer)
+    target = normscope.NextToken(answer)
+    normscope.attribute(model, prompt, target).figure().save(figures / "answer_tokens.png")
+    normscope.attribute(model, prompt, target, against=other).figure().save(figures / "answer_contrast.png")
+    normscope.attribute(model, prompt, target, by=["layer", "head"]).figure().save(figures / "answer_heads.png")
     return folder
 
 

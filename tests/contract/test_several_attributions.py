@@ -97,6 +97,13 @@ def test_conversations_that_cannot_be_read(chat, texts, message):
         normscope.decompose(chat, texts)
 
 
+def test_analyses_take_no_conversations(chat):
+    message = {"role": "user", "content": "a"}
+    for texts in ([message], [[message], "b"]):
+        with pytest.raises(InputError, match="texts: analyses read conversations from a file; .* chat_template"):
+            normscope.run("mixing", texts=texts, model=chat)
+
+
 def test_a_conversation_needs_a_template_and_has_no_other_spans(model, chat):
     messages = [{"role": "user", "content": "the film"}]
     with pytest.raises(InputError, match="a conversation's spans are its roles; leave out spans"):

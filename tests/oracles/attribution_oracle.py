@@ -114,6 +114,8 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = float(np.mean(values))
     if len(values) == 1:
         return mean, np.nan, np.nan
+    if np.ptp(values) == 0:
+        return mean, mean, mean
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=scipy.stats.sem(values))
     return mean, float(low), float(high)
 

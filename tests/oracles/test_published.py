@@ -309,7 +309,7 @@ def test_attribution(choice):
     findings = specimen.findings("attribution", options, layers, categories)
     expected = attribution_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32.
-    assert_published(findings, expected, tolerance=2e-5 if name == "qwen2" else 1e-9)
+    assert_published(findings, expected, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -22,7 +22,7 @@ from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
 from normscope.models.stream_changes import is_changed
-from normscope.models.text_batches import Text, describe_type, example_of, is_ids, parts_of
+from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of
 from normscope.reporting.terminal import steps_bar
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
@@ -170,6 +170,10 @@ def listed(texts: Text | Iterable[Text]) -> list[Text]:
     found: list[Any] = [texts] if isinstance(texts, str | tuple) or is_ids(texts) else list(texts)
     if not found:
         raise InputError("texts: expected at least one text, got none")
+    if is_messages(found) or any(map(is_messages, found)):
+        raise InputError(
+            "texts: analyses read conversations from a file; on the command line, set dataset.chat_template=true"
+        )
     for text in found:
         if not is_ids(text):
             parts_of(text)

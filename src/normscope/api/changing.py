@@ -63,7 +63,7 @@ def ablate(
         keep[chosen] = 0
         change = StreamChange(keep, (1 - keep) * value)
         stream = dict.fromkeys(where, change)
-        _check_one_stack(model)
+        _check_stream(model)
     with changed(model, _pairs("heads", heads), _pairs("neurons", neurons), stream):
         yield model
 
@@ -101,17 +101,18 @@ def steer(model: LoadedModel, vector: Any, layer: int, *, strength: float = 1.0)
     if not added.isfinite().all():
         raise InputError("vector: expected finite numbers")
     (where,) = _layers(model, [layer])
-    _check_one_stack(model)
+    _check_stream(model)
     added = added.to(model.device)
     with changed(model, stream={where: StreamChange(torch.ones_like(added), strength * added)}):
         yield model
 
 
-def _check_one_stack(model: LoadedModel) -> None:
-    if model.layout.reads_target:
-        raise InputError(
-            "model: the residual stream of a decoder that reads a source cannot be changed; ablate heads instead"
-        )
+def _check_stream(model: LoadedModel) -> None:
+    what = (
+        "a decoder that reads a source" if model.layout.reads_target else "a model with a convolution beside its layers"
+    )
+    if model.layout.reads_target or model.layout.convolution is not None:
+        raise InputError(f"model: the residual stream of {what} cannot be changed; ablate heads instead")
 
 
 def _layers(model: LoadedModel, layers: Iterable[int] | None) -> Sequence[int]:

@@ -14,7 +14,7 @@ from matplotlib.textpath import TextToPath
 
 from normscope.analyses.findings import ColouredText
 from normscope.reporting.figure_text import word_label
-from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted
+from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted, text_width
 from normscope.reporting.figures.style import SMALL, points
 from normscope.reporting.palette import DIVERGING
 from normscope.rounding import MINUS
@@ -61,9 +61,13 @@ def coloured_text(figure: ColouredText, width: float) -> Canvas:
         axes.text(0, at, title, va="top", fontweight="bold", fontsize=size)
     for token in tokens:
         _draw(axes, token, largest, line)
-    for token in numbered:
+    taken: list[tuple[float, float, float]] = []
+    for token in sorted(numbered, key=lambda token: -abs(token.value)):
         text = f"{token.value:.2g}".replace("-", MINUS)
-        middle = token.left + token.width / 2
+        middle, half = token.left + token.width / 2, text_width(text, small) / 2
+        if any(top == token.top and abs(middle - other) < half + reach for top, other, reach in taken):
+            continue  # it would overlap that of a larger value
+        taken.append((token.top, middle, half))
         axes.text(middle, token.top + line, text, ha="center", va="top", fontsize=small, color="#5a5f66")
     bar = canvas.colorbar(colours, ax=axes, location="bottom", shrink=min(1.0, 2.6 / width), aspect=24, pad=0.01)
     bar.set_label(figure.value_label)
