@@ -114,7 +114,9 @@ def test_cross_attention_has_tokens_of_two_texts(cross):
     assert one.figure(1)._repr_png_().startswith(b"\x89PNG")
     dataset = one.to_xarray()
     assert dataset["key_token"].values.tolist() == source
-    with pytest.raises(InputError, match="draws one list of tokens, but cross-attention has two"):
+    with pytest.raises(
+        InputError, match="draws one list of tokens, but cross-attention, and maps of some queries, have two"
+    ):
         one.to_circuitsvis()
 
 

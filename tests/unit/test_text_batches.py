@@ -82,7 +82,7 @@ def test_lists_may_mix_texts_and_pairs(model):
     ids=lambda value: value.replace("\\", "") if isinstance(value, str) else type(value).__name__,
 )
 def test_other_types_are_refused(model, texts, got):
-    expected = rf"expected a str, a pair \(tuple\) of two str, a list of these, or .* BatchEncoding; got {got}$"
+    expected = rf"expected a str, a pair \(tuple\) of two str, a conversation .*, or .* BatchEncoding; got {got}$"
     with pytest.raises(InputError, match=expected):
         batch_from_texts(model, texts)
 

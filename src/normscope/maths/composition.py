@@ -31,6 +31,7 @@ from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation, scaled_norm
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal, scaled_output_weight
+from normscope.maths.tensors import widened
 from normscope.maths.word_batches import Strip, word_batches
 from normscope.maths.words import WordGroups
 
@@ -227,7 +228,7 @@ class Composition:
         """‖V_ij‖ of every query i and key j, by stage.
 
         Args:
-            strips: α, in strips of queries.
+            strips: α, in strips of queries; keys after the last one that a strip sees may be left out.
             value: v, with b_V inside.
             output_weight: W_O.
             is_cross_attention: Whether no key is the token itself. Then the residual connection belongs to no pair, and F is
@@ -240,7 +241,8 @@ class Composition:
         parts: dict[Stage, list[Tensor]] = {stage: [] for stage in grams}
         for weights in strips:
             for stage, gram in grams.items():
-                parts[stage].append(norms_from_grams(weights, gram))
+                keys = weights.shape[-1]
+                parts[stage].append(widened(norms_from_grams(weights, gram[:, :keys]), gram.shape[1]))
         others = {stage: torch.cat(strip, dim=1) for stage, strip in parts.items()}
         if is_cross_attention:
             return others

@@ -82,3 +82,8 @@ def as_double(value: T) -> T:
         if isinstance(computed := getattr(value, name, None), Tensor):
             vars(copied)[name] = as_double(computed)  # where `cached_property` stores it
     return cast(T, copied)
+
+
+def widened(values: Float[Tensor, "*batch some"], width: int) -> Float[Tensor, "*batch width"]:
+    """Values with zeros behind them, up to a width along the last axis."""
+    return torch.nn.functional.pad(values, (0, width - values.shape[-1]))

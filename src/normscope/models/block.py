@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +16,7 @@ from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mi
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.shares import Shares, block_readout, block_shares, pair_readout, share_of_others
-from normscope.maths.tensors import as_double
+from normscope.maths.tensors import as_double, pieces, widened
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
@@ -238,14 +237,19 @@ class AttentionBlock:
     def _strips(
         self, queries: Int[Tensor, " chosen"] | None
     ) -> Iterator[tuple[slice | Int[Tensor, " some"], Float[Tensor, "batch head some key"]]]:
-        """α in float64 on the CPU, of some queries or all, a few at a time."""
+        """α in float64 on the CPU, of some queries or all, a few at a time.
+
+        Later keys, which no query of a strip sees, are left out.
+        """
+        at_once = max(1, self.alpha.queries_at_once // len(self.query))
         if queries is None:
-            parts: Iterator[tuple[Any, Tensor]] = self.alpha.strips()
-        else:
-            at_once = max(1, self.alpha.queries_at_once // len(self.query))
-            parts = ((some, self.alpha.rows(some.to(self.query.device))) for some in queries.split(at_once))
-        for some, weights in parts:
-            yield some, weights.cpu().double()
+            causal = self.mask is not None and self.mask.causal
+            for strip in pieces(slice(0, self.query.shape[2]), at_once):
+                seen = slice(0, strip.stop) if causal else None
+                yield strip, self.alpha.rows(strip, keys=seen).cpu().double()
+            return
+        for some in queries.split(at_once):
+            yield some, self.alpha.rows(some.to(self.query.device)).cpu().double()
 
     def pair_shares(
         self, rows: Float[Tensor, "batch word query"] | None = None, queries: Int[Tensor, " chosen"] | None = None
@@ -265,7 +269,11 @@ class AttentionBlock:
         read = pair_readout(readout.attended, self.parameters.output_weight.cpu().double())
         values = (self.value.cpu().double()).transpose(-1, -2)
         shares = torch.cat(
-            [(weights * (read[:, :, some] @ values)).sum(dim=1) for some, weights in self._strips(queries)], dim=1
+            [
+                widened((weights * (read[:, :, some] @ values[..., : weights.shape[-1]])).sum(dim=1), values.shape[-1])
+                for some, weights in self._strips(queries)
+            ],
+            dim=1,
         )
         if not self.is_cross_attention and stage is not Stage.ATTENTION:
             carried = torch.linalg.vecdot(composition.inputs, readout.carried)
@@ -287,7 +295,7 @@ class AttentionBlock:
 
         def strips() -> Iterator[Tensor]:
             for _, weights in self._strips(queries):
-                means.append(weights.mean(dim=1))
+                means.append(widened(weights.mean(dim=1), self.key.shape[2]))
                 yield weights
 
         norms = as_double(self.composition).pair_norms(

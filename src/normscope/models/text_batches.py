@@ -63,7 +63,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     with _in_terms_of_messages():
         encoder = Encoder(model, options, level=level, asks=True)
         sequences = encoder.encode(examples, counts)
-        if counts.skipped:
+        if chats and counts.skipped:
             raise InputError(f"messages: {next(iter(counts.skipped))}")
     if counts.cut:
         raise InputError(
