@@ -72,7 +72,7 @@ def whole_numbers(argument: str, values: Iterable[object] | None, first: int, la
     """
     if values is None:
         return None
-    numbers = list(dict.fromkeys(values))
+    numbers = list(values)
     if not numbers:
         raise InputError(f"{argument}: expected at least one number, got none")
     for number in numbers:
@@ -80,7 +80,7 @@ def whole_numbers(argument: str, values: Iterable[object] | None, first: int, la
             raise InputError(
                 f"{argument}: expected whole numbers from {first} to {last}, got {printable(repr(number), 40)}"
             )
-    return [int(number) for number in numbers]  # type: ignore[call-overload]
+    return list(dict.fromkeys(int(number) for number in numbers))  # type: ignore[call-overload]
 
 
 def single_text(model: LoadedModel, text: object, function: str, level: Level = Level.token) -> Batch:

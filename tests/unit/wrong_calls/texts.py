@@ -18,7 +18,9 @@ def wrong_texts(stock: Stock) -> Iterator[Call]:
     """A call of each function with each text or encoding."""
     for name, read in _readers(stock).items():
         for kind, (text, surely) in {**_texts(), **_encodings()}.items():
-            several = isinstance(text, list) and name in ("decompose", "decompose words", "observe", "run", "Callback")
+            several = isinstance(text, list) and name in (
+                "decompose", "decompose words", "observe", "attribute", "run", "Callback",
+            )  # fmt: skip
             if several and all(isinstance(each, str) for each in text) and text:
                 continue
             yield Call(f"{name} of {kind}", lambda read=read, text=text: read(text), surely)
@@ -69,6 +71,11 @@ def _texts() -> dict[str, tuple[Any, bool]]:
         "a list with None": (["a", None], True),
         "a list with bytes": ([b"a"], True),
         "a list of numbers": ([101, 102], True),
+        "messages without a template": ([{"role": "user", "content": "a"}], True),
+        "messages without a role": ([{"content": "a"}], True),
+        "an empty message": ([{}], True),
+        "messages of numbers": ([{"role": 1, "content": 2}], True),
+        "messages beside texts": ([[{"role": "user", "content": "a"}], "b"], True),
         "a mapping": ({"input_ids": IDS}, True),
         "a tensor": (torch.tensor(IDS), True),
         "bytes": (b"a", True),
