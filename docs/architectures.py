@@ -59,7 +59,7 @@ class Row(NamedTuple):
     block: str
     """The position of the block's norm; empty if it cannot be observed."""
     network: str
-    """Whether the feed-forward network can be observed: yes, no, or part (in some layers only)."""
+    """Whether the whole layer can be observed, with its feed-forward network: yes, no, or part (in some layers only)."""
     reason: str
     """Why the stack, or the network of some layer, cannot be observed."""
 
@@ -87,14 +87,29 @@ def rows(model_type: str) -> Iterator[Row]:
         except (InputError, NotInferredError) as error:
             yield Row(model_type, stack or "", lists, "", "no", _PATHS.sub("", str(error)))
         else:
-            reason = layout.unknown_network or ""
-            yield Row(model_type, stack or "", lists, layout.norm_position, _network(layout), reason)
+            yield Row(
+                model_type, stack or "", lists, layout.norm_position, _network(layout), "; ".join(_limits(layout))
+            )
 
 
 def _network(layout: BlockLayout) -> str:
     if layout.stack == "decoder":  # cross-attention follows
         return ""
-    return "yes" if layout.has_networks else "part" if layout.feed_forward else "no"
+    if layout.has_networks:
+        return "part" if layout.without else "yes"
+    return "part" if layout.feed_forward else "no"
+
+
+def _limits(layout: BlockLayout) -> Iterator[str]:
+    """What of a stack cannot be observed, or not in the usual form."""
+    if layout.unknown_network:
+        yield layout.unknown_network
+    if layout.without:
+        yield "hybrid: only layers with softmax attention have a block"
+    if layout.gate is not None:
+        yield "gated: heads' outputs are multiplied by a gate that depends on the query"
+    if layout.value is None:
+        yield "latent: values are not a linear map of what attention reads"
 
 
 def text_config(model_type: str) -> Any:

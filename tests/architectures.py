@@ -26,6 +26,27 @@ SMALL: dict[int, tuple[str, ...]] = {
 }
 """Sizes, and the config keys that are set to them."""
 
+_HYBRID: dict[str, Any] = {"num_hidden_layers": 4}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 4}
+_MIXTURE = {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+_LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}
+
 OWN: dict[str, dict[str, Any]] = {
     "esm": {
         "vocab_size": 99,
@@ -50,6 +71,21 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "xlm": {"emb_dim": 32},
     "flaubert": {"emb_dim": 32},
+    "afmoe": _HYBRID | _MIXTURE | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4},
+    "bamba": _HYBRID | _MAMBA | {"attn_layer_indices": [1, 3]},
+    "deepseek_v2": _LATENT | _MIXTURE | {"q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": _LATENT | _MIXTURE,
+    "jamba": _HYBRID
+    | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+    | {"mamba_dt_rank": 4, "mamba_d_state": 4, "use_mamba_kernels": False, "num_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": _HYBRID | {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "olmo_hybrid": _HYBRID | _DELTA,
+    "qwen3_5_text": _HYBRID | _DELTA,
+    "qwen3_next": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},
+    "recurrent_gemma": _HYBRID
+    | {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64},
+    "youtu": _LATENT,
 }
 """Further values that some architectures need."""
 
@@ -70,7 +106,7 @@ def tiny_architecture(
                 setattr(config, name, number)
     if type(getattr(config, "num_key_value_heads", None)) is int:
         config.num_key_value_heads = 2
-    if getattr(config, "layer_types", None):
+    if getattr(config, "layer_types", None) and model_type not in OWN:
         config.layer_types = (config.layer_types * 2)[:2]
     for name, value in OWN.get(model_type, {}).items():
         setattr(config, name, value)

@@ -6,6 +6,7 @@ away from zero, as JavaScript does, so that a page's script (`reporting/page/rou
 
 import decimal
 import math
+from collections.abc import Iterable
 
 MINUS = "−"
 
@@ -53,6 +54,17 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours:,} h {minutes % 60} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def numbered(numbers: Iterable[int]) -> str:
+    """Whole numbers in ascending order, with ranges for three or more in a row: `1–3, 5`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def counted(count: float, noun: str, plural: str | None = None) -> str:

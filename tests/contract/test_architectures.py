@@ -32,7 +32,7 @@ REFUSED = {
     "convbert": r"the outputs of the heads are not read by a single linear layer \(operation cat in encoder.layer.0",
     "fnet": "no softmax over all tokens was found",
     "mobilebert": r"the attention output is not added to a residual connection \(operation mul in encoder.layer.0",
-    "xlnet": r"values are not computed by a linear layer \(operation bmm in layer.0",
+    "xlnet": r"the outputs of the heads are not read by a single linear layer \(operation bmm in layer.0",
 }
 
 

@@ -17,8 +17,10 @@ from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.registry import analyses
 from normscope.api import models as api_models
 from normscope.errors import InputError
-from normscope.running.options import RunOptions, check, chosen_categories, chosen_layers, enabled_analyses
+from normscope.running.options import RunOptions, check, chosen_categories, enabled_analyses
+from normscope.running.plan import chosen_layers
 from tests.end_to_end import quick_configs
+from tests.tiny import layout_of
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -199,12 +201,13 @@ def test_values_out_of_range_name_their_key(override):
 
 
 def test_layers():
-    assert chosen_layers("all", 3) == [1, 2, 3]
-    assert chosen_layers([3, 1, 3], 3) == [1, 3]
-    assert chosen_layers(2, 3) == [2]
+    layout = layout_of("bert")
+    assert chosen_layers("all", layout) == [1, 2, 3]
+    assert chosen_layers([3, 1, 3], layout) == [1, 3]
+    assert chosen_layers(2, layout) == [2]
     for wrong in ([0], [4], [], "some", [1.5], [True], ["1"]):
         with pytest.raises(InputError, match="layers="):
-            chosen_layers(wrong, 3)
+            chosen_layers(wrong, layout)
 
 
 def test_categories():

@@ -68,7 +68,9 @@ class AlignmentAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: AlignmentOptions, _model: ModelInfo) -> Requirements:
         """The words of both sides, and the reference alignments."""
-        return Requirements(words=SEGMENTERS[options.words], resources={REFERENCE: ReferenceResource(options)})
+        return Requirements(
+            vectors_of_keys=True, words=SEGMENTERS[options.words], resources={REFERENCE: ReferenceResource(options)}
+        )
 
     def start_batch(self, batch: Batch) -> None:
         """Look up the words and links of the sentences of a batch."""

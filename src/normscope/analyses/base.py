@@ -43,6 +43,10 @@ class Requirements:
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
+    vectors_of_keys: bool = False
+    """Whether it measures one vector f(x_j) for each key, which gates on the outputs of the heads do not leave."""
+    weights_of_keys: bool = False
+    """Whether it needs W_Q and W_K, which latent attention does not have as such."""
     bias_rule: NetworkBias = NetworkBias.summand
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     token_maps: int = 0
@@ -108,12 +112,12 @@ class AnalysisContext:
     @cached_property
     def heads(self) -> int:
         """Number of heads of a layer."""
-        return len(next(iter(self.parameters.values())).value_bias)
+        return len(next(iter(self.parameters.values())).output_weight)
 
     @cached_property
     def model(self) -> int:
         """Size of the hidden vectors."""
-        return int(next(iter(self.parameters.values())).key_weight.shape[1])
+        return int(next(iter(self.parameters.values())).output_weight.shape[2])
 
     def index(self, layer: int) -> int:
         """Position of a layer among `layers`."""

@@ -378,6 +378,8 @@ def decompose(
     of_level = chosen("level", level, Level)
     batch = batch_from_texts(model, text, of_level)
     wanted = whole_numbers("layers", layers, 1, model.layers)
+    for layer in wanted or ():
+        model.layout.check_attends("layers", layer)
     if queries is not None and (feed_forward or of_level is Level.word):
         raise InputError("queries: expected maps of attention blocks between tokens; leave out feed_forward and level")
     rows = None if queries is None else list(queries)
@@ -457,7 +459,7 @@ def _maps(
         if heads and words is None:
             weights = block.weights if queries is None else block.alpha.rows(queries.to(model.device))
             maps["head_w"] = weights[0].cpu().double()
-            maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
+            maps["head_n"] = block.head_norms(weights, queries)[0].cpu().double()
         elif heads and words is not None:
             maps["head_w"], maps["head_n"] = (values[0] for values in words.head_maps())
         layers.append(maps)

@@ -123,6 +123,7 @@ def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
 
     Source: Ferrando et al. 2022, section 3.1 (arXiv:2203.04212).
     """
+    block.require_vectors_of_keys()
     parts, reductions = _Compared(block), _zeros(block)
     for tile in _tiles(block, block.inputs.shape[-1], parts.weight.element_size()):
         at = (tile.sequence, tile.queries)
@@ -161,6 +162,7 @@ def _globenc(block: FeedForwardBlock) -> Tensor:
 
 
 def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
+    block.require_vectors_of_keys()
     grams = head_grams(wide(block.value), output_weight)
     return torch.cat([norms_from_grams(wide(weights), grams) for _, weights in block.alpha.strips()], dim=1)
 

@@ -7,8 +7,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.layer_composition import WHOLE_LAYER
+from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.frozen_layers import FrozenConvolutions
 from normscope.models.layout import BlockLayout
+from normscope.rounding import numbered
 
 
 class MapMethod(enum.StrEnum):
@@ -65,6 +67,16 @@ def check_supported(layout: BlockLayout) -> None:
             "alternates self-attention and cross-attention; set stack=encoder, or call normscope.attribution_maps for a "
             "single translation"
         )
+    if layout.without:
+        raise InputError(
+            f"attribution follows vectors through every layer, but layers {numbered(layout.without)} of this "
+            f"{layout.family} have no softmax attention; use mixing, norms or decompose, which measure single layers"
+        )
+    if layout.value is None:
+        raise InputError(
+            f"attribution holds attention weights and follows values, but {NOT_LINEAR.format('values')}; use mixing, norms or "
+            "decompose"
+        )
 
 
 def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, convolution: bool) -> None:
@@ -79,6 +91,8 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
         InputError: If it is not; the message says why.
     """
     check_supported(layout)
+    if layout.gate is not None and method not in (MapMethod.ROLLOUT, MapMethod.DECOMPX):
+        raise InputError(f"{method} is not defined for this {layout.family}: {GATED}; use rollout or decompx")
     if convolution and method is not MapMethod.DECOMPX:
         raise InputError(
             f"{method} is not defined for this {layout.family}: a convolution beside its first layer mixes tokens past "
@@ -115,7 +129,7 @@ def defined_methods(
         try:
             check_defined(method, stage, layout, convolution=convolution)
         except InputError:
-            depends_on_the_family = convolution or method is MapMethod.GLOBENC
+            depends_on_the_family = convolution or layout.gate is not None or method is MapMethod.GLOBENC
             if wanted is not None or not depends_on_the_family:
                 raise
         else:

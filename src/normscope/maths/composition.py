@@ -30,7 +30,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation, scaled_norm
-from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal, scaled_output_weight
+from normscope.maths.norms import (
+    gated_pair_norms,
+    head_grams,
+    norms_from_grams,
+    replaced_diagonal,
+    scaled_output_weight,
+)
 from normscope.maths.tensors import widened
 from normscope.maths.word_batches import Strip, word_batches
 from normscope.maths.words import WordGroups
@@ -224,6 +230,7 @@ class Composition:
         *,
         is_cross_attention: bool = False,
         queries: Int[Tensor, " query"] | None = None,
+        gate: Float[Tensor, "batch head all_queries #head_dim"] | None = None,
     ) -> dict[Stage, Float[Tensor, "batch query key"]]:
         """‖V_ij‖ of every query i and key j, by stage.
 
@@ -234,15 +241,24 @@ class Composition:
             is_cross_attention: Whether no key is the token itself. Then the residual connection belongs to no pair, and F is
                 the only stage.
             queries: The queries of the strips, if these are not all.
+            gate: By what the heads' sums are multiplied before W_O, for all queries; None without a gate.
         """
-        grams = {Stage.ATTENTION: head_grams(value, output_weight)}
+        projections = {Stage.ATTENTION: output_weight}
         if Stage.NORMALISED in self.stages and not is_cross_attention:
-            grams[Stage.NORMALISED] = head_grams(value, scaled_output_weight(output_weight, self._norm))
-        parts: dict[Stage, list[Tensor]] = {stage: [] for stage in grams}
+            projections[Stage.NORMALISED] = scaled_output_weight(output_weight, self._norm)
+        grams = {} if gate is not None else {stage: head_grams(value, each) for stage, each in projections.items()}
+        gates = None if gate is None else gate if queries is None else gate[:, :, queries]
+        parts: dict[Stage, list[Tensor]] = {stage: [] for stage in projections}
+        done = 0
         for weights in strips:
-            for stage, gram in grams.items():
-                keys = weights.shape[-1]
-                parts[stage].append(widened(norms_from_grams(weights, gram[:, :keys]), gram.shape[1]))
+            keys, some = weights.shape[-1], slice(done, done + weights.shape[2])
+            done = some.stop
+            for stage, projection in projections.items():
+                if gates is None:
+                    norms = norms_from_grams(weights, grams[stage][:, :keys])
+                else:
+                    norms = gated_pair_norms(weights, value[:, :, :keys], gates[:, :, some], projection)
+                parts[stage].append(widened(norms, value.shape[2]))
         others = {stage: torch.cat(strip, dim=1) for stage, strip in parts.items()}
         if is_cross_attention:
             return others

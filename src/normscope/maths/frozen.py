@@ -129,6 +129,8 @@ class FrozenAttention:
     value_bias: Float[Tensor, "head head_dim"]
     output_weight: Float[Tensor, "head head_dim model"]
     output_bias: Float[Tensor, " model"] | None
+    gate: Float[Tensor, "batch head token #head_dim"] | None = None
+    """Factors on what each head sums, held fixed as well; None without a gate."""
 
     def linear(
         self,
@@ -147,7 +149,7 @@ class FrozenAttention:
             value = value + value_bias.unsqueeze(-1) * self.value_bias.flatten()
         value = value.unflatten(-1, (heads, head_dim)).transpose(-3, -2)
         # Strips of queries cover all of them, in order.
-        contexts = torch.cat([weights @ value for _, weights in self.strips()], dim=-2)
+        contexts = self._gated(torch.cat([weights @ value for _, weights in self.strips()], dim=-2))
         return contexts.transpose(-3, -2).flatten(-2) @ self.output_weight.flatten(0, 1)
 
     def constant(self, like: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
@@ -158,10 +160,14 @@ class FrozenAttention:
         """The gradient at the values of every head. Values that receive no weight from a token get none."""
         heads, _, head_dim = self.value_weight.shape
         context = (gradient @ self.output_weight.flatten(0, 1).T).unflatten(-1, (heads, head_dim)).transpose(1, 2)
+        context = self._gated(context)
         value = torch.zeros_like(context)
         for queries, weights in self.strips():
             value += _to_keys(weights, context[:, :, queries])
         return value
+
+    def _gated(self, contexts: Float[Tensor, "*stack head token head_dim"]) -> Tensor:
+        return contexts if self.gate is None else contexts * self.gate.to(contexts)
 
     def before_values(
         self, values: Float[Tensor, "batch head token head_dim"]

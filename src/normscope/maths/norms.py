@@ -112,6 +112,31 @@ def norms_from_grams(
     return (half * weights).sum(dim=1).clamp(min=0).sqrt()
 
 
+def gated_pair_norms(
+    weights: Float[Tensor, "batch head query key"],
+    value: Float[Tensor, "batch head key head_dim"],
+    gate: Float[Tensor, "batch head query #head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "batch query key"]:
+    """‖Σ_h α^h_ij (g^h_i ⊙ v^h_j) W_O^h‖ for every query i and key j, if gates multiply what the heads have summed.
+
+    The vectors of a key differ between queries, so no Gram matrix serves them all: a vector is built for each pair, query by
+    query.
+
+    Args:
+        weights: Post-softmax α.
+        value: v, with b_V inside.
+        gate: g.
+        output_weight: W_O; for vectors after normalisation, centred and scaled (see `scaled_output_weight`).
+    """
+    projection = output_weight.flatten(0, 1)
+    norms = []
+    for of_query, factors in zip(weights.unbind(2), gate.unbind(2), strict=True):
+        contexts = value * (of_query.unsqueeze(-1) * factors.unsqueeze(2))
+        norms.append(torch.linalg.vector_norm(contexts.transpose(1, 2).flatten(2) @ projection, dim=-1))
+    return torch.stack(norms, dim=1)
+
+
 def scaled_output_weight(
     output_weight: Float[Tensor, "head head_dim model"], normalisation: Normalisation
 ) -> Float[Tensor, "head head_dim model"]:

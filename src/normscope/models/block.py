@@ -3,18 +3,20 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.composition import Composition, NormPosition, Stage
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.norms import norm_factors, transformed_norms
+from normscope.maths.norms import norm_factors, transformed_norms, weighted_norms
 from normscope.maths.shares import Shares, block_readout, block_shares, pair_readout, share_of_others
 from normscope.maths.tensors import as_double, pieces, widened
 
@@ -22,27 +24,42 @@ TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
 
 
+GATED = "the outputs of the heads are multiplied by a gate that depends on the query, so no single vector f(x) belongs to a key"
+"""Why a measure of f(x) is not defined."""
+
+NOT_LINEAR = "the {} of this model are not a linear map of what attention reads, as in latent attention"
+"""Why a measure of W_Q, W_K or W_V is not defined."""
+
+
 def full_precision(tensor: Tensor) -> Tensor:
     """A tensor in float32 or better: models may run in half precision, measurements may not."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class HeadProjection(NamedTuple):
+    """W_Q, W_K or W_V by head."""
+
+    weight: Float[Tensor, "head model head_dim"]
+    bias: Float[Tensor, "head head_dim"]
+    """Zero if absent."""
+
+
+def _known(projection: HeadProjection | None, what: str) -> HeadProjection:
+    if projection is None:
+        raise InputError(NOT_LINEAR.format(what))
+    return projection
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockParameters:
     """The weights of one block by head, however its family stores them; in float32 or better."""
 
-    query_weight: Float[Tensor, "head model head_dim"]
-    """W_Q."""
-    query_bias: Float[Tensor, "head head_dim"]
-    """b_Q; zero if absent."""
-    key_weight: Float[Tensor, "head model head_dim"]
-    """W_K."""
-    key_bias: Float[Tensor, "head head_dim"]
-    """b_K; zero if absent."""
-    value_weight: Float[Tensor, "head model head_dim"]
-    """W_V."""
-    value_bias: Float[Tensor, "head head_dim"]
-    """b_V; zero if absent."""
+    query: HeadProjection | None
+    """W_Q and b_Q; None if queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    key: HeadProjection | None
+    """W_K and b_K, likewise."""
+    value: HeadProjection | None
+    """W_V and b_V; None if values are computed from each token in another way."""
     output_weight: Float[Tensor, "head head_dim model"]
     """W_O."""
     output_bias: Float[Tensor, " model"] | None
@@ -57,6 +74,36 @@ class BlockParameters:
     """The norm of the keys, of each head or of all heads together; None if the family has none."""
     query_normalisation: Normalisation | None
     """The norm of the queries, likewise."""
+
+    @property
+    def query_weight(self) -> Float[Tensor, "head model head_dim"]:
+        """W_Q. This and the next five raise InputError if there is no such map."""
+        return _known(self.query, "queries").weight
+
+    @property
+    def query_bias(self) -> Float[Tensor, "head head_dim"]:
+        """b_Q."""
+        return _known(self.query, "queries").bias
+
+    @property
+    def key_weight(self) -> Float[Tensor, "head model head_dim"]:
+        """W_K."""
+        return _known(self.key, "keys").weight
+
+    @property
+    def key_bias(self) -> Float[Tensor, "head head_dim"]:
+        """b_K."""
+        return _known(self.key, "keys").bias
+
+    @property
+    def value_weight(self) -> Float[Tensor, "head model head_dim"]:
+        """W_V."""
+        return _known(self.value, "values").weight
+
+    @property
+    def value_bias(self) -> Float[Tensor, "head head_dim"]:
+        """b_V."""
+        return _known(self.value, "values").bias
 
     @cached_property
     def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:
@@ -87,6 +134,9 @@ class AttentionBlock:
     parameters: BlockParameters
     find_key_map: Callable[[], KeyMap]
     """Computes `key_map`."""
+    gate: Float[Tensor, "batch head query #head_dim"] | None = None
+    """g_i, by which what each head has summed is multiplied before W_O; None without a gate. What key j contributes to query i
+    is then α_ij (g_i ⊙ v_j) W_O, and no multiple of one vector f(x_j)."""
 
     @cached_property
     def key_map(self) -> KeyMap:
@@ -153,13 +203,32 @@ class AttentionBlock:
         """The position of the block's norm."""
         return self.parameters.norm_position
 
+    def require_vectors_of_keys(self) -> None:
+        """Check that each key contributes a multiple of one vector f(x_j) to every query.
+
+        Raises:
+            InputError: If a gate multiplies what the heads have summed.
+        """
+        if self.gate is not None:
+            raise InputError(f"layer {self.layer}: {GATED}")
+
     @cached_property
     def transformed_norms(self) -> Float[Tensor, "batch head key"]:
-        """‖f^h(x_j)‖."""
+        """‖f^h(x_j)‖.
+
+        Raises:
+            InputError: If the block has a gate, which makes f depend on the query; see `head_norms`.
+        """
+        self.require_vectors_of_keys()
         return transformed_norms(self.value, self.parameters.norm_factors)
 
     def transformed(self) -> Float[Tensor, "batch head key model"]:
-        """f^h(x_j) of every head, explicitly: `head` times the size of the activations, so not for whole corpora."""
+        """f^h(x_j) of every head, explicitly: `head` times the size of the activations, so not for whole corpora.
+
+        Raises:
+            InputError: If the block has a gate, which makes f depend on the query; see `attended`.
+        """
+        self.require_vectors_of_keys()
         return torch.einsum("bhkd,hdm->bhkm", self.value, self.parameters.output_weight)
 
     @cached_property
@@ -167,7 +236,32 @@ class AttentionBlock:
         """F_ii, what each token takes from itself through attention; zero in cross-attention."""
         if self.is_cross_attention:
             return torch.zeros_like(self.attention_output)
-        return preserving_vectors(self.alpha.own, self.value, self.parameters.output_weight)
+        return preserving_vectors(self.alpha.own, self._gated(self.value), self.parameters.output_weight)
+
+    def attended(self, weights: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch query model"]:
+        """Σ_h Σ_j w^h_ij f^h(x_j), with weights w in place of α."""
+        return torch.einsum("bhqd,hdm->bqm", self._gated(weights @ self.value), self.parameters.output_weight)
+
+    def _gated(self, vectors: Float[Tensor, "batch head query head_dim"]) -> Float[Tensor, "batch head query head_dim"]:
+        """A vector for each query and head, multiplied by the gate, if there is one."""
+        return vectors if self.gate is None else vectors * self.gate.to(vectors)
+
+    def head_norms(
+        self, weights: Float[Tensor, "batch head query key"], queries: Int[Tensor, " query"] | None = None
+    ) -> Float[Tensor, "batch head query key"]:
+        """‖α_ij f(x_j)‖ of every head; with a gate, ‖α_ij (g_i ⊙ v_j) W_O‖, for which a vector is built for each pair.
+
+        Args:
+            weights: α of these queries.
+            queries: Which queries; all by default.
+        """
+        if self.gate is None:
+            return weighted_norms(weights, self.transformed_norms.to(weights))
+        gate = self.gate if queries is None else self.gate[:, :, queries]
+        norms = [
+            transformed_norms(self.value * one.unsqueeze(2), self.parameters.norm_factors) for one in gate.unbind(2)
+        ]
+        return weights * torch.stack(norms, dim=2).to(weights)
 
     @property
     def mixing(self) -> Float[Tensor, "batch query model"]:
@@ -232,7 +326,7 @@ class AttentionBlock:
         if rows is not None:
             readout = readout * rows.sum(dim=1).unsqueeze(-1)
         read = pair_readout(readout * self.token_mask.unsqueeze(-1), self.parameters.output_weight)
-        return torch.linalg.vecdot(self.alpha.gathered(read.contiguous()), self.value)
+        return torch.linalg.vecdot(self.alpha.gathered(self._gated(read).contiguous()), self.value)
 
     def _strips(
         self, queries: Int[Tensor, " chosen"] | None
@@ -266,7 +360,7 @@ class AttentionBlock:
         """
         composition, stage = as_double(self.composition), self.composition.stages[-1]
         readout = block_readout(composition, stage, None if rows is None else rows.cpu().double())
-        read = pair_readout(readout.attended, self.parameters.output_weight.cpu().double())
+        read = self._gated(pair_readout(readout.attended, self.parameters.output_weight.cpu().double()))
         values = (self.value.cpu().double()).transpose(-1, -2)
         shares = torch.cat(
             [
@@ -304,5 +398,6 @@ class AttentionBlock:
             self.parameters.output_weight.cpu().double(),
             is_cross_attention=self.is_cross_attention,
             queries=queries,
+            gate=None if self.gate is None else self.gate.cpu().double(),
         )
         return {Method.ATTN_W: torch.cat(means, dim=1)} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}

@@ -35,6 +35,8 @@ class LayerCapture:
     sinks: Tensor | None = None
     log_normaliser: Tensor | None = None
     unnormed_key: Tensor | None = None
+    gate: Tensor | None = None
+    """The factors on the outputs of the heads."""
     attends: bool = False
     """Whether the attention module is running."""
     own_weights: Tensor | None = None
@@ -91,10 +93,11 @@ class LayerCapture:
             attention_output=output,
             parameters=parameters,
             find_key_map=key_map,
+            gate=None if self.modules.gate is None else self._captured("gate"),
         )
 
     def _check_heads(self, parameters: BlockParameters) -> None:
-        heads, configured = self._captured("query").shape[1], len(parameters.query_weight)
+        heads, configured = self._captured("query").shape[1], len(parameters.output_weight)
         if heads != configured:
             raise InputError(
                 f"the attention of layer {self.modules.layer} cannot be observed: it has {heads} heads, but the model's config "

@@ -71,7 +71,8 @@ def _rows_of_heads(
     """The rows of W_O that belong to each head, in the model's memory."""
     modules = {each.layer: each.output for each in layout.bind(model)} if heads else {}
     for layer, head in heads:
-        _check_place("heads", (layer, head), (len(modules), layout.heads), first=1)
+        _check_place("heads", (layer, head), (len(layout.layers), layout.heads), first=1)
+        layout.check_attends("heads", layer)
         weight = _in_memory(modules, layer, "heads")
         yield weight.view(layout.heads, -1, weight.shape[1])[head - 1]
 
@@ -84,8 +85,9 @@ def _rows_of_neurons(
     for layer, neuron in neurons:
         if layer in networks and networks[layer].routed:
             raise InputError(f"neurons: layer {layer} is a mixture of experts; expected a dense network")
+        layout.check_attends("neurons", layer)
         width = len(weight_and_bias(networks[layer].output)[0]) if layer in networks else 0
-        _check_place("neurons", (layer, neuron), (len(networks), width), first=0)
+        _check_place("neurons", (layer, neuron), (len(layout.layers), width), first=0)
         yield _in_memory({number: each.output for number, each in networks.items()}, layer, "neurons")[neuron]
 
 

@@ -190,6 +190,7 @@ class FeedForwardBlock:
 
     def _factors(self, rule: NetworkBias, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
         """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
+        self.attention.require_vectors_of_keys()
         composition, value = self.composition(rule), self.attention.value
         output_weight = self.attention.parameters.output_weight
         if in_double:

@@ -132,7 +132,7 @@ class FeedForwardModules:
 
 
 def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | None = None) -> list[FeedForwardModules]:
-    """The feed-forward networks of all layers of a model, in order. A layer that runs twice appears twice.
+    """The feed-forward networks of all layers with attention, in order. A layer that runs twice appears twice.
 
     Args:
         name: For messages; the family's by default.
@@ -144,6 +144,8 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     networks = []
     for parts in layout.parts(model):
         number = parts.number
+        if number in layout.without:
+            continue
         network = _bound(layout, parts, name or layout.model_type)
         if network is None:
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"

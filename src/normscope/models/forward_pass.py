@@ -73,8 +73,10 @@ class Targets:
     """What to visit in a model."""
 
     layout: BlockLayout
-    layers: Sequence[BlockModules]
-    """All layers of the model."""
+    entries: Sequence[nn.Module]
+    """The module that begins each layer of the model."""
+    layers: Mapping[int, BlockModules]
+    """The modules of all layers that have a block."""
     wanted: frozenset[int]
     """Layers whose attention blocks are visited."""
     hidden: frozenset[int]
@@ -149,25 +151,27 @@ class ForwardPass:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A layer begins: visit its input, and change it if there is a replacement."""
-        modules = self.targets.layers[self.passed]
-        if modules.entry is not module:
-            raise RuntimeError(f"layer {modules.layer} ran out of order")
+        expected = self.targets.entries[self.passed]
         self.passed += 1
+        layer = self.passed
+        if expected is not module:
+            raise RuntimeError(f"layer {layer} ran out of order")
         vectors = self._kept(args[0] if args else kwargs["hidden_states"])
         if self.check is not None and self._left is not None and self.targets.layout.convolution is None:
-            change = self.stream.get(modules.layer)
+            change = self.stream.get(layer)
             left = self._left if change is None else change.applied(self._left)
-            self.check.compare_stream(modules.layer, left, vectors, self.token_mask)
-        self._show_hidden(modules.layer - 1, vectors)
+            self.check.compare_stream(layer, left, vectors, self.token_mask)
+        self._show_hidden(layer - 1, vectors)
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.
             again = kwargs | dict.fromkeys(_CACHES & kwargs.keys())
-            self.calls.append(LayerCall(modules.layer, args, again, vectors))
-        replaced = self.replacements.get(modules.layer)
+            self.calls.append(LayerCall(layer, args, again, vectors))
+        replaced = self.replacements.get(layer)
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
-        self.attention = LayerCapture(modules, inputs=vectors)
-        network = None if self.visitors.feed_forward is None else self.targets.networks.get(modules.layer)
+        modules = self.targets.layers.get(layer)
+        self.attention = None if modules is None else LayerCapture(modules, inputs=vectors)
+        network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
         self.network = None if network is None else FeedForwardCapture(network)
         if replaced is None:
             return None
@@ -178,8 +182,8 @@ class ForwardPass:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
         self._show_feed_forward()
         self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
-        if self.passed == len(self.targets.layers):
-            self._show_hidden(len(self.targets.layers), self._left)
+        if self.passed == len(self.targets.entries):
+            self._show_hidden(self.passed, self._left)
 
     def _kept(self, vectors: Tensor, point: Point = "stream") -> Tensor:
         """Vectors by text, which nothing changes later."""
@@ -201,6 +205,13 @@ class ForwardPass:
         """The keys before their norm."""
         if self.attention is not None:
             self.attention.unnormed_key = args[0]
+
+    def take_gate(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of the linear layer of a gate."""
+        if self.attention is not None:
+            gate = self.targets.layout.gate
+            assert gate is not None
+            self.attention.gate = gate.applied(full_precision(self.targets.layout.by_text(output, "attention input")))
 
     def begin_own_attention(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
         """An attention module begins that does not use the registry."""

@@ -68,6 +68,7 @@ def frozen_attention(block: AttentionBlock) -> FrozenAttention:
         value_bias=parameters.value_bias,
         output_weight=parameters.output_weight,
         output_bias=parameters.output_bias,
+        gate=block.gate,
     )
 
 

@@ -148,6 +148,19 @@ class Graph:
         """The original of a value: the value before any movements."""
         return self.chain(value, is_movement)[0]
 
+    def equal(self, value: Value, other: Value) -> bool:
+        """Whether two values hold the same vectors: movements of one value, or what one norm makes of it in two calls."""
+        one, two = self.same(value), self.same(other)
+        if one is two:
+            return True
+        first, second = self.maker(one), self.maker(two)
+        return (
+            isinstance(first, Norm)
+            and isinstance(second, Norm)
+            and first.call.module is second.call.module
+            and self.same(first.reads) is self.same(second.reads)
+        )
+
     @functools.cache  # noqa: B019 - a graph is short-lived
     def ancestors(self, value: Value) -> frozenset[Value]:
         """All values that depend on the tokens and from which a value is computed, including the value itself."""

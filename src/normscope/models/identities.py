@@ -91,27 +91,35 @@ def attention_differences(
     yield Difference(block.layer, "block input", relative_error(block.inputs, inputs, inputs, tokens))
     made = _attention_inputs(block, inputs, expected.source)
     yield Difference(block.layer, "attention input", relative_error(made, block.attention_inputs, made, keys))
-    for part, rebuilt, given, mask in (
-        ("key", _key(block), block.key, keys),  # first, since queries turn as keys do
-        ("query", _query(block, modules, record), block.query, tokens),
-        ("value", _value(block), block.value, keys),
-    ):
-        wanted = _side_by_side(given)
-        yield Difference(block.layer, part, relative_error(_side_by_side(rebuilt), wanted, wanted, mask))
+    yield from _projections(block, modules, record)
     yield Difference(block.layer, "attention output", relative_error(block.attention_output, output, output, tokens))
     for part, error in _sums(block, output).items():
         yield Difference(block.layer, part, error)
     yield from _block_output(block, modules, record)
 
 
+def _projections(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Iterator[Difference]:
+    """Compare keys, queries and values with what their weights make of what attention reads, as far as they have weights."""
+    parameters = block.parameters
+    rebuilt: list[tuple[str, Tensor, Tensor, Tensor]] = []
+    if parameters.key is not None:  # first, since queries turn as keys do
+        rebuilt.append(("key", _key(block), block.key, block.key_mask))
+        if parameters.query is not None:
+            rebuilt.append(("query", _query(block, modules, record), block.query, block.token_mask))
+    if parameters.value is not None:
+        rebuilt.append(("value", _value(block), block.value, block.key_mask))
+    for part, made, given, mask in rebuilt:
+        wanted = _side_by_side(given)
+        yield Difference(block.layer, part, relative_error(_side_by_side(made), wanted, wanted, mask))
+
+
 def _sums(block: AttentionBlock, output: Tensor) -> dict[str, float]:
     """Σ_j αf(x_j) and its short cuts, from explicit vectors."""
-    weights, transformed = block.weights, block.transformed()
+    weights = block.weights
     own = (
         torch.zeros_like(weights) if block.is_cross_attention else torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
     )
-    mixing = torch.einsum("bhqk,bhkm->bqm", weights - own, transformed)
-    preserving = torch.einsum("bhqk,bhkm->bqm", own, transformed)
+    mixing, preserving = block.attended(weights - own), block.attended(own)
     whole = mixing + preserving
     if block.output_bias is not None:
         whole = whole + block.output_bias
@@ -134,6 +142,8 @@ def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
     queries = torch.linspace(0, block.query.shape[2] - 1, _SAMPLED_QUERIES, device=block.query.device).round().long()
     weights = block.alpha.rows(queries, slice(row, row + 1))[0]
     heads = weights @ block.value[row].to(weights.dtype)
+    if block.gate is not None:
+        heads = heads * block.gate[row, :, queries].to(heads)
     made = torch.einsum("hqd,hdm->qm", heads, block.parameters.output_weight.to(weights.dtype))
     if block.output_bias is not None:
         made = made + block.output_bias
@@ -155,6 +165,7 @@ def _attention_inputs(block: AttentionBlock, inputs: Tensor, source: Tensor | No
 def _query(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Tensor:
     parameters, read = block.parameters, block.attention_inputs
     if block.is_cross_attention:
+        assert modules.query is not None
         read = full_precision(_by_token(_call(block.layer, record.calls, modules.query, "W_Q").inputs, record))
         _check_reads(block, read, record)
     query = stacked_heads(read, parameters.query_weight, parameters.query_bias)
@@ -248,12 +259,11 @@ def rest_of_layer(
 
 
 def stream_differences(
-    model: nn.Module, layout: BlockLayout, layers: list[BlockModules], expected: UntouchedPass, token_mask: Tensor
+    model: nn.Module, layout: BlockLayout, expected: UntouchedPass, token_mask: Tensor
 ) -> Iterator[Difference]:
     """Compare what each layer reads with what the one before leaves, and the last with the model's output.
 
     Args:
-        layers: The modules of its layers.
         expected: What the untouched model did.
         token_mask: False at padding.
 
@@ -264,7 +274,8 @@ def stream_differences(
     declared = layout.hidden_norms(model)
     records = expected.layers
     vectors: Tensor = records[1].inputs
-    for layer in range(len(layers) + 1):
+    last = len(layout.layers)
+    for layer in range(last + 1):
         calls = expected.around if layer == 0 else records[layer].calls
         if layer:
             leaves = records[layer].output
@@ -272,7 +283,7 @@ def stream_differences(
                 convolved = _call(layer, expected.around, beside.LayerNorm, "norm of its convolution").output
                 assert convolved is not None
                 leaves = convolved
-            vectors = leaves if layer == len(layers) else records[layer + 1].inputs
+            vectors = leaves if layer == last else records[layer + 1].inputs
             yield Difference(layer, "stream", relative_error(leaves, vectors, vectors, token_mask))
         norm = declared.get(layer)
         if norm is not None:
@@ -281,7 +292,7 @@ def stream_differences(
             yield Difference(layer, "hidden vector", error)
         else:
             _check_no_norm(model, layer, calls, vectors, token_mask)
-    yield Difference(len(layers), "model output", _output_error(model, layout, vectors, expected.output, token_mask))
+    yield Difference(last, "model output", _output_error(model, layout, vectors, expected.output, token_mask))
 
 
 def _check_no_norm(

@@ -22,6 +22,7 @@ from normscope.models.graph import (
 )
 from normscope.models.infer_heads import (
     Heads,
+    InferredGate,
     concatenation,
     joined_heads,
     output_projection,
@@ -43,9 +44,14 @@ class InferredBlock:
     weights: Value
     """α, as it enters the product with the values."""
     scores: Scores
-    value: Heads
+    value: Heads | NotInferredError
+    """W_V, or why values are not a linear map of what attention reads."""
+    reader: Projection | None
+    """The first linear layer that reads what attention reads."""
     output: Projection
     """W_O."""
+    gate: InferredGate | None
+    """The gate on the outputs of the heads."""
     stream: "Residual"
     norm_position: NormPosition
     norm: Norm | None
@@ -115,12 +121,11 @@ def _concatenation(graph: Graph, softmax: Operation) -> Operation | None:
 
 def _block(graph: Graph, heads: Sequence[Operation]) -> InferredBlock:
     products, all_weights, values = zip(*(product_with_values(graph, softmax) for softmax in heads), strict=True)
-    by_head = [value_heads(graph, each) for each in values]
-    value = by_head[0] if len(by_head) == 1 else side_by_side(by_head)
     joined = joined_heads(graph, [product.outputs[0] for product in products])
-    output, scores = output_projection(graph, joined), scores_together([scores_of(graph, softmax) for softmax in heads])
+    output, gate = output_projection(graph, joined)
+    scores = scores_together([scores_of(graph, softmax) for softmax in heads])
     weights = all_weights[0]
-    stream = residual_sum(graph, output, scores.query.projection)
+    stream = residual_sum(graph, output, graph.ancestors(graph.operands(scores.product)[0]))
     position, norm, given = norm_of(graph, stream)
     try:
         network: InferredNetwork | NotInferredError = network_of(
@@ -129,17 +134,27 @@ def _block(graph: Graph, heads: Sequence[Operation]) -> InferredBlock:
     except NotInferredError as error:
         network = error
     way = [node for each in all_weights for node in graph.back(each, is_product)[1]]
+    value = _values_of(graph, values)
     crosses = weights.shape[-1] != weights.shape[-2]  # keys and queries come from different texts
+    norm_before, reader = None, None
+    if not crosses:
+        read, norm_before = attention_input(graph, value, values[0], stream.carried)
+        value, scores = value_reading(graph, value, read), scores.reading(graph, read)
+        reader = _first_reader(graph, read, values[0])
+    elif isinstance(value, NotInferredError):
+        raise value
     return InferredBlock(
         attention=_holding(heads),
         weights=weights,
         scores=scores,
         value=value,
+        reader=reader,
         output=output,
+        gate=gate,
         stream=stream,
         norm_position=position,
         norm=norm,
-        attention_norm=None if crosses else attention_norm(graph, value.projection, stream.carried),
+        attention_norm=norm_before,
         given=given,
         rounding=[*scores.way, *heads, *way, *([] if norm is None else [norm])],
         network=network,
@@ -170,9 +185,12 @@ class Residual(NamedTuple):
     """Other branches that are added to the attention output before the residual."""
 
 
-def residual_sum(graph: Graph, output: Projection, query: Projection) -> Residual:
-    """Walk from W_O through movements, factors and norms to the addition of the term from which the queries are computed."""
-    past = graph.ancestors(query.reads)
+def residual_sum(graph: Graph, output: Projection, past: frozenset[Value]) -> Residual:
+    """Walk from W_O through movements, factors and norms to the addition of the term from which the queries are computed.
+
+    Args:
+        past: All values from which the queries are computed.
+    """
     value, norm, scale, beside = output.gives, None, 1.0, tuple[Value, ...]()
     while True:
         readers = list(graph.forward(value, is_movement))
@@ -210,16 +228,55 @@ def norm_of(graph: Graph, stream: Residual) -> tuple[NormPosition, Norm | None, 
     return "pre", None, stream.total
 
 
-def attention_norm(graph: Graph, value: Projection, carried: Value) -> Norm | None:
-    """The norm of the input of self-attention; None if self-attention reads the residual itself.
+def _values_of(graph: Graph, values: Sequence[Value]) -> Heads | NotInferredError:
+    """W_V, or why a linear layer alone does not make the values."""
+    try:
+        by_head = [value_heads(graph, each) for each in values]
+        return by_head[0] if len(by_head) == 1 else side_by_side(by_head)
+    except NotInferredError as error:
+        return error
+
+
+def attention_input(
+    graph: Graph, value: Heads | NotInferredError, values: Value, carried: Value
+) -> tuple[Value, Norm | None]:
+    """What self-attention reads, and the norm that makes it; no norm if it reads the residual itself.
+
+    Args:
+        value: W_V, if a linear layer alone makes the values.
+        values: The values.
+        carried: The residual.
 
     Raises:
         NotInferredError: If self-attention reads neither the residual nor its norm.
     """
-    read = graph.same(value.reads)
-    if read is graph.same(carried):
-        return None
-    norm = graph.maker(read)
-    if not isinstance(norm, Norm) or graph.same(norm.reads) is not graph.same(carried):
-        raise NotInferredError("attention reads neither the residual nor a norm of the residual", norm)
-    return norm
+    residual = graph.same(carried)
+    node: Node | None = None
+    if isinstance(value, Heads):
+        read = graph.same(value.projection.reads)
+        node = graph.maker(read)
+        if read is residual:
+            return residual, None
+        if isinstance(node, Norm) and graph.same(node.reads) is residual:
+            return read, node
+    past = graph.ancestors(values)
+    norms = [norm for norm in graph.norms if graph.same(norm.reads) is residual and norm.gives in past]
+    if len(norms) == 1:
+        return norms[0].gives, norms[0]
+    if norms or residual not in past:
+        raise NotInferredError("attention reads neither the residual nor a norm of the residual", node)
+    return residual, None
+
+
+def value_reading(graph: Graph, value: Heads | NotInferredError, read: Value) -> Heads | NotInferredError:
+    """W_V if it reads what attention reads, and not something that is computed from that."""
+    if isinstance(value, Heads) and not graph.equal(value.projection.reads, read):
+        return NotInferredError("values are not a linear map of what attention reads", value.projection)
+    return value
+
+
+def _first_reader(graph: Graph, read: Value, values: Value) -> Projection | None:
+    """The first linear layer on the way to the values that reads a value."""
+    past = graph.ancestors(values)
+    readers = [node for node, _ in graph.forward(graph.same(read), is_movement)]
+    return next((node for node in readers if isinstance(node, Projection) and node.gives in past), None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from normscope.models.gates import GATES
 from normscope.models.graph import (
     Graph,
     Node,
@@ -17,6 +18,7 @@ from normscope.models.graph import (
     is_movement,
     is_one_of,
     is_product,
+    is_projection,
 )
 from normscope.models.layout import BESIDE
 from normscope.models.trace import Operation, Value
@@ -158,16 +160,40 @@ def concatenation(graph: Graph, head: Value) -> Operation | None:
     return node if is_one_of(node, "cat") else None
 
 
-def output_projection(graph: Graph, heads: Value) -> Projection:
-    """W_O: walk forward from the outputs of the heads to a linear layer, which reads them concatenated."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class InferredGate:
+    """A gate by which the outputs of the heads are multiplied before W_O: g(x W + b), with an x of the query."""
+
+    projection: Projection
+    columns: Tensor
+    """(head, head_dim): the indices of the linear layer's outputs by which each dimension of each head is multiplied."""
+    function: str
+    """The name of g."""
+
+
+def output_projection(graph: Graph, heads: Value) -> tuple[Projection, InferredGate | None]:
+    """W_O, and the gate on what it reads, if there is one.
+
+    Walk forward from the outputs of the heads to a linear layer, which reads them concatenated.
+    """
+    places = torch.arange(math.prod(heads.shape)).view(heads.shape)
+    gate: InferredGate | None = None
     readers = list(graph.forward(heads, is_movement))
+    if len(readers) == 1 and is_one_of(readers[0][0], "mul") and len(graph.operands(readers[0][0])) == 2:
+        ((product, read),) = readers
+        places = graph.moved(read, heads, places)
+        gate = _gate(graph, heads, places, next(each for each in graph.operands(product) if each is not read))
+        heads_or_gated = graph.results(product)[0]
+        readers = list(graph.forward(heads_or_gated, is_movement))
+    else:
+        heads_or_gated = heads
     if len(readers) != 1 or not isinstance(readers[0][0], Projection):
         reason = "the outputs of the heads are not read by a single linear layer"
         raise NotInferredError(reason, readers[0][0] if readers else None)
     ((projection, read),) = readers
     assert isinstance(projection, Projection)
     queries, head_dim = heads.shape[-2:]
-    rows = graph.moved(read, heads, torch.arange(math.prod(heads.shape)).view(heads.shape)).reshape(-1, read.shape[-1])
+    rows = graph.moved(read, heads_or_gated, places).reshape(-1, read.shape[-1])
     token, head = rows // head_dim % queries, rows // (head_dim * queries)
     if not bool((token == token[:, :1]).all()):
         raise NotInferredError("the outputs of the heads mix tokens", graph.maker(read))
@@ -176,4 +202,28 @@ def output_projection(graph: Graph, heads: Value) -> Projection:
     columns = (head - head[:, :1]) // max(step, 1) * head_dim + rows % head_dim
     if not bool((columns == torch.arange(rows.shape[1])).all()):
         raise NotInferredError("the outputs of the heads are concatenated in an unknown order", projection)
-    return projection
+    return projection, gate
+
+
+def _gate(graph: Graph, heads: Value, places: Tensor, factor: Value) -> InferredGate:
+    """The gate that makes a factor on the outputs of the heads.
+
+    Args:
+        heads: The outputs of the heads.
+        places: Where in these is each element of what is multiplied.
+        factor: The other operand of the product.
+    """
+    start, way = graph.chain(factor, lambda node: not is_projection(node))
+    projection = graph.maker(start)
+    applied = [node for node in way if not is_movement(node)]
+    if not isinstance(projection, Projection) or len(applied) != 1 or applied[0].name not in GATES:  # type: ignore[union-attr]
+        reason = "the outputs of the heads are multiplied by something other than a function of one linear layer"
+        raise NotInferredError(reason, graph.maker(factor))
+    width, (queries, head_dim) = start.shape[-1], heads.shape[-2:]
+    made = graph.moved(factor, start, torch.arange(math.prod(start.shape)).view(start.shape)).expand(places.shape)
+    first = made // width == 0  # what belongs to the first token of the first text
+    columns, places = made[first] % width, places[first]
+    if bool((places // head_dim % queries != 0).any()):
+        raise NotInferredError("the gate of a token multiplies the outputs of another", graph.maker(factor))
+    order = (places // (head_dim * queries) * head_dim + places % head_dim).argsort()
+    return InferredGate(projection, columns[order].view(-1, head_dim), applied[0].name)  # type: ignore[union-attr]

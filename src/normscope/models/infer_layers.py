@@ -14,8 +14,10 @@ from normscope.models.trace import Call, Trace, Value
 
 
 class Layer(NamedTuple):
-    """One layer of a stack."""
+    """One layer of a stack, with a block."""
 
+    number: int
+    """Counted from 1."""
     block: InferredBlock
     call: Call
     """The call of the module that runs the layer. If none does, a stand-in for everything from the first module that reads
@@ -97,8 +99,19 @@ class Places:
         return found
 
 
-def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None) -> tuple[list[Layer], Places]:
-    """The layers with these blocks, and the paths of their parts.
+class Layers(NamedTuple):
+    """The layers of a stack."""
+
+    calls: list[Call]
+    """The calls of all layers."""
+    with_blocks: list[Layer]
+    """Those that have a block: all but the layers of a hybrid in which something else than softmax attention mixes tokens."""
+    places: Places
+    """Where their parts are."""
+
+
+def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None) -> Layers:
+    """The layers of a stack with these blocks.
 
     Raises:
         NotInferredError: If it is not known where a layer begins or ends.
@@ -109,8 +122,28 @@ def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None
         if stack is not None:
             raise NotInferredError("no module runs a whole layer, from its input to its output")
         calls = _gathered(graph, blocks)
-    layers = [Layer(block, call, gathered) for block, call in zip(blocks, calls, strict=True)]
-    return layers, Places(graph.trace, layers)
+    together = calls if gathered else _with_siblings(graph, calls)
+    layers = [Layer(together.index(call) + 1, block, call, gathered) for block, call in zip(blocks, calls, strict=True)]
+    return Layers(together, layers, Places(graph.trace, layers))
+
+
+def _with_siblings(graph: Graph, calls: list[Call]) -> list[Call]:
+    """The calls of layers with attention, and of the layers between, before and after them that have none.
+
+    Such a layer is in the same list of modules, reads what the layer before it returns, and returns what the next one reads.
+    """
+    lists = {call.path.rpartition(".")[0] for call in calls}
+    model = graph.trace.calls[0].module
+    if not all(isinstance(model.get_submodule(path), nn.ModuleList) for path in lists):
+        return calls
+    siblings = [
+        call
+        for call in graph.trace.calls
+        if call.path.rpartition(".")[0] in lists and call.depth == calls[0].depth and call.inputs and call.outputs
+    ]
+    stream = [(stream_of(graph, call.inputs[0]), stream_of(graph, call.outputs[0])) for call in siblings]
+    followed = all(leaves is reads for (_, leaves), (reads, _) in itertools.pairwise(stream))
+    return siblings if followed and all(call in siblings for call in calls) else calls
 
 
 def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None:
@@ -123,7 +156,8 @@ def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None
     depths = (
         _depth(graph, calls, leaving)
         for block, calls, following in zip(blocks, around, [*blocks[1:], None], strict=True)
-        for leaving in [_leaving(block) if following is None else following.stream.carried]
+        # In a hybrid, the next block is not in the next layer.
+        for leaving in (_leaving(block), None if following is None else following.stream.carried)
         if leaving is not None
     )
     depth = next((depth for depth in depths if depth is not None), None)
@@ -151,9 +185,11 @@ def swapped_axes(graph: Graph, layers: Sequence[Layer], end: Value | None) -> di
     block = layers[0].block
     values: dict[Point, Value] = {
         "stream": layers[0].call.inputs[0],
-        "attention input": block.scores.key.projection.reads,
         "attention output": block.output.gives,
     }
+    reader = block.reader if block.scores.key is None else block.scores.key.projection
+    if reader is not None:
+        values["attention input"] = reader.reads
     if isinstance(block.network, InferredNetwork):
         values["network"] = block.network.form.reads
     if end is not None:

@@ -31,8 +31,10 @@ from normscope.models.trace import Operation, Value
 class Scores(NamedTuple):
     """How scores are computed."""
 
-    query: Heads
-    key: Heads
+    query: Heads | None
+    """W_Q; None if the queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    key: Heads | None
+    """W_K, likewise."""
     product: Operation
     """The product q·k."""
     scale: float | None
@@ -41,6 +43,14 @@ class Scores(NamedTuple):
     """Whether positions rotate queries and keys."""
     way: Sequence[Node]
     """The nodes between the projections and the product."""
+
+    def reading(self, graph: Graph, read: Value) -> "Scores":
+        """The same without W_Q or W_K if they read something other than what attention reads."""
+        query, key = (
+            heads if heads is not None and graph.equal(heads.projection.reads, read) else None
+            for heads in (self.query, self.key)
+        )
+        return self._replace(query=query, key=key, rotates=self.rotates and query is not None and key is not None)
 
 
 def scores_of(graph: Graph, softmax: Operation) -> Scores:
@@ -56,7 +66,8 @@ def scores_of(graph: Graph, softmax: Operation) -> Scores:
     query, of_query = _heads(graph, first, head_dim)
     key, of_key = _heads(graph, second, head_dim)
     way = [*of_query, *of_key]
-    rotates = any(is_one_of(node, "mul") and _by_position(node) for node in way)
+    linear = query is not None and key is not None
+    rotates = linear and any(is_one_of(node, "mul") and _by_position(node) for node in way)
     return Scores(query, key, product, _scale(graph, softmax, product, way), rotates, way)
 
 
@@ -69,26 +80,28 @@ def scores_together(heads: Sequence[Scores]) -> Scores:
     first = heads[0]
     if len(heads) == 1:
         return first
-    if any(each.rotates or each.scale != first.scale for each in heads):
+    queries = [each.query for each in heads if each.query is not None]
+    keys = [each.key for each in heads if each.key is not None]
+    whole = len(queries) == len(keys) == len(heads)
+    if not whole or any(each.rotates or each.scale != first.scale for each in heads):
         raise NotInferredError(
-            "heads in separate modules rotate queries and keys, or use different scales", first.product
+            "heads in separate modules rotate queries and keys, use different scales, or have no W_Q or W_K of their own",
+            first.product,
         )
     return first._replace(
-        query=side_by_side([each.query for each in heads]),
-        key=side_by_side([each.key for each in heads]),
+        query=side_by_side(queries),
+        key=side_by_side(keys),
         way=[node for each in heads for node in each.way],
     )
 
 
-def _heads(graph: Graph, ends: Value, head_dim: int) -> tuple[Heads, Sequence[Node]]:
+def _heads(graph: Graph, ends: Value, head_dim: int) -> tuple[Heads | None, Sequence[Node]]:
     projections, way = graph.back(ends, is_projection)
-    if len(projections) != 1:
-        raise NotInferredError("queries or keys come from more than one linear layer", graph.maker(ends))
+    norms = [node for node in way if isinstance(node, Norm)]
+    if len(projections) != 1 or len(norms) > 1:
+        return None, way
     (projection,) = projections
     assert isinstance(projection, Projection)
-    norms = [node for node in way if isinstance(node, Norm)]
-    if len(norms) > 1:
-        raise NotInferredError("queries or keys have more than one norm", norms[0])
     begins = _before_rotation(graph, projection, ends, head_dim, way)
     turned = bool(norms) and not graph.comes_before(norms[0].gives, begins)
     # Heads that share their keys are listed once.

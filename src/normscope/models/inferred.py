@@ -1,6 +1,7 @@
 """Infers the layout of a model from its recorded pass: where every layer keeps its parts."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from normscope.models.infer_heads import Heads
 from normscope.models.infer_layers import Layer, layers_of, stream_of, swapped_axes
 from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
 from normscope.models.infer_scores import planes_of
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack, is_measured
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, GateLayout, Stack, is_measured
 from normscope.models.trace import Operation, Trace, Value
 
 
@@ -37,11 +38,10 @@ class _Stack:
 
     def __init__(self, graph: Graph, blocks: Sequence[InferredBlock], model_type: str, stack: Stack | None) -> None:
         self._graph, self._model_type, self._kind = graph, model_type, stack
-        self._layers, self._places = layers_of(graph, blocks, stack)
+        self._calls, self._layers, self._places = layers_of(graph, blocks, stack)
 
     def layout(self) -> BlockLayout:
         """The layout, if all layers have the same structure."""
-        scores = self._layers[0].block.scores
         position = self._one("position of the block's norm", lambda layer: layer.block.norm_position)
         networks = [self._network(layer) for layer in self._layers]
         final = self._final_norm()
@@ -53,14 +53,14 @@ class _Stack:
             stack=self._kind,
             source="",
             start=_START.get(self._model_type, "token"),
-            layers=tuple(layer.call.path for layer in self._layers),
+            layers=tuple(call.path for call in self._calls),
+            without=frozenset(range(1, len(self._calls) + 1)) - {layer.number for layer in self._layers},
             places=self._places.of_layers,
             end=end,
             swapped=swapped_axes(self._graph, self._layers, read_at_end),
             changes_stream=self._changes_stream(),
-            heads=len(scores.query.columns),
-            key_heads=len(scores.key.columns),
             columns=self._columns(),
+            gate=self._one("gate", self._gate),
             norm_position=position,
             residual=self._residual(),
             sum_consumer=self._reader_of_sum() if position == "pre" else None,
@@ -77,6 +77,7 @@ class _Stack:
             feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
             unknown_network=self._unknown_network(),
             **parts,
+            **self._counts(),
             **self._positions(),
         )
 
@@ -84,33 +85,42 @@ class _Stack:
         """The paths of the parts of every block."""
         return {
             "attention": self._path("attention", lambda block: block.attention.path),
-            "query": self._path("W_Q", lambda block: block.scores.query.path),
-            "key": self._path("W_K", lambda block: block.scores.key.path),
-            "value": self._path("W_V", lambda block: block.value.path),
+            "query": self._linear("W_Q", lambda block: block.scores.query),
+            "key": self._linear("W_K", lambda block: block.scores.key),
+            "value": self._linear("W_V", lambda block: block.value),
+            "reader": self._reader_of_input(),
             "output": self._path("W_O", lambda block: block.output.path),
             "query_bias": self._bias("b_Q", lambda block: block.scores.query),
             "value_bias": self._bias("b_V", lambda block: block.value),
             "norm": self._maybe("norm of the block", lambda block: block.norm),
             "attention_norm": self._maybe("norm before attention", lambda block: block.attention_norm),
-            "key_norm": self._maybe("norm of the keys", lambda block: block.scores.key.norm),
-            "query_norm": self._maybe("norm of the queries", lambda block: block.scores.query.norm),
-            "key_norm_by_head": self._one("norm of the keys", lambda layer: layer.block.scores.key.norm_by_head),
-            "norms_turned": self._one(
-                "place of the norm of the keys", lambda layer: layer.block.scores.key.norm_turned
+            "key_norm": self._maybe("norm of the keys", lambda block: _norm(block.scores.key)),
+            "query_norm": self._maybe("norm of the queries", lambda block: _norm(block.scores.query)),
+            "key_norm_by_head": self._one(
+                "norm of the keys", lambda layer: getattr(layer.block.scores.key, "norm_by_head", False)
             ),
-            "residual_scales": tuple(layer.block.stream.scale for layer in self._layers),
+            "norms_turned": self._one(
+                "place of the norm of the keys", lambda layer: getattr(layer.block.scores.key, "norm_turned", False)
+            ),
+            "residual_scales": self._of_every_layer(lambda block: block.stream.scale),
         }
 
     def _positions(self) -> dict[str, Any]:
         """How positions change queries and keys, and the factor on their product."""
-        scores = {number: layer.block.scores for number, layer in enumerate(self._layers, start=1)}
+        scores = {layer.number: layer.block.scores for layer in self._layers}
         rotating = [number for number, each in scores.items() if each.rotates]
-        scales = tuple(each.scale for each in scores.values())
+        scales = self._of_every_layer(lambda block: block.scores.scale)
+        query = scores[rotating[0]].query if rotating else None
         return {
             "rotates": frozenset(rotating),
-            "planes": planes_of(self._graph, scores[rotating[0]].query) if rotating else None,
+            "planes": None if query is None else planes_of(self._graph, query),
             "scales": None if None in scales else scales,
         }
+
+    def _of_every_layer(self, of: Callable[[InferredBlock], float | None]) -> tuple[Any, ...]:
+        """A factor in every layer; 1 where there is no block."""
+        factors = {layer.number: of(layer.block) for layer in self._layers}
+        return tuple(factors.get(number, 1.0) for number in range(1, len(self._calls) + 1))
 
     def _inside(self, norm: Norm) -> Sequence[Operation]:
         """The operations of a norm."""
@@ -141,35 +151,80 @@ class _Stack:
                     raise NotInferredError(f"some layers have a {what} ({path}), others do not")
         return next(iter(given), None)
 
-    def _bias(self, what: str, of: Callable[[InferredBlock], Heads]) -> str | None:
-        counts = {len(of(layer.block).biases) for layer in self._layers}
-        if counts == {0}:
+    def _counts(self) -> dict[str, Any]:
+        """The numbers of heads of queries, and of keys and values."""
+        block = self._layers[0].block
+        weights = block.weights.shape
+        heads = math.prod(weights[:-2]) // self._graph.trace.texts
+        if isinstance(block.value, Heads):
+            heads = max(heads, len(block.value.columns))  # heads may be modules of their own, with weights of their own
+        query, shared = block.scores.query, block.scores.key or block.value
+        return {
+            "heads": heads if query is None else len(query.columns),
+            "key_heads": len(shared.columns) if isinstance(shared, Heads) else heads,
+        }
+
+    def _linear(self, what: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> str | None:
+        """The path of W_Q, W_K or W_V; None if it has none."""
+        kinds = {isinstance(of(layer.block), Heads) for layer in self._layers}
+        if len(kinds) > 1:
+            raise NotInferredError(f"{what} is a linear layer in some layers only")
+        return self._path(what, lambda block: _heads(of(block)).path) if kinds == {True} else None
+
+    def _reader_of_input(self) -> str | None:
+        """The module that reads what attention reads, if W_K does not."""
+        if all(layer.block.scores.key is not None for layer in self._layers):
+            return None
+
+        def path(block: InferredBlock) -> str:
+            if block.reader is None:
+                raise NotInferredError("no linear layer reads what attention reads")
+            return block.reader.path
+
+        return self._path("reader of the input of attention", path)
+
+    def _bias(self, what: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> str | None:
+        counts = {len(found.biases) for layer in self._layers if isinstance(found := of(layer.block), Heads)}
+        if counts <= {0}:
             return None
         if counts != {1}:
             raise NotInferredError(f"{what} is a sum of several parameters")
-        return self._path(what, lambda block: of(block).biases[0])
+        return self._path(what, lambda block: _heads(of(block)).biases[0])
 
-    def _columns(self) -> tuple[Columns, Columns, Columns] | None:
+    def _columns(self) -> tuple[Columns | None, Columns | None, Columns | None] | None:
         """Where the heads are among the outputs of W_Q, W_K and W_V; None if each is a layer with its own heads, in order.
 
         Raises:
             NotInferredError: If the outputs of a head are not evenly spaced, or values and keys differ in number of heads.
         """
 
-        def of(layer: Layer) -> tuple[Columns, Columns, Columns] | None:
+        def of(layer: Layer) -> tuple[Columns | None, ...] | None:
             block = layer.block
-            parts = (block.scores.query, block.scores.key, block.value)
-            if len(block.value.columns) != len(block.scores.key.columns):
+            value = block.value if isinstance(block.value, Heads) else None
+            parts = (block.scores.query, block.scores.key, value)
+            key = block.scores.key
+            if value is not None and key is not None and len(value.columns) != len(key.columns):
                 raise NotInferredError("values and keys have different numbers of heads")
-            if all(part.in_order for part in parts):
+            if all(part is None or part.in_order for part in parts):
                 return None
-            found = tuple(Columns.of(part.columns) for part in parts)
-            if None in found:
+            found = tuple(None if part is None else Columns.of(part.columns) for part in parts)
+            if any(part is not None and columns is None for part, columns in zip(parts, found, strict=True)):
                 raise NotInferredError("the outputs of a linear layer that form a head are not evenly spaced")
-            return found  # type: ignore[return-value]
+            return found
 
-        columns: tuple[Columns, Columns, Columns] | None = self._one("order of the heads", of)
+        columns: Any = self._one("order of the heads", of)
         return columns
+
+    def _gate(self, layer: Layer) -> GateLayout | None:
+        gate = layer.block.gate
+        if gate is None:
+            return None
+        # Some gates have a single factor for each head.
+        shared = bool((gate.columns == gate.columns[:, :1]).all())
+        columns = Columns.of(gate.columns[:, :1] if shared else gate.columns)
+        if columns is None:
+            raise NotInferredError("the outputs of a linear layer that gate a head are not evenly spaced")
+        return GateLayout(self._places.of(layer, gate.projection.path, "gate"), columns, gate.function)
 
     def _residual(self) -> str | None:
         """The module whose input the residual connection carries; None if that is the layer's input."""
@@ -228,16 +283,17 @@ class _Stack:
     def _unknown_network(self) -> str | None:
         if self._kind == "decoder":  # cross-attention follows
             return None
-        for number, layer in enumerate(self._layers, start=1):
+        for layer in self._layers:
             network = layer.block.network
             if isinstance(network, NotInferredError) and not isinstance(network, NoNetworkError):
-                return f"layer {number}: {network}"
+                return f"layer {layer.number}: {network}"
         return None
 
     def _embedding_norm(self) -> str | None:
         first = self._layers[0]
         # In a decoder, self-attention comes before cross-attention, whose residual is not the layer's input.
-        read = first.call.inputs[0] if self._kind == "cross" else first.block.stream.carried
+        first_has_block = first.number == 1 and self._kind != "cross"
+        read = first.block.stream.carried if first_has_block else self._calls[0].inputs[0]
         made = self._graph.maker(stream_of(self._graph, read))
         return made.path if isinstance(made, Norm) else None
 
@@ -258,8 +314,8 @@ class _Stack:
             NotInferredError: If anything else writes to the stream between layers.
         """
         beside = None
-        for number, (layer, following) in enumerate(itertools.pairwise(self._layers), start=1):
-            leaves, reads = layer.call.outputs[0], following.call.inputs[0]
+        for number, (layer, following) in enumerate(itertools.pairwise(self._calls), start=1):
+            leaves, reads = layer.outputs[0], following.inputs[0]
             if stream_of(self._graph, leaves) is stream_of(self._graph, reads):
                 continue
             calls = [
@@ -275,11 +331,11 @@ class _Stack:
         return beside
 
     def _final_norm(self) -> str | None:
-        leaves = self._layers[-1].call.outputs[0]
+        last = self._calls[-1]
         norms = [
             node
-            for node, _ in self._graph.forward(self._graph.same(leaves), is_movement)
-            if isinstance(node, Norm) and not self._layers[-1].call.holds(node.call)
+            for node, _ in self._graph.forward(self._graph.same(last.outputs[0]), is_movement)
+            if isinstance(node, Norm) and not last.holds(node.call)
         ]
         return norms[0].path if len(norms) == 1 else None
 
@@ -293,18 +349,18 @@ class _Stack:
         if final is not None:
             read = next(norm.reads for norm in self._graph.norms if norm.path == final)
             return final, read
-        leaves = stream_of(self._graph, self._layers[-1].call.outputs[0])
+        leaves = stream_of(self._graph, self._calls[-1].outputs[0])
         returned = self._returned()
         if returned is not None and stream_of(self._graph, returned) is leaves:
             return "", returned
         for call in self._graph.trace.calls:
-            after = call.first >= self._layers[-1].call.end
+            after = call.first >= self._calls[-1].end
             if after and call.inputs and stream_of(self._graph, call.inputs[0]) is leaves:
                 return call.path, call.inputs[0]
         raise NotInferredError("no module reads the output of the last layer, which no module runs")
 
     def _output_projection(self, final: str | None) -> str | None:
-        leaves = self._layers[-1].call.outputs[0]
+        leaves = self._calls[-1].outputs[0]
         values = [leaves]
         values += [
             node.gives
@@ -346,7 +402,7 @@ class _Stack:
         return any(rounds(node) for layer in self._layers for node in layer.block.rounding)
 
     def _changes_stream(self) -> bool:
-        first, last = self._layers[0].call, self._layers[-1].call
+        first, last = self._calls[0], self._calls[-1]
         shape = first.inputs[0].shape
         return any(
             operation.name.endswith("_") and operation.outputs and operation.outputs[0].shape == shape
@@ -354,8 +410,17 @@ class _Stack:
         )
 
     def _routed(self) -> bool:
-        first, last = self._layers[0].call.first, self._layers[-1].call.end
+        first, last = self._calls[0].first, self._calls[-1].end
         return any(operation.name in ("topk", "sort") for operation in self._graph.trace.operations[first:last])
+
+
+def _heads(found: Heads | NotInferredError | None) -> Heads:
+    assert isinstance(found, Heads)
+    return found
+
+
+def _norm(heads: Heads | None) -> Norm | None:
+    return None if heads is None else heads.norm
 
 
 _START: dict[str, Literal["token", "last"]] = {"mbart": "last"}

@@ -16,10 +16,12 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.keys import KeyMap
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
-from normscope.models.block import BlockParameters, full_precision
+from normscope.models.block import BlockParameters, HeadProjection, full_precision
+from normscope.models.gates import GATES
 from normscope.models.positions import longest_by_positions
 from normscope.models.rotary import Planes
 from normscope.models.stored_weights import weight_values, weights_present
+from normscope.rounding import numbered
 
 
 class Columns(NamedTuple):
@@ -50,6 +52,21 @@ class Columns(NamedTuple):
         if self.step == 1 and self.first == tuple(range(start, start + heads * self.size, self.size)):
             return tensor[..., start : start + heads * self.size].unflatten(-1, (heads, self.size))
         return tensor[..., self.indices.to(tensor.device)]
+
+
+class GateLayout(NamedTuple):
+    """The gate on the outputs of the heads, g(x W + b) of each query; see `models/gates.py`."""
+
+    projection: str
+    """W and b, a path in the layer."""
+    columns: Columns
+    """Its outputs by head: one for each dimension, or a single one."""
+    function: str
+    """The name of g in `GATES`."""
+
+    def applied(self, output: Float[Tensor, "batch query out"]) -> Float[Tensor, "batch head query #head_dim"]:
+        """The gate, from the output of its linear layer."""
+        return GATES[self.function](self.columns.take(output)).transpose(1, 2)
 
 
 BESIDE = ", "
@@ -113,12 +130,12 @@ class BlockLayout:
     module of each that reads the layer's input."""
     attention: str
     """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
-    query: str
-    """W_Q and b_Q."""
-    key: str
-    """W_K and b_K. If every head has a linear layer of its own, their paths, joined by `BESIDE`; so with W_Q and W_V."""
-    value: str
-    """W_V and b_V."""
+    query: str | None
+    """W_Q and b_Q. None if queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    key: str | None
+    """W_K and b_K, likewise. If every head has its own linear layer, their paths, joined by `BESIDE`; so with W_Q and W_V."""
+    value: str | None
+    """W_V and b_V; None if values are computed from each token in another way, as in latent attention."""
     output: str
     """W_O: its input is the concatenated heads, its output the attention output."""
     norm_position: NormPosition
@@ -129,6 +146,8 @@ class BlockLayout:
     """Number of heads of queries."""
     key_heads: int
     """Number of heads of keys and values."""
+    without: frozenset[int] = frozenset()
+    """Layers without softmax attention, as in hybrids. They have hidden vectors but no block."""
     stack: Stack | None = None
     """The stack of an encoder–decoder; None for a model with a single stack."""
     start: Literal["token", "last"] = "token"
@@ -144,9 +163,13 @@ class BlockLayout:
     sum_consumer: str | None = None
     """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`). Empty if no
     network follows and the layer returns the sum."""
-    columns: tuple[Columns, Columns, Columns] | None = None
+    columns: tuple[Columns | None, Columns | None, Columns | None] | None = None
     """Where the heads of queries, keys and values are among the outputs of their linear layers, if these share a layer or
     hold the heads in another order. None if each layer has its own heads alone, one after the other."""
+    reader: str | None = None
+    """A module that reads what attention reads, if W_K does not."""
+    gate: GateLayout | None = None
+    """The gate on the outputs of the heads; None without one."""
     query_bias: str | None = None
     """b_Q, if it is a separate parameter."""
     value_bias: str | None = None
@@ -216,12 +239,12 @@ class BlockLayout:
             raise ValueError(f"{self.model_type}: `attention_norm` is the norm of what self-attention reads")
 
     def bind(self, model: Any) -> "list[BlockModules]":
-        """The modules of every layer of a model, in order. A layer that runs twice appears twice.
+        """The modules of every layer with a block, in order. A layer that runs twice appears twice.
 
         Raises:
             InputError: If the model lacks a part that the layout names, or has something else in its place.
         """
-        return [self._bind_layer(parts) for parts in self.parts(model)]
+        return [self._bind_layer(parts) for parts in self.parts(model) if parts.number not in self.without]
 
     def _bind_layer(self, find: "LayerParts") -> "BlockModules":
         whole = find.whole
@@ -230,10 +253,12 @@ class BlockLayout:
             whole=whole,
             entry=find.entry,
             attention=find.module("attention module", self.attention),
-            query=find.projection("W_Q", self.query),
-            key=find.projection("W_K", self.key),
-            value=find.projection("W_V", self.value),
+            query=None if self.query is None else find.projection("W_Q", self.query),
+            key=None if self.key is None else find.projection("W_K", self.key),
+            value=None if self.value is None else find.projection("W_V", self.value),
+            reader=None if self.reader is None else find.module("reader of the input of attention", self.reader),
             output=find.projection("W_O", self.output),
+            gate=None if self.gate is None else find.projection("gate", self.gate.projection),
             residual=whole if self.residual is None else find.module("residual connection", self.residual),
             norm=find.norm("norm of the block", self.norm),
             attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
@@ -274,7 +299,11 @@ class BlockLayout:
         """The norms whose outputs are hidden vectors, by layer from 0. Layers without such a norm are left out."""
         norms = {} if self.embedding_norm is None else {0: attrgetter(self.embedding_norm)(model)}
         if self.output_norm is not None:
-            norms |= {parts.number: parts.module("norm of its output", self.output_norm) for parts in self.parts(model)}
+            norms |= {
+                parts.number: parts.module("norm of its output", self.output_norm)
+                for parts in self.parts(model)
+                if parts.number not in self.without
+            }
         if self.convolution is not None and (convolution := attrgetter(self.convolution)(model)) is not None:
             norms[1] = convolution.LayerNorm
         return norms
@@ -288,13 +317,33 @@ class BlockLayout:
         return None if limit is None or limit < 1 else int(limit)
 
     @property
+    def attends(self) -> list[int]:
+        """The layers with softmax attention, whose blocks can be observed."""
+        return [number for number in range(1, len(self.layers) + 1) if number not in self.without]
+
+    def check_attends(self, argument: str, layer: int) -> None:
+        """Check that a layer has softmax attention.
+
+        Args:
+            argument: The key or argument that names the layer, for the message.
+
+        Raises:
+            InputError: If it has none.
+        """
+        if layer in self.without:
+            raise InputError(
+                f"{argument}: layer {layer} of this {self.family} has no softmax attention; expected layers that do: "
+                f"{numbered(self.attends)}"
+            )
+
+    @property
     def family(self) -> str:
         """The family's name, for messages."""
         return self.model_type
 
     @property
     def has_networks(self) -> bool:
-        """Whether the feed-forward network of every layer can be observed."""
+        """Whether the feed-forward network of every layer with attention can be observed."""
         return bool(self.feed_forward) and self.unknown_network is None
 
     @property
@@ -405,10 +454,14 @@ class BlockModules:
     entry: nn.Module
     """The module whose input is the layer's: the layer or, if no module runs it, its first module."""
     attention: nn.Module
-    query: nn.Module
-    key: nn.Module
-    value: nn.Module
+    query: nn.Module | None
+    key: nn.Module | None
+    value: nn.Module | None
+    reader: nn.Module | None
+    """A module that reads what attention reads, if W_K does not."""
     output: nn.Module
+    gate: nn.Module | None
+    """The linear layer of the gate on the outputs of the heads."""
     residual: nn.Module
     """The module whose input the residual connection carries."""
     norm: nn.Module | None
@@ -431,8 +484,10 @@ class BlockModules:
 
     @property
     def reads_attention_inputs(self) -> nn.Module:
-        """The module whose input is that of W_K."""
-        return self.key.layers[0] if isinstance(self.key, SideBySide) else self.key
+        """A module whose input is that of attention."""
+        module = self.key or self.reader
+        assert module is not None
+        return module.layers[0] if isinstance(module, SideBySide) else module
 
     @property
     def own_scale(self) -> float:
@@ -468,26 +523,12 @@ class BlockModules:
     def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
         layout = self.layout
         of_query, of_key, of_value = layout.columns or (None, None, None)
-        query_weight, query_bias = _by_head(self.query, heads, of_query)
-        key_weight, key_bias = _by_head(self.key, key_heads, of_key)
-        value_weight, value_bias = _by_head(self.value, key_heads, of_value)
-        if self.query_bias is not None:
-            query_bias = query_bias + full_precision(self.query_bias).view(heads, -1)
-        if self.value_bias is not None:
-            value_bias = value_bias + full_precision(self.value_bias).view(key_heads, -1)
-        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
         repeats = heads // key_heads
-        key_weight, key_bias, value_weight, value_bias = (
-            part if repeats == 1 else part.repeat_interleave(repeats, dim=0)
-            for part in (key_weight, key_bias, value_weight, value_bias)
-        )
+        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
         return BlockParameters(
-            query_weight=query_weight,
-            query_bias=query_bias,
-            key_weight=key_weight,
-            key_bias=key_bias,
-            value_weight=value_weight,
-            value_bias=value_bias,
+            query=_by_head(self.query, heads, of_query, self.query_bias),
+            key=_by_head(self.key, key_heads, of_key, repeats=repeats),
+            value=_by_head(self.value, key_heads, of_value, self.value_bias, repeats),
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
             normalisation=None if self.norm is None else normalisation(self.norm, unit_offset=layout.unit_offset),
@@ -658,15 +699,33 @@ def scaled_projection(projection: nn.Module, scale: float) -> tuple[Tensor, Tens
     return (weight, bias) if scale == 1 else (weight * scale, None if bias is None else bias * scale)
 
 
-def _by_head(projection: nn.Module, heads: int, columns: Columns | None) -> tuple[Tensor, Tensor]:
-    """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V."""
+def _by_head(
+    projection: nn.Module | None,
+    heads: int,
+    columns: Columns | None,
+    added: Tensor | None = None,
+    repeats: int = 1,
+) -> HeadProjection | None:
+    """W_Q, W_K or W_V by head; None if there is none.
+
+    Args:
+        added: A bias outside the linear layer.
+        repeats: How many heads of queries share a head.
+    """
+    if projection is None:
+        return None
     weight, bias = weight_and_bias(projection)
     bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
     if columns is None:
         weight, bias = (tensor.unflatten(-1, (heads, -1)) for tensor in (weight, bias))
     else:
         weight, bias = columns.take(weight), columns.take(bias)
-    return weight.transpose(0, 1), bias
+    weight = weight.transpose(0, 1)
+    if added is not None:
+        bias = bias + full_precision(added).view(heads, -1)
+    if repeats > 1:
+        weight, bias = (part.repeat_interleave(repeats, dim=0) for part in (weight, bias))
+    return HeadProjection(weight, bias)
 
 
 def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head token dimension"]) -> Tensor:

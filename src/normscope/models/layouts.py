@@ -92,8 +92,8 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
     source = _source_length(model)
     layout = layout_from(recorded, kind, source, _TARGET if stack in ("decoder", "cross") else source, stack)
     registry = _calls_function(layout, model, attention)
-    if layout.scales is None and not registry:
-        raise NotInferredError("scores are no multiple of q·k plus other terms")
+    if not registry:
+        _check_own(layout)
     return dataclasses.replace(
         layout,
         registry=registry,
@@ -101,6 +101,17 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
         float32_inside=layout.float32_inside or not attention.additive,
         source=_where(model),
     )
+
+
+def _check_own(layout: BlockLayout) -> None:
+    """Check that attention which does not call transformers' function can be rebuilt from its weights."""
+    if layout.scales is None:
+        raise NotInferredError("scores are no multiple of q·k plus other terms")
+    for what, path in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
+        if path is None:
+            raise NotInferredError(
+                f"{what} are not a linear map of what attention reads, and attention does not call transformers' function"
+            )
 
 
 def _calls_function(layout: BlockLayout, model: nn.Module, attention: _Attention) -> bool:

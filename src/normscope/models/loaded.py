@@ -181,7 +181,7 @@ class LoadedModel:
         if self.layout.reads_target:
             inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         visible: list[torch.Tensor] = []
-        with Observer(self.model, self.layout, [1]) as observer:
+        with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
             observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 

@@ -140,7 +140,8 @@ class _Sizes:
         assert isinstance(weight, torch.Tensor)
         rows, columns = weight.shape
         heads, model = (columns, rows) if isinstance(modules.output, nn.Linear) else (rows, columns)
-        attention = {id(part.weight) for part in (modules.query, modules.key, modules.value, modules.output)}
+        projections = (modules.query, modules.key, modules.value, modules.output)
+        attention = {id(part.weight) for part in projections if part is not None}
         others = [weight for weight in modules.whole.parameters() if id(weight) not in attention and weight.ndim == 2]
         neurons = max((max(weight.shape) for weight in others), default=model)
         return cls(model, heads, neurons, 4 * model * heads, sum(weight.numel() for weight in others))

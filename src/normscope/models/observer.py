@@ -63,7 +63,7 @@ class Observer:
 
     Args:
         model: A base model in evaluation mode.
-        layers: Layers whose blocks are visited, from 1; None for all.
+        layers: Layers whose blocks are visited, from 1; None for all that have one.
         hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.
 
@@ -85,12 +85,13 @@ class Observer:
     ) -> None:
         self._model, self._layout = model, layout
         self._layers = layout.bind(model)
-        wanted = frozenset(range(1, len(self._layers) + 1) if layers is None else layers)
+        wanted = frozenset(layout.attends if layers is None else layers)
         modules = {modules.layer: modules for modules in self._layers if modules.layer in wanted}
         networks = bind_feed_forward(model, layout) if feed_forward else ()
         self._targets = Targets(
             layout=layout,
-            layers=self._layers,
+            entries=[parts.entry for parts in layout.parts(model)],
+            layers={modules.layer: modules for modules in self._layers},
             wanted=wanted,
             hidden=frozenset(hidden),
             networks={network.layer: network for network in networks if network.layer in wanted},
@@ -152,6 +153,8 @@ class Observer:
                 _Event(self, ForwardPass.take_attention_inputs)
             )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
+            if modules.gate is not None:
+                yield modules.gate.register_forward_hook(_Event(self, ForwardPass.take_gate))
             if modules.key_norm is not None:
                 yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
             if not self._layout.registry:
@@ -240,7 +243,7 @@ class Observer:
         forward.passed = call.layer - 1
         inputs_again = self._layout.by_text(call.inputs)
         args, kwargs = call.with_inputs(inputs_again.clone() if self._layout.changes_stream else inputs_again)
-        self._forward(forward, torch.inference_mode(), self._layers[call.layer - 1].entry, args, kwargs)
+        self._forward(forward, torch.inference_mode(), self._targets.entries[call.layer - 1], args, kwargs)
 
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
         token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()

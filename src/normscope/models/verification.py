@@ -145,8 +145,9 @@ class _Proof:
 
     def __init__(self, model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool) -> None:
         self._model, self._layout, self._name = model, layout, name
-        self._layers = layout.bind(model)
-        self._networks = bind_feed_forward(model, layout, name) if feed_forward else []
+        self._layers = {modules.layer: modules for modules in layout.bind(model)}
+        networks = bind_feed_forward(model, layout, name) if feed_forward else []
+        self._networks = {network.layer: network for network in networks}
         self._bound = bound_of(model, layout)
         self._beside = self._other_attention()
         self._layer = 0
@@ -170,24 +171,31 @@ class _Proof:
         token_mask = inputs["decoder_attention_mask" if layout.reads_target else "attention_mask"].bool()
         self._layer = 0
         try:
-            self._note(stream_differences(model, layout, self._layers, expected, token_mask))
+            self._note(stream_differences(model, layout, expected, token_mask))
             terms = None if layout.registry else score_terms(model, layout, inputs)
             observer = Observer(model, layout, feed_forward=bool(self._networks))
+            values: dict[int, Tensor] = {}
             with observer:
                 observer.run(
                     inputs,
-                    functools.partial(self._compare_block, expected, terms),
+                    functools.partial(self._compare_block, expected, terms, values),
                     visit_feed_forward=functools.partial(self._compare_feed_forward, expected),
                     replacements=_untouched_inputs(expected) if layout.routed else None,
                 )
+                if values:
+                    self._layer = 0
+                    changed = {layer: _every_other_changed(record.inputs) for layer, record in expected.layers.items()}
+                    observer.run(inputs, functools.partial(self._compare_values, values), replacements=changed)
         except (RuntimeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"what the model does cannot be rebuilt from its weights: {one_line(error)}"
             raise NotObservableError(self._layer + 1, reason) from error
 
-    def _compare_block(self, expected: UntouchedPass, terms: ScoreTerms | None, block: AttentionBlock) -> None:
-        modules, record = self._layers[block.layer - 1], expected.layers[block.layer]
+    def _compare_block(
+        self, expected: UntouchedPass, terms: ScoreTerms | None, values: dict[int, Tensor], block: AttentionBlock
+    ) -> None:
+        modules, record = self._layers[block.layer], expected.layers[block.layer]
         if terms is not None:
             self.position_terms = self.position_terms or terms.differ(block)
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
@@ -200,11 +208,20 @@ class _Proof:
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
         self._note([rest_of_layer(block, modules, record, crossing)])
+        if modules.value is None:
+            values[block.layer] = block.value
+        self._layer = block.layer
+
+    def _compare_values(self, values: Mapping[int, Tensor], block: AttentionBlock) -> None:
+        """Check that the value of a token depends on no other token, where no W_V shows it: the others have changed."""
+        before, after = (each[:, :, ::2].transpose(1, 2).flatten(2) for each in (values[block.layer], block.value))
+        error = relative_error(after, before, before, block.token_mask[:, ::2])
+        self._note([Difference(block.layer, "value of a token when other tokens change", error)])
         self._layer = block.layer
 
     def _compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
         self._layer = block.layer - 1
-        modules = self._networks[block.layer - 1]
+        modules = self._networks[block.layer]
         self._note(feed_forward_differences(block, modules, expected.layers[block.layer]))
         self._layer = block.layer
 
@@ -212,11 +229,11 @@ class _Proof:
         """Compare γ, β, ε and centring of every norm with what the norm does."""
         model, layout = self._model, self._layout
         observer = Observer(model, layout)
-        for network in self._networks:
+        for network in self._networks.values():
             parameters = network.parameters()
             self._compare_norm("feed-forward norm", network.layer, network.norm, parameters.normalisation)
             self._compare_norm("feed-forward norm", network.layer, network.output_norm, parameters.output_normalisation)
-        for modules in self._layers:
+        for modules in self._layers.values():
             weights = observer.parameters[modules.layer]
             for part, module, weight in (
                 ("norm of the block", modules.norm, weights.normalisation),
@@ -230,7 +247,7 @@ class _Proof:
         if layout.final_norm is not None:
             final = attrgetter(layout.final_norm)(model)
             norm = normalisation(final, unit_offset=layout.unit_offset)
-            self._compare_norm("final norm", len(self._layers), final, norm)
+            self._compare_norm("final norm", len(layout.layers), final, norm)
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
         # Norms of the heads with weights for each of them are proved by queries and keys alone.
@@ -268,6 +285,13 @@ def _check_evaluation(model: nn.Module, name: str) -> None:
             raise InputError(
                 f"{name}: expected a model in evaluation mode, got training mode in {path or 'it'}; call eval()"
             )
+
+
+def _every_other_changed(vectors: Tensor) -> Replacement:
+    """Hidden vectors of which every second token has others."""
+    changed = vectors.clone()
+    changed[:, 1::2] = vectors[:, 1::2].roll(1, dims=-1) + vectors[:, :1]
+    return Replacement(torch.arange(vectors.shape[-1], device=vectors.device), changed)
 
 
 def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:

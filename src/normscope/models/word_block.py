@@ -22,6 +22,9 @@ class WordBlock:
     block: AttentionBlock
     groups: WordGroups
 
+    def __post_init__(self) -> None:
+        self.block.require_vectors_of_keys()
+
     def maps(self, *, in_double: bool = True) -> dict[Method, Float[Tensor, "batch word unit"]]:
         """How much every word takes from every other: α averaged over heads, and ‖V_IJ‖ at every stage.
 

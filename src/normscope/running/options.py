@@ -155,25 +155,6 @@ def _check_level(level: Level, options: AnalysisOptions) -> None:
             )
 
 
-def chosen_layers(layers: Any, count: int) -> list[int]:
-    """The `layers` key as sorted layer numbers.
-
-    Raises:
-        InputError: If it is neither `all` nor a list of numbers from 1 to `count`.
-    """
-    if layers == "all":
-        return list(range(1, count + 1))
-    numbers = layers if isinstance(layers, list) else [layers]
-    for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
-            raise InputError(
-                f"layers={layers}: expected all or numbers from 1 to {count} (this model's layers), got {number!r}"
-            )
-    if not numbers:
-        raise InputError(f"layers=[]: expected all or numbers from 1 to {count}")
-    return sorted(set(numbers))
-
-
 def chosen_categories(categories: Any, known: list[str]) -> list[str]:
     """The `categories` key as names, in the order of `known`.
 

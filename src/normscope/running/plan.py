@@ -24,7 +24,9 @@ from normscope.data.token_sequence import Segmenter
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
 from normscope.maths.choices import NetworkBias
+from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
@@ -41,7 +43,6 @@ from normscope.running.options import (
     RunOptions,
     all_options,
     chosen_categories,
-    chosen_layers,
     enabled_analyses,
 )
 from normscope.running.prepared import identity as prepared_identity
@@ -97,14 +98,14 @@ class Plan:
         """
         torch.manual_seed(options.seed)
         look = _look(options.figures)
-        needs = _needs(options.analysis, options.model.stack, inputs)
+        needs = _needs(options.analysis, options.model.stack, options.level, inputs)
         if options.prepare:
             _refuse_nothing_to_prepare(needs)
         model = inputs.load()
         feed_forward = any(requirements.feed_forward for requirements in needs.values())
         verification = model.layers_verification if feed_forward else model.verification
         _load_heads(model, needs.values())
-        layers = chosen_layers(options.layers, model.layers)
+        layers = chosen_layers(options.layers, model.layout)
         encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
         corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
@@ -174,6 +175,28 @@ class Plan:
         return prepared_identity(flat(plain(self.options)), self.users)
 
 
+def chosen_layers(layers: Any, layout: BlockLayout) -> list[int]:
+    """The `layers` key as sorted layer numbers.
+
+    Raises:
+        InputError: If it is neither `all` nor a list of layers of the model that have softmax attention.
+    """
+    count = len(layout.layers)
+    if layers == "all":
+        return layout.attends
+    numbers = layers if isinstance(layers, list) else [layers]
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
+            raise InputError(
+                f"layers={layers}: expected all or numbers from 1 to {count} (this model's layers), got {number!r}"
+            )
+    if not numbers:
+        raise InputError(f"layers=[]: expected all or numbers from 1 to {count}")
+    for number in numbers:
+        layout.check_attends("layers", number)
+    return sorted(set(numbers))
+
+
 def _look(options: FigureOptions) -> Appearance:
     """How figures will be drawn; the user's style has been tried."""
     look = appearance(options)
@@ -184,7 +207,9 @@ def _look(options: FigureOptions) -> Appearance:
     return look
 
 
-def _needs(options: AnalysisOptions, stack: ModelStack | None, inputs: Inputs) -> dict[type[Analysis], Requirements]:
+def _needs(
+    options: AnalysisOptions, stack: ModelStack | None, level: Level, inputs: Inputs
+) -> dict[type[Analysis], Requirements]:
     """What the enabled analyses need of the model.
 
     Raises:
@@ -195,6 +220,7 @@ def _needs(options: AnalysisOptions, stack: ModelStack | None, inputs: Inputs) -
     _refuse_other_attention(kinds, inputs.info)
     needs = {kind: kind.requirements(getattr(options, kind.info.name), inputs.info) for kind in kinds}
     _refuse_missing_feed_forward(needs, stack, inputs.info)
+    _refuse_missing_parts(needs, level, inputs.info)
     return needs
 
 
@@ -234,6 +260,26 @@ def _refuse_missing_feed_forward(
             raise InputError(
                 f"model.stack={stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
                 "self-attention is followed by cross-attention; set model.stack=encoder or cross"
+            )
+
+
+def _refuse_missing_parts(needs: Mapping[type[Analysis], Requirements], level: Level, model: ModelInfo) -> None:
+    """Refuse analyses of parts that gates or latent attention do not leave."""
+    layout = model.layout
+    if layout is None:
+        return
+    if layout.gate is not None and level is Level.word:
+        raise InputError(f"level=word is not defined for {model.name}: {GATED}; set level=token")
+    for kind, requirements in needs.items():
+        reason = None
+        if requirements.vectors_of_keys and layout.gate is not None:
+            reason = GATED
+        elif requirements.weights_of_keys and (layout.query is None or layout.key is None):
+            reason = NOT_LINEAR.format("queries or keys")
+        if reason is not None:
+            raise InputError(
+                f"analysis={kind.info.name} is not defined for {model.name}: {reason}; set analysis to mixing, outliers or "
+                "sinks"
             )
 
 
@@ -301,7 +347,7 @@ def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Require
     hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
     every = any(requirements.all_layers for requirements in needs)
     feed_forward = any(requirements.feed_forward for requirements in needs)
-    layers = range(1, model.layers + 1) if every else layers
+    layers = model.layout.attends if every else layers
     return Observer(model.model, model.layout, layers, hidden, feed_forward=feed_forward)
 
 
@@ -394,7 +440,8 @@ def _maps(
     needs: Mapping[type[Analysis], Requirements],
     inputs: Inputs,
 ) -> Maps:
-    rule = _bias_rule(needs.values())
+    # With a gate, what reaches the networks is no sum of multiples of one vector for each key.
+    rule = None if model.layout.gate is not None else _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
     maps = maps_per_layer(model.layout, rule) + added
     return Maps(_texts(options, report, encoder, len(layers), maps, inputs), rule, added)

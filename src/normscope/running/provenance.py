@@ -11,6 +11,7 @@ from importlib import metadata
 from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
+from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelOptions
 from normscope.models.stored_weights import number_format
@@ -62,6 +63,7 @@ class Provenance:
             "training_step": training_step(vars(self.options), model.folder),
             "device": str(model.device),
             "dtype": number_format(model.model),
+            **_of_layers(model.layout),
             "seed": self.seed,
             "examples": counts.read,
             "skipped": dict(counts.skipped),
@@ -77,6 +79,11 @@ class Provenance:
             "verification_layer": self.verification.layer,
             "verification_part": self.verification.part,
         }
+
+
+def _of_layers(layout: BlockLayout) -> dict[str, object]:
+    """The layers of a hybrid that have no block, which the analyses of blocks leave out."""
+    return {"layers_without_attention": sorted(layout.without)} if layout.without else {}
 
 
 def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:

@@ -14,11 +14,12 @@ from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
+from normscope.models.layout import BlockLayout
 from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking import with_environment
-from normscope.rounding import counted
+from normscope.rounding import counted, numbered
 from normscope.running.batch_stream import BatchStream
 from normscope.running.checkpoint import Checkpoint, Position, SavedShare
 from normscope.running.distributed import ProcessGroup
@@ -208,7 +209,7 @@ class Run:
         model = self.plan.model
         elsewhere = offloaded_to(model.model)
         say(
-            f"{model.name}: {counted(model.layers, 'layer')} on {model.device}, {number_format(model.model)}",
+            f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
             *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
             f"matches the untouched model to {self.plan.verification.error:.1e}",
         )
@@ -256,3 +257,9 @@ def require_examples(run: Run, counts: CorpusCounts) -> None:
         unexplained = not own.skipped or any("dataset." not in reason for reason in own.skipped)
         keys = " and ".join(text_keys(options.dataset)) if unexplained else ""
         raise InputError(f"dataset {where}: no usable example{what} ({reasons}){keys and f'; check {keys}'}")
+
+
+def _layers_of(layout: BlockLayout) -> str:
+    """How many layers a model has, and which of them have a block, if not all do."""
+    layers = counted(len(layout.layers), "layer")
+    return f"{layers}, of which {numbered(layout.attends)} with softmax attention," if layout.without else layers

@@ -155,7 +155,7 @@ def token_maps(
         if values * maps > remaining:
             left_out.append(number)
             continue
-        single_heads = values * (heads + maps) <= remaining
+        single_heads = values * (heads + maps) <= remaining and model.layout.gate is None
         remaining -= values * (maps + single_heads * heads)
         sentence = _sentence(model, encoder, text, observer, layers, single_heads, rule)
         added = add(collate([text.sequence], encoder).to(model.device))

@@ -43,7 +43,7 @@ class FeedForwardAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
         """The feed-forward networks."""
-        return Requirements(feed_forward=True, bias_rule=options.bias)
+        return Requirements(feed_forward=True, vectors_of_keys=True, bias_rule=options.bias)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""

@@ -90,7 +90,7 @@ class FrequencyAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: FrequencyOptions, _model: ModelInfo) -> Requirements:
         """The frequency of every token."""
-        return Requirements(resources={FREQUENCIES: TokenFrequencyResource(options)})
+        return Requirements(vectors_of_keys=True, resources={FREQUENCIES: TokenFrequencyResource(options)})
 
     def start_batch(self, batch: Batch) -> None:
         """Look up the tokens of a batch, and reset the sums over layers."""

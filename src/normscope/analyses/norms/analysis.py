@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 import torch
 
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.analyses.norms.figures import MEASURES, describe_figures
@@ -20,7 +20,8 @@ from normscope.analyses.ratio_table import overall_rows
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate, singular_values
-from normscope.models.block import AttentionBlock
+from normscope.models.block import NOT_LINEAR, AttentionBlock
+from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import by_axes, roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.grouped import GroupedMoments
@@ -58,6 +59,11 @@ class NormsAnalysis(Analysis):
         if self._pruning is not None:
             self.accumulators["pruning"] = self._pruning.accumulator
 
+    @classmethod
+    def requirements(cls, _options: NormsOptions, _model: ModelInfo) -> Requirements:
+        """One vector f(x) for each key."""
+        return Requirements(vectors_of_keys=True)
+
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of a block."""
         layer = self.context.index(block.layer)
@@ -87,7 +93,7 @@ class NormsAnalysis(Analysis):
         by_layer, per_key = self._by_layer(by_head), self._mean_per_key()
         dispersion, inputs = self._dispersion(self._norms), self._dispersion(self._inputs).drop(columns="head")
         correlation = self._correlation()
-        values, rates = self._spectra()
+        spectra = self._spectra()
         sample = self._sample.table(self.context.names)
         tables = {
             "by_layer": by_layer,
@@ -99,11 +105,10 @@ class NormsAnalysis(Analysis):
             "input_dispersion": inputs,
             "input_dispersion_summary": _extremes(inputs),
             "correlation": correlation,
-            "singular_values": values,
-            "expansion": rates,
+            **spectra,
             "sample": sample,
         }
-        figures = describe_figures(by_layer, by_head, tables["head_shares"], per_key, sample, values, rates)
+        figures = describe_figures(by_layer, by_head, tables["head_shares"], per_key, sample, spectra)
         if self._pruning is not None:
             tables["pruning"] = self._pruning.table(self.context.layers)
             figures["pruning"] = pruning_figure(tables["pruning"])
@@ -116,7 +121,10 @@ class NormsAnalysis(Analysis):
             figures=figures,
             summary=_summary(by_layer, rolled.metrics),
             summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
-            notes=self._pairs.notes(),
+            notes=[
+                *self._pairs.notes(),
+                *([] if spectra else [f"{NOT_LINEAR.format('values')}, so W_V has no spectrum"]),
+            ],
         )
 
     def _of_heads(self) -> pd.DataFrame:
@@ -199,18 +207,22 @@ class NormsAnalysis(Analysis):
         )
         return table.astype({"spearman": "Float64"})
 
-    def _spectra(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def _spectra(self) -> dict[str, pd.DataFrame]:
+        """Singular values and expansion rates of W_V W_O; none if there is no W_V."""
         values, rates = [], []
         for layer in self.context.layers:
             weights = self.context.parameters[layer]
+            if weights.value is None:
+                return {}
             affine = weights.value_weight, weights.value_bias, weights.output_weight
             spectrum = singular_values(*affine)
             heads, ranks = (range(1, size + 1) for size in spectrum.shape)
             values.append(tidy({"value": spectrum}, layer=[layer], head=heads, index=ranks))
             rates.append((layer, expansion_rate(*affine), expansion_rate(*affine, weights.output_bias)))
-        return pd.concat(values, ignore_index=True), pd.DataFrame(
-            rates, columns=["layer", "rate", "rate_with_output_bias"]
-        )
+        return {
+            "singular_values": pd.concat(values, ignore_index=True),
+            "expansion": pd.DataFrame(rates, columns=["layer", "rate", "rate_with_output_bias"]),
+        }
 
 
 def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:

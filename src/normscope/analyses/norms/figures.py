@@ -1,6 +1,6 @@
 """The figures of the norms analysis, described from its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -16,23 +16,24 @@ def describe_figures(
     head_shares: pd.DataFrame,
     per_key: pd.DataFrame,
     sample: pd.DataFrame,
-    values: pd.DataFrame,
-    rates: pd.DataFrame,
+    spectra: Mapping[str, pd.DataFrame],
 ) -> dict[str, Figure]:
     """Figures 3, 4 (and 10 to 12), 5 and 9 of K20, figure 2 of M24 and the expansion rates of K21, from the tables."""
     reported = list(dict.fromkeys(by_head["category"]))
     categories = [category for category in reported if category != ALL] or reported
     points = sample.assign(category=ALL) if categories == [ALL] else sample
-    return {
+    figures: dict[str, Figure] = {
         "by_layer": _by_layer(_rows_of(categories, by_layer[by_layer["measure"] != "share"])),
         "shares": _shares(_rows_of(categories, by_layer[by_layer["measure"] == "share"])),
         "head_shares": _head_shares(head_shares),
         "per_key": _per_key(_rows_of(categories, per_key)),
         "by_head": _by_head(_rows_of(categories, by_head)),
         "scatter": _scatter(_rows_of(categories, points), categories),
-        "singular_values": _singular_values(values),
-        "expansion": _expansion(rates),
     }
+    if spectra:
+        figures["singular_values"] = _singular_values(spectra["singular_values"])
+        figures["expansion"] = _expansion(spectra["expansion"])
+    return figures
 
 
 def _rows_of(categories: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:

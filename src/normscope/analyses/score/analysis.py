@@ -68,7 +68,7 @@ class ScoreAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: ScoreOptions, _model: ModelInfo) -> Requirements:
         """Hidden vectors, from which the outlier dimensions are determined, and the head whose loss ablations change."""
-        return Requirements(hidden=True, language_head=options.ablation)
+        return Requirements(hidden=True, weights_of_keys=True, language_head=options.ablation)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for interventions, and find the tokens of each category."""

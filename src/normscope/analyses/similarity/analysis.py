@@ -13,6 +13,7 @@ from normscope.analyses.similarity.pair_maps import PairMaps
 from normscope.analyses.similarity.sentences import sentences_of
 from normscope.analyses.similarity.tables import PairColumns, cell_table, gold_correlation, pair_table
 from normscope.attribution.carried_vectors import CarriedVectors
+from normscope.attribution.methods import check_supported
 from normscope.attribution.similarities import SimilarityParts, cosine_parts
 from normscope.data.batching import Batch
 from normscope.errors import InputError
@@ -52,8 +53,14 @@ class SimilarityAnalysis(Analysis):
         self.accumulators = {"cells": self._cells, "pairs": self._pairs, **self._maps.accumulators}
 
     @classmethod
-    def requirements(cls, _options: SimilarityOptions, _model: ModelInfo) -> Requirements:
-        """Pairs of texts, and every layer with its feed-forward network."""
+    def requirements(cls, _options: SimilarityOptions, model: ModelInfo) -> Requirements:
+        """Pairs of texts, and every layer with its feed-forward network.
+
+        Raises:
+            InputError: If vectors cannot be followed through all layers.
+        """
+        if model.layout is not None and model.layout.stack is None:
+            check_supported(model.layout)
         return Requirements(pairs=True, hidden=True, feed_forward=True, all_layers=True, vectors_of_pairs=True)
 
     def start_batch(self, _batch: Batch) -> None:

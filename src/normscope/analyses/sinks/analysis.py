@@ -1,6 +1,6 @@
 """Attention sinks, massive activations and value drains (Gu et al. 2025; Sun et al. 2024; Guo et al. 2024)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import pandas as pd
 import torch
@@ -26,7 +26,7 @@ from normscope.analyses.sinks.sentences import sentences_of
 from normscope.analyses.sinks.variants import long_enough, sequences_of, variants
 from normscope.data.batching import Batch
 from normscope.maths.massive import massive_activations
-from normscope.models.block import AttentionBlock
+from normscope.models.block import GATED, AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
@@ -161,7 +161,7 @@ class SinksAnalysis(Analysis):
             summary=terminal_summary(tables, position, first_token),
             summary_digits=1,
             summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
-            notes=self._notes(),
+            notes=self._notes(tables),
         )
 
     def _tables(self) -> dict[str, pd.DataFrame]:
@@ -188,8 +188,8 @@ class SinksAnalysis(Analysis):
                 tables["ablation_loss"] = self._ablations.loss[columns["ablation_loss"]]
         return tables
 
-    def _notes(self) -> list[str]:
-        notes = []
+    def _notes(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
+        notes = [] if len(tables["drains"]) else [f"{GATED}; drains are not measured"]
         long, short = self._lengths.compute()[0].tolist()
         if not long:
             notes.append(

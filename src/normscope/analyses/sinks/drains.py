@@ -8,6 +8,7 @@ from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.maths.sinks import importance, queries_of_keys, strongest_key
 from normscope.models.block import AttentionBlock
+from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.mean import Mean
 from normscope.statistics.tidy import tidy
 
@@ -24,6 +25,8 @@ class ValueDrains:
 
     def update(self, block: AttentionBlock, batch: Batch) -> None:
         """Add a block. The sink of a head is the key that receives most of its weight in the sequence."""
+        if block.gate is not None:
+            return
         received, mask = block.received, batch.token_mask
         weights = importance(received, queries_of_keys(mask, block.mask))
         values = torch.linalg.vector_norm(block.value, dim=-1)
@@ -37,8 +40,11 @@ class ValueDrains:
         self.accumulator.update(self._context.index(block.layer), torch.stack([of_sink, of_others]), counts)
 
     def table(self) -> pd.DataFrame:
-        """The table `drains`; `other` is missing if every sequence has a single token."""
-        summary = self.accumulator.compute()
+        """The table `drains`; `other` is missing if every sequence has a single token. Empty where gates leave no f(x)."""
+        try:
+            summary = self.accumulator.compute()
+        except EmptyAccumulatorError:
+            return pd.DataFrame(columns=["layer", "head", "key", *MEASURES])
         require_finite(summary.mean[:, 0], "the values of layer {layer}", self._context.layers)
         table = tidy(
             {name: summary.mean[:, :, number].transpose(1, 2) for number, name in enumerate(MEASURES)},

@@ -61,6 +61,8 @@ def describe_figures(
             "appear as positions far above the others."
         ),
     )
+    if tables["drains"].empty:
+        return figures
     means = tables["drains"].groupby(["layer", "key"], sort=False)[list(MEASURES)].mean().reset_index()
     figures["drains"] = Lines(
         table=means.melt(["layer", "key"], var_name="measure", value_name="norm"),

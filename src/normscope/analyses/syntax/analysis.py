@@ -74,7 +74,9 @@ class SyntaxAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: SyntaxOptions, model: ModelInfo) -> Requirements:
         """The treebank, and feed-forward networks where there are any."""
-        return Requirements(feed_forward=model.has_feed_forward, resources={TREEBANK: TreebankResource(options)})
+        return Requirements(
+            vectors_of_keys=True, feed_forward=model.has_feed_forward, resources={TREEBANK: TreebankResource(options)}
+        )
 
     def start_batch(self, batch: Batch) -> None:
         """Find the arcs of a batch, and score the baselines."""

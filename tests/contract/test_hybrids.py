@@ -1,0 +1,236 @@
+"""Hybrids, gates on the outputs of heads, and latent attention: what is exact, and what is refused."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+import normscope
+from normscope.attribution.methods import MapMethod, MapStage, defined_methods
+from normscope.attribution.vectors import vector_maps
+from normscope.errors import InputError
+from normscope.maths.choices import ValueBias
+from normscope.maths.mixing import OF_STAGE, Method
+from normscope.models.block import AttentionBlock
+from normscope.models.layouts import layout_of_model
+from normscope.models.observer import Observer
+from normscope.models.verification import verify
+from normscope.rounding import numbered
+from tests.architectures import tiny_architecture
+from tests.tiny import token_batch
+
+HYBRIDS = ["bamba", "qwen3_5_text", "jamba", "lfm2", "olmo_hybrid", "qwen3_next", "recurrent_gemma"]
+"""Layers 1 and 3 of 4 have no softmax attention."""
+GATED = ["afmoe", "qwen3_5_text", "lfm3", "qwen3_next"]
+LATENT = ["youtu", "deepseek_v2", "deepseek_v3"]
+QUICK = {"bamba", "qwen3_5_text", "afmoe", "youtu"}
+MODELS = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in dict.fromkeys([*HYBRIDS, *GATED, *LATENT])
+]
+
+
+@functools.cache
+def observed(model_type):
+    """A tiny model, its layout, and its blocks on a padded batch."""
+    model = tiny_architecture(model_type)
+    layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout) as observer:
+        observer.run(inputs, blocks.append)
+    return model, layout, inputs, blocks
+
+
+def factors(block):
+    """g of the block, or ones."""
+    return torch.ones_like(block.value[:, :, :, :1]) if block.gate is None else block.gate
+
+
+def contributions(block):
+    """α_ij (g_i ⊙ v_j) W_O of every query, key and head, built one by one."""
+    gated = factors(block).unsqueeze(3) * block.value.unsqueeze(2)
+    return torch.einsum("bhqk,bhqkd,hdm->bhqkm", block.weights, gated, block.parameters.output_weight)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_contributions_add_up_to_what_the_untouched_model_computes(model_type):
+    model, layout, inputs, blocks = observed(model_type)
+    given: list[torch.Tensor] = []
+    bound = layout.bind(model)
+    hooks = [
+        modules.output.register_forward_hook(lambda _module, _args, output: given.append(output)) for modules in bound
+    ]
+    with torch.inference_mode():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    assert [block.layer for block in blocks] == [modules.layer for modules in bound] == layout.attends
+    for block, output in zip(blocks, given, strict=True):
+        made = contributions(block).sum(dim=(1, 3))
+        if block.output_bias is not None:
+            made = made + block.output_bias
+        tokens = block.token_mask
+        torch.testing.assert_close(made[tokens], output[tokens], rtol=1e-6, atol=1e-6)
+    assert verify(model, layout, model_type, feed_forward=layout.has_networks).error < 1e-6
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
+    for block in observed(model_type)[-1]:
+        by_head = contributions(block)
+        pairs, tokens = by_head.sum(dim=1), block.token_mask
+        own = torch.arange(pairs.shape[1])
+        torch.testing.assert_close(
+            block.head_norms(block.weights)[tokens[:, None].expand(-1, by_head.shape[1], -1)],
+            by_head.norm(dim=-1)[tokens[:, None].expand(-1, by_head.shape[1], -1)],
+        )
+        torch.testing.assert_close(block.pair_maps()[Method.ATTN_N][tokens], pairs.norm(dim=-1)[tokens])
+        preserving = pairs[:, own, own]
+        mixing = pairs.sum(dim=2) - preserving
+        ratio = mixing.norm(dim=-1) / (mixing.norm(dim=-1) + preserving.norm(dim=-1))
+        seen = tokens & ~block.alpha.seen.only_itself
+        # A causal query that sees one other token with next to no weight has a small difference of large vectors.
+        torch.testing.assert_close(block.mixing_ratios[Method.ATTN_N][seen], ratio[seen], rtol=1e-5, atol=1e-6)
+        last = OF_STAGE[block.composition.stages[-1]]
+        shares = block.pair_shares().sum(dim=-1) + block.shares[last].bias
+        torch.testing.assert_close(shares[tokens], torch.ones_like(shares[tokens]), rtol=0, atol=1e-6)
+        output = block.attention_output
+        along = output / output.square().sum(dim=-1, keepdim=True)
+        shares_of_keys = torch.einsum("bhqkm,bqm,bq->bhk", by_head, along, tokens.to(along))
+        torch.testing.assert_close(block.received_shares(), shares_of_keys, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("model_type", [name for name in MODELS if name in HYBRIDS])
+def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model_type):
+    model, layout, inputs, _ = observed(model_type)
+    assert (layout.attends, sorted(layout.without)) == ([2, 4], [1, 3])
+    hidden: dict[int, torch.Tensor] = {}
+    with Observer(model, layout, hidden=range(5)) as observer:
+        observer.run(inputs, lambda _block: None, lambda layer, vectors: hidden.update({layer: vectors}))
+    with torch.inference_mode():
+        expected = model(**inputs, output_hidden_states=True).hidden_states
+    tokens = inputs["attention_mask"].bool()
+    for layer in range(4):  # the last one is given after the final norm
+        torch.testing.assert_close(hidden[layer][tokens], expected[layer][tokens])
+    with pytest.raises(InputError, match="layer 1 of this .* has no softmax attention; expected layers that do: 2, 4"):
+        layout.check_attends("layers", 1)
+    with pytest.raises(InputError, match="layers 1, 3 of this .* have no softmax attention"):
+        defined_methods(layout, None, MapStage.BLOCK)
+
+
+def test_decompx_through_gates_is_complete():
+    """Vectors of tokens and of biases add up to the last hidden vectors; gates are held as α is."""
+    model, layout, inputs, _ = observed("afmoe")
+    assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
+    shares = vector_maps(model, layout, inputs, ValueBias.token, keep=False, groups=None).shares
+    tokens = inputs["attention_mask"].bool()
+    torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones_like(shares[..., 0][tokens]), rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="alti is not defined for this afmoe: .* gate"):
+        defined_methods(layout, [MapMethod.ALTI], MapStage.BLOCK)
+
+
+def test_measures_of_a_single_vector_for_each_key_refuse_gates():
+    block = observed("qwen3_5_text")[-1][0]
+    with pytest.raises(InputError, match=r"layer 2: .* gate that depends on the query"):
+        _ = block.transformed_norms
+    with pytest.raises(InputError, match="gate that depends on the query"):
+        block.transformed()
+
+
+def test_latent_attention_has_no_weights_of_values():
+    _, layout, _, blocks = observed("youtu")
+    assert (layout.key, layout.value) == (None, None)
+    with pytest.raises(InputError, match="the values of this model are not a linear map"):
+        _ = blocks[0].parameters.value_weight
+    with pytest.raises(InputError, match="but the values of this model are not a linear map"):
+        defined_methods(layout, None, MapStage.BLOCK)
+
+
+class Mixed(torch.nn.Module):
+    """A module whose output for a token also depends on the token before it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.weight, self.bias = inner, inner.weight, inner.bias
+
+    def forward(self, vectors):
+        made = self.inner(vectors)
+        return made + 0.01 * torch.nn.functional.pad(made[..., :-1, :], (0, 0, 1, 0))
+
+
+def test_values_that_mix_tokens_are_refused():
+    """Without W_V, no weights show what values are made of: the proof changes other tokens."""
+    model = tiny_architecture("youtu")
+    layout = layout_of_model(model)
+    attention = model.layers[1].self_attn
+    attention.kv_b_proj = Mixed(attention.kv_b_proj).eval()
+    with pytest.raises(InputError, match="the value of a token when other tokens change of layer 2 differs by"):
+        verify(model, layout, "youtu")
+
+
+@functools.cache
+def wrapped(model_type):
+    # Exact in float32 up to roundings, which runs report.
+    return normscope.wrap(tiny_architecture(model_type, torch.float32))
+
+
+TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [5, 9, 14, 20, 7]]
+RUN = {
+    "bamba": ["mixing", "norms", "outliers", "score", "sinks", "feedforward"],
+    "afmoe": ["mixing", "outliers", "score", "sinks", "attribution"],
+    "youtu": ["mixing", "norms", "outliers", "sinks", "feedforward"],
+}
+"""The analyses that each kind of model allows."""
+
+
+@pytest.mark.parametrize(("model_type", "name"), [(kind, name) for kind, names in RUN.items() for name in names])
+def test_an_analysis_runs_where_it_is_defined(model_type, name):
+    results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)
+    assert results.metrics
+    if name == "norms":
+        assert ("norms_singular_values" in results.tables) == (model_type != "youtu")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "options", "reason"),
+    [
+        ("afmoe", "norms", {}, "norms is not defined for .* gate that depends on the query"),
+        ("afmoe", "frequency", {}, "frequency is not defined for .* gate that depends on the query"),
+        ("afmoe", "feedforward", {}, "feedforward is not defined for .* gate that depends on the query"),
+        ("afmoe", "mixing", {"level": "word"}, "level='?word'? is not defined for .* gate that depends on the query"),
+        ("youtu", "score", {}, "score is not defined for .* queries or keys .* are not a linear map"),
+        ("youtu", "attribution", {}, "but the values of this model are not a linear map"),
+        ("bamba", "attribution", {}, "layers 1, 3 of this bamba have no softmax attention"),
+        ("bamba", "mixing", {"layers": [1]}, "layer 1 of this bamba has no softmax attention"),
+    ],
+)
+def test_an_analysis_that_is_not_defined_says_why(model_type, name, options, reason):
+    with pytest.raises(InputError, match=reason):
+        normscope.run(name, model=wrapped(model_type), texts=TEXTS, **options)
+
+
+def test_numbers_of_layers_in_words():
+    assert numbered([]) == ""
+    assert numbered([1, 2, 4]) == "1, 2, 4"
+    assert numbered([5, 1, 2, 3, 7, 8]) == "1–3, 5, 7, 8"
+
+
+def _wrong(layout):
+    """Layouts of a gated hybrid that each say something wrong."""
+    gate, replace = layout.gate, dataclasses.replace
+    yield replace(layout, gate=None)
+    yield replace(layout, gate=gate._replace(function="tanh"))
+    yield replace(layout, gate=gate._replace(columns=gate.columns._replace(first=gate.columns.first[::-1])))
+    yield replace(layout, gate=gate._replace(columns=gate.columns._replace(size=1)))
+    yield replace(layout, gate=gate._replace(projection=layout.key))
+    yield replace(layout, without=frozenset({1, 2}))
+    yield replace(layout, key=None, reader=layout.output)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_wrong_layouts_are_refused(number):
+    model, layout, _, _ = observed("qwen3_5_text")
+    wrong = [*_wrong(layout)][number]
+    with pytest.raises(InputError):
+        verify(model, wrong, "qwen3_5_text")
