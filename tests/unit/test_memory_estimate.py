@@ -75,8 +75,8 @@ def test_weights_are_those_that_are_loaded(family, dtype, tmp_path, tokenizer):
     copies = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for layer in range(1, 4 if dtype is DType.float32 else 2)
-        for tensor in vars(observed[layer]).values()
-        if isinstance(tensor, torch.Tensor) and tensor.ndim == 3
+        for tensor in tensors(vars(observed[layer]))
+        if tensor.ndim == 3
     }
     copied = sum(size for pointer, size in copies.items() if pointer not in shared)
     assert copied <= needed.observed <= 4 * copied

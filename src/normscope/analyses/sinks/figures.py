@@ -61,10 +61,14 @@ def describe_figures(
             "appear as positions far above the others."
         ),
     )
-    if tables["drains"].empty:
-        return figures
-    means = tables["drains"].groupby(["layer", "key"], sort=False)[list(MEASURES)].mean().reset_index()
-    figures["drains"] = Lines(
+    if len(tables["drains"]):
+        figures["drains"] = _drains(tables["drains"])
+    return figures
+
+
+def _drains(table: pd.DataFrame) -> Lines:
+    means = table.groupby(["layer", "key"], sort=False)[list(MEASURES)].mean().reset_index()
+    return Lines(
         table=means.melt(["layer", "key"], var_name="measure", value_name="norm"),
         x="layer",
         y="norm",
@@ -80,7 +84,6 @@ def describe_figures(
             "key only where its line is the lower one in the last panel."
         ),
     )
-    return figures
 
 
 def _in_words(position: str) -> tuple[str, str, str, str]:
