@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -172,10 +172,15 @@ class _Recorder(TorchDispatchMode):
         self, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given, named = tree_map_only(Tensor, self.value, (args, dict(kwargs)))
-        reads = tuple(each for each in tree_iter((given, named)) if isinstance(each, Value))
+        reads: list[Value] = []
+
+        def read(tensor: Tensor) -> Value:
+            reads.append(self.value(tensor))
+            return reads[-1]
+
+        given, named = _mapped(args, read), _mapped(dict(kwargs), read)
         operation = Operation(
-            len(self.operations), function, given, named, self._open[-1] if self._open else None, reads
+            len(self.operations), function, given, named, self._open[-1] if self._open else None, tuple(reads)
         )
         self.operations.append(operation)
         result = self._result(function, args, kwargs)
@@ -190,9 +195,12 @@ class _Recorder(TorchDispatchMode):
                 value = self._note(tensor, operation, tokens=tokens)
                 self._written[_storage(tensor)] = (operation.number, value)
                 operation.outputs += (value,)
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor) and not any(tensor is each for each in changed):
+
+        def made(tensor: Tensor) -> None:
+            if not any(tensor is each for each in changed):
                 operation.outputs += (self._note(tensor, operation, tokens=tokens),)
+
+        _mapped(result, made)
         return result
 
     def _result(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -225,6 +233,20 @@ class _Recorder(TorchDispatchMode):
 
     def _values_in(self, arguments: Any) -> tuple[Value, ...]:
         return tuple(self.value(each) for each in tree_iter(arguments) if isinstance(each, Tensor))
+
+
+def _mapped(tree: Any, of: Callable[[Tensor], Any]) -> Any:
+    """The arguments or results of an operation with every tensor replaced.
+
+    pytree takes longer than the operations themselves.
+    """
+    if isinstance(tree, Tensor):
+        return of(tree)
+    if isinstance(tree, tuple | list):
+        return type(tree)([_mapped(each, of) for each in tree])
+    if isinstance(tree, dict):
+        return {key: _mapped(each, of) for key, each in tree.items()}
+    return tree
 
 
 def _changed_in_place(value: Tensor, _written: Tensor) -> Tensor:
