@@ -606,6 +606,67 @@ def gpt():
     return NanoGPT()
 
 
+def unweighted(x):
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+class UnweightedAttention(nn.Module):
+    """Norms of queries and keys without parameters, then a rotation; `gate` multiplies the heads' outputs by a sigmoid."""
+
+    def __init__(self, gate=False):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
+        self.gate = nn.Linear(D, D) if gate else None
+        angles = torch.outer(torch.arange(T), 1000 ** -torch.linspace(0, 1, D // H // 2))
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def turned(self, x):
+        first, second = x.chunk(2, -1)
+        cos, sin = (table[: x.shape[1], None].to(x) for table in (self.cos, self.sin))
+        return torch.cat([first * cos + second * sin, second * cos - first * sin], -1)
+
+    def forward(self, x):
+        q, k, v = (part(x).view(*x.shape[:2], H, -1) for part in (self.q, self.k, self.v))
+        q, k = self.turned(unweighted(q)), self.turned(unweighted(k))
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        y = y.transpose(1, 2).reshape(x.shape)
+        return self.o(y if self.gate is None else y * torch.sigmoid(self.gate(x)))
+
+
+class UnweightedNorm(nn.Module):
+    def forward(self, x):
+        return F.layer_norm(x, (D,))
+
+
+class UnweightedBlock(nn.Module):
+    def __init__(self, norm, gate):
+        super().__init__()
+        self.attention, self.norm, self.norm_after = UnweightedAttention(gate), norm(), norm()
+        self.up, self.down = nn.Linear(D, 64, bias=False), nn.Linear(64, D, bias=False)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.down(F.relu(self.up(self.norm_after(x))).square())
+
+
+class Unweighted(nn.Module):
+    """Norms that are functions, or one module without parameters for the whole model."""
+
+    def __init__(self, modules=False, gate=False):
+        super().__init__()
+        norm = UnweightedNorm if modules else lambda: unweighted
+        self.norm = norm()
+        self.embed, self.head = nn.Embedding(V, D), nn.Linear(D, V, bias=False)
+        self.blocks = nn.ModuleList(UnweightedBlock(norm, gate) for _ in range(L))
+
+    def forward(self, ids):
+        x = self.norm(self.embed(ids))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 MODELS = {
     "torch-post": (TorchEncoder, "encoder.layers.{0}.self_attn"),
     "torch-pre": (lambda: TorchEncoder(norm_first=True, activation="gelu", final=True), "encoder.layers.{0}.self_attn"),
@@ -623,6 +684,9 @@ MODELS = {
     "attention-only": (AttentionOnly, "attentions.{0}"),
     "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
     "rezero": (ReZero, "blocks.{0}.scale"),
+    "norms-without-parameters": (Unweighted, "blocks.{0}.attention"),
+    "norm-modules-without-parameters": (lambda: Unweighted(modules=True), "blocks.{0}.attention"),
+    "gated-heads": (lambda: Unweighted(gate=True), "blocks.{0}.attention"),
     "few-positions": (ShortGPT, "blocks.{0}.sa"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),

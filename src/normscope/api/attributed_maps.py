@@ -16,6 +16,7 @@ from normscope.api.picture import Picture
 from normscope.api.saved import save_result
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
+    NEEDS_VECTORS_OF_KEYS,
     MapMethod,
     MapStage,
     check_defined_for_translations,
@@ -179,7 +180,9 @@ def attribution_maps(
 
 def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMethod]:
     if methods is None:
-        return [MapMethod.ALTI] if model.layout.reads_target else list(_METHODS)
+        if model.layout.reads_target:
+            return [MapMethod.ALTI]
+        return [each for each in _METHODS if model.layout.gate is None or each not in NEEDS_VECTORS_OF_KEYS]
     names = [methods] if isinstance(methods, str) else list(methods)
     return [chosen("methods", name, MapMethod) for name in names]
 

@@ -47,6 +47,10 @@ NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapM
 """The methods that need the layers' feed-forward networks."""
 
 
+NEEDS_VECTORS_OF_KEYS = frozenset(MapMethod) - {MapMethod.ROLLOUT, MapMethod.DECOMPX}
+"""The methods that measure what each key contributes as a multiple of one vector, which gates do not leave."""
+
+
 def check_defined_for_translations(method: MapMethod) -> None:
     """Check that a method maps the outputs of a decoder to the tokens of source and target."""
     if method is not MapMethod.ALTI:
@@ -91,7 +95,7 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
         InputError: If it is not; the message says why.
     """
     check_supported(layout)
-    if layout.gate is not None and method not in (MapMethod.ROLLOUT, MapMethod.DECOMPX):
+    if layout.gate is not None and method in NEEDS_VECTORS_OF_KEYS:
         raise InputError(f"{method} is not defined for this {layout.family}: {GATED}; use rollout or decompx")
     if convolution and method is not MapMethod.DECOMPX:
         raise InputError(

@@ -1,6 +1,7 @@
 """Any module that maps token ids to vectors, as a model that can be observed like a transformers model."""
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,8 @@ class AnyModule(PreTrainedModel):
         """Whether the module runs in plain operations."""
         self.vectors: str | None = None
         """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        self.returned_swapped: tuple[int, int] | None = None
+        """The two axes of what the module returns to swap."""
         self.swapped: tuple[int, int] | None = None
         """The two axes of these vectors to swap, if their shape is not (text, token, dimension)."""
         self.reads_vectors = False
@@ -96,6 +99,16 @@ class AnyModule(PreTrainedModel):
             output = self._explained(input_ids, mask)
         vectors = captured[-1] if captured else self._vectors(output, input_ids.shape)
         return BaseModelOutput(last_hidden_state=vectors if self.swapped is None else vectors.transpose(*self.swapped))
+
+    def returning(self, *, plain: bool) -> "AnyModule":
+        """The same module, but returning what it returns itself.
+
+        Args:
+            plain: Whether it runs in plain operations.
+        """
+        same = copy.copy(self)
+        same.plain, same.vectors, same.swapped = plain, None, self.returned_swapped
+        return same
 
     def operations(self) -> contextlib.AbstractContextManager[object]:
         """Context in which the module, or a part of it, runs as it does in `forward`."""
@@ -176,6 +189,7 @@ class AnyModule(PreTrainedModel):
             ) from error
         self.eval()  # the new submodules too
         self._find_axes(output, ids.shape)
+        self.returned_swapped = self.swapped
         looked_up = [
             weight
             for read, weight in mode.looked_up

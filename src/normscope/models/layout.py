@@ -431,7 +431,7 @@ class LayerParts(NamedTuple):
         if path is None:
             return None
         found = self.module(part, path)
-        known = hasattr(found, "weight") or hasattr(found, "normalized_shape")
+        known = any(hasattr(each, "weight") or hasattr(each, "normalized_shape") for each in found.modules())
         by_head = {parameter.ndim for parameter in found.parameters()} == {1}
         if not (known or by_head or (identity and isinstance(found, nn.Identity))):
             raise self._wrong(part, path, "a norm", found)
@@ -567,6 +567,8 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
         weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
     if weight is None:
+        # A norm without parameters may be a function that a module applies.
+        norm = next(each for each in norm.modules() if hasattr(each, "normalized_shape"))
         size = math.prod(norm.normalized_shape)
         device = next((tensor.device for tensor in (bias, *norm.buffers()) if tensor is not None), None)
         weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)

@@ -6,6 +6,7 @@ ones: attention by two products and a softmax, and a product with a bare paramet
 linear layers and norms are submodules of the module that owns the parameter, and share its memory.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from normscope.models.pointwise import PointwiseLinear
@@ -97,6 +100,26 @@ class BareNorm(nn.Module):
         return self.function(vectors, self.normalized_shape, *parameters, self.eps)
 
 
+class UnweightedNorm(nn.Module):
+    """`layer_norm` or `rms_norm` without parameters.
+
+    Args:
+        function: The function.
+        like: What it is applied to.
+        epsilon: ε.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], like: Tensor, epsilon: float | None) -> None:
+        super().__init__()
+        self.function, self.normalized_shape = function, tuple(like.shape[-1:])
+        self.eps = torch.finfo(like.dtype).eps if epsilon is None else epsilon
+        self.register_buffer("like", like.new_empty(0), persistent=False)  # where the norm runs
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """The normed vectors."""
+        return self.function(vectors, self.normalized_shape, eps=self.eps)
+
+
 class _Pending(NamedTuple):
     """A product whose bias the model may add later."""
 
@@ -106,6 +129,15 @@ class _Pending(NamedTuple):
     vectors: Tensor
     move: Callable[[Tensor], Tensor]
     """The movement from the linear layer's output to `given`."""
+
+
+@dataclasses.dataclass
+class _Running:
+    """A module that is running."""
+
+    module: nn.Module
+    norms: int = 0
+    """How many norms without parameters it has applied."""
 
 
 _PENDING = 4
@@ -132,9 +164,39 @@ class PlainOperations(TorchFunctionMode):
             if not isinstance(module, (BareLinear, BareNorm, PointwiseLinear, *_OWN_PRODUCTS)):
                 for name, parameter in module.named_parameters(recurse=False):
                     self._owners[_storage(parameter)] = (module, name, parameter)
+        self._model, self._watches = (
+            model,
+            discover or any(isinstance(each, UnweightedNorm) for each in model.modules()),
+        )
+        self._running: list[_Running] = []
+        self._handles: list[RemovableHandle] = []
         self._pending: list[_Pending] = []
         self.looked_up: list[tuple[Tensor, Tensor]] = []
         """Ids and weights of embeddings that were looked up."""
+
+    def __enter__(self) -> "PlainOperations":
+        if self._watches:
+            # Norms without parameters are known by the module that applies them, and by their number in it.
+            self._handles = [
+                register_module_forward_pre_hook(self._begin),
+                register_module_forward_hook(self._end, always_call=True),
+            ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, module: nn.Module, _args: Any) -> None:
+        if module is self._model:  # an earlier pass may have ended early
+            self._running.clear()
+        self._running.append(_Running(module))
+
+    def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        while self._running and self._running.pop().module is not module:
+            pass
 
     def __torch_function__(
         self, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -223,7 +285,9 @@ class PlainOperations(TorchFunctionMode):
         bias: Tensor | None,
         epsilon: float | None,
     ) -> Any:
-        """A norm with bare parameters."""
+        """A norm with bare parameters, or without any."""
+        if weight is None and bias is None and len(shape) == 1 and self._running:
+            return self._unweighted(function, vectors, epsilon)
         owner = self.bare(weight)
         if (
             owner is None
@@ -241,6 +305,18 @@ class PlainOperations(TorchFunctionMode):
         norm = BareNorm(function, parameter, bias, epsilon)
         module.add_module(_child(module, f"{name}[norm]"), norm)
         return norm(vectors)
+
+    def _unweighted(self, function: Callable[..., Tensor], vectors: Tensor, epsilon: float | None) -> Any:
+        """A norm without parameters, as a module inside the one that applies it."""
+        running = self._running[-1]
+        if isinstance(running.module, nn.LayerNorm | nn.RMSNorm | UnweightedNorm):
+            return NotImplemented
+        running.norms += 1
+        name = f"norm {running.norms}"
+        if self._discover and name not in running.module._modules:
+            running.module.add_module(name, UnweightedNorm(function, vectors, epsilon))
+        norm = running.module._modules.get(name)
+        return NotImplemented if norm is None else norm(vectors)
 
 
 def _rows(parameter: nn.Parameter, view: _View) -> str:

@@ -47,7 +47,7 @@ class UntouchedPass:
     layers: Mapping[int, LayerRecord]
     """By layer, from 1."""
     around: Mapping[nn.Module, Call]
-    """The last call of every module outside the layers."""
+    """The first call of every module outside the layers."""
     output: Tensor
     """The model's output before any head: a vector for each token."""
     source: Tensor | None
@@ -179,10 +179,7 @@ class _Recorder:
     def _write(self, module: nn.Module, _args: Any, output: Any) -> None:
         vectors = _first(output)
         call = Call(self._inputs.pop(module, None), None if vectors is None else self._by_text(vectors).clone())
-        if self._calls is None:
-            self.around[module] = call
-        else:
-            self._calls.setdefault(module, call)
+        (self.around if self._calls is None else self._calls).setdefault(module, call)
 
     def _by_text(self, vectors: Tensor) -> Tensor:
         """Vectors with the axes (text, token, dimension)."""

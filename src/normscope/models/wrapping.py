@@ -139,9 +139,9 @@ def _wrapped_module(
     with inference_explained(name, f"see {_UNCOVERED}"), torch.random.fork_rng():
         observed.find_parts()
         layout = dataclasses.replace(observed.settled(layout_of_model(observed)), source=_UNCOVERED)
-    plain = copy.copy(observed)
-    plain.plain = False
-    verify_same_outputs(observed, plain, name, "when it runs in plain operations")
+    verify_same_outputs(
+        observed.returning(plain=True), observed.returning(plain=False), name, "when it runs in plain operations"
+    )
     return _loaded(copied, observed, layout, name, _checked_tokenizer(tokenizer, tokens, observed, layout, name))
 
 
