@@ -1,9 +1,9 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, startup, corpora (sizes and numbers
-of processes), syntax on made-up treebanks, retrieval (how well each method finds the words that decide an answer), and the
-shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name the machine. `--profile`
-measures the cost of each analysis for one shape instead, and writes a trace.
+Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
+corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval (how well each method finds the words that
+decide an answer), and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name the
+machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
 """
 
 import argparse

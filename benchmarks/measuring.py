@@ -1,9 +1,9 @@
 """Time and memory of the alternatives of a scenario.
 
-Time: the alternatives take turns, and each is divided by the bare pass just before it. The median of these ratios is reported,
-because the machine's load changes from second to second. Memory on the CPU: one process per alternative; `memory` is the
-process's peak (including weights and accumulators), `pass` how far memory rises during a pass. On CUDA, both
-count what torch has allocated.
+Time: the alternatives take turns, and each is divided by the bare pass just before it (what shares add: by the same analysis
+without them). The median of these ratios is reported, because the machine's load changes from second to second. Memory on the
+CPU: one process per alternative; `memory` is the process's peak (including weights and accumulators), `pass` how far memory
+rises during a pass. On CUDA, both count what torch has allocated.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.scenarios import BARE, SHAPES, SLOW, SLOWEST, Scenario, duration, prepare
+from benchmarks.scenarios import SHAPES, SLOW, SLOWEST, Scenario, duration, prepare
 
 
 class Memory(NamedTuple):
@@ -36,7 +36,7 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
     """
     seconds, ratios = times(scenario, repeats)
     memory = {way: _memory_of(scenario, way) if scenario.memory else Memory(1, 1) for way in scenario.ways}
-    bare = memory[BARE]
+    bare = memory[scenario.beside]
     return [
         {
             "shape": scenario.shape,
@@ -58,7 +58,7 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
 
 
 def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds, and time relative to the bare pass, of each alternative: medians.
+    """Seconds, and time relative to the bare pass or what a scenario names instead, of each alternative: medians.
 
     Args:
         scenario: The scenario to run.
@@ -74,7 +74,7 @@ def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str,
         for way, forward in ways.items():
             if (way in SLOW and repeat >= 3) or (way in SLOWEST and repeat >= 1):
                 continue
-            bare = duration(ways[BARE])
+            bare = duration(ways[scenario.beside])
             seconds[way].append(duration(forward))
             ratios[way].append(seconds[way][-1] / bare)
     return (

@@ -15,7 +15,7 @@ from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, ModernB
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from benchmarks import answers
+from benchmarks import answers, without_shares
 from benchmarks.straightforward import decomposition, mixing_ratios, value_zeroing
 from normscope.analyses.base import Analysis, AnalysisContext, state_of
 from normscope.analyses.frequency.analysis import FREQUENCIES
@@ -84,6 +84,7 @@ SHAPES: dict[str, PretrainedConfig] = {
 BARE = "bare"
 STRAIGHTFORWARD = "straightforward"
 EXACT = "exact"
+NO_SHARES = "no shares"
 ONE_SCALAR = "attribution of a scalar"
 ALL_VECTORS = "straightforward attribution"
 VALUE_ZEROING = "value zeroing"
@@ -105,7 +106,7 @@ class Scenario:
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, the same by a straightforward decomposition into all vectors,
     `value zeroing`, the same by one pass for each token, `similarity` of each sequence with itself, or names of analyses
-    joined by +; `, exact` keeps every pair for the correlation."""
+    joined by +; `, exact` keeps every pair for the correlation, `, no shares` leaves signed shares out."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -114,6 +115,8 @@ class Scenario:
     """Whether to measure memory, which takes a process per alternative on a CPU."""
     head: bool = False
     """Whether the model has its language-modelling head, whose predictions are attributed."""
+    beside: str = BARE
+    """The alternative just before which each is measured, and by which it is divided."""
 
     def packed(self) -> str:
         """The scenario as JSON, for another process."""
@@ -136,6 +139,14 @@ def shapes() -> Iterator[Scenario]:
     yield Scenario("BERT-base", 2, 512, (BARE, "mixing"))
     yield Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING))
     yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
+
+
+def signed_shares() -> Iterator[Scenario]:
+    """What signed shares add to the analyses that publish them."""
+    for shape, sequences in (("BERT-base", 2), ("BERT-base", 8), ("MiniLM", 16)):
+        for name in ("mixing", "norms"):
+            without = f"{name}, {NO_SHARES}"
+            yield Scenario(shape, sequences, 128, (without, name), memory=False, beside=without)
 
 
 def attributions() -> Iterator[Scenario]:
@@ -235,6 +246,7 @@ def dry_run(scenario: Scenario) -> Scenario:
 
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
+    "shares": signed_shares,
     "attributions": attributions,
     "feed-forward": feed_forward,
     "sinks": sinks,
@@ -314,7 +326,8 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
 
     Args:
         model: A model of a known family.
-        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead.
+        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead, and if NO_SHARES is, signed
+            shares are left out.
     """
     changed: dict[str, dict[str, Any]] = {
         "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
@@ -324,8 +337,11 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         "sinks": {"seed": 0},
     }
     context = context_of(model)
-    infos = [analyses()[name] for name in names if name != EXACT]
-    return [info.load()(info.options(**changed.get(info.name, {})), context) for info in infos]
+    infos = [analyses()[name] for name in names if name not in (EXACT, NO_SHARES)]
+    others = without_shares.ANALYSES if NO_SHARES in names else {}
+    return [
+        (others.get(info.name) or info.load())(info.options(**changed.get(info.name, {})), context) for info in infos
+    ]
 
 
 def context_of(model: PreTrainedModel, layout: BlockLayout | None = None) -> AnalysisContext:

@@ -7,11 +7,25 @@ import time
 from unittest import mock
 
 import pytest
+import torch
 
-from benchmarks import startup
+from benchmarks import measuring, startup
 from benchmarks.measuring import measured
-from benchmarks.scenarios import BARE, SHAPES, SUITES, dry_run, large_language_model, layers_that_fit
+from benchmarks.scenarios import (
+    BARE,
+    NO_SHARES,
+    SHAPES,
+    SUITES,
+    analyses_of,
+    analysing,
+    dry_run,
+    large_language_model,
+    layers_that_fit,
+    random_batch,
+)
 from normscope import cli
+from normscope.analyses.base import state_of
+from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 GIBIBYTE = 2**30
 
@@ -22,6 +36,45 @@ def test_a_dry_run_tries_every_alternative():
     assert [row["way"] for row in rows] == [BARE, "mixing", "norms", "sinks", "mixing+norms+sinks", "feedforward"]
     assert {(row["device"], row["layers"], row["memory_ratio"]) for row in rows} == {("cpu", 2, 1.0)}
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_without_shares_everything_else_is_measured_as_with_them():
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
+    batch = random_batch((2, 16), model.config.vocab_size)
+
+    def state(name: str) -> dict[str, torch.Tensor]:
+        analyses = analyses_of(model, name.split(", "))
+        analysing(model, batch, analyses)()
+        return state_of(analyses)
+
+    ways = {way for scenario in SUITES["shares"]() for way in scenario.ways}
+    assert ways == {"mixing", f"mixing, {NO_SHARES}", "norms", f"norms, {NO_SHARES}"}
+    mixing, norms = state("mixing"), state("norms")
+    del mixing["mixing/shares/total"], mixing["mixing/shares/count"]
+    mixing["mixing/sequences/totals"] = mixing["mixing/sequences/totals"][:, [0, 1, 2, 3, 4, -1]]
+    for part in ("total", "weighted"):
+        shares = norms[f"norms/shares/{part}"][:, 2 * model.config.num_attention_heads :]
+        assert shares.any()
+        shares.zero_()
+    for name, kept in (("mixing", mixing), ("norms", norms)):
+        without = state(f"{name}, {NO_SHARES}")
+        assert without.keys() == kept.keys()
+        for key, tensor in without.items():
+            torch.testing.assert_close(kept[key], tensor, rtol=0, atol=0)
+
+
+def test_each_way_is_divided_by_the_one_it_stands_beside(monkeypatch):
+    scenario = dataclasses.replace(next(SUITES["shares"]()), beside="mixing, no shares")
+    order: list[str] = []
+    monkeypatch.setattr(
+        measuring, "prepare", lambda scenario: {way: (lambda way=way: order.append(way)) for way in scenario.ways}
+    )
+    monkeypatch.setattr(measuring, "duration", lambda forward: forward() or {"mixing": 3.0}.get(order[-1], 2.0))
+    assert measuring.times(scenario, 2) == (
+        {"mixing, no shares": 2.0, "mixing": 3.0},
+        {"mixing, no shares": 1.0, "mixing": 1.5},
+    )
+    assert order[2:6] == ["mixing, no shares"] * 3 + ["mixing"]  # after a pass of each
 
 
 def test_the_shape_is_llamas_and_the_batch_that_of_the_target():

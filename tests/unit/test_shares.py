@@ -5,7 +5,7 @@ import torch
 
 from normscope.maths.composition import STAGES, Composition, Stage
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.shares import Shares, along, block_readout, block_shares, pair_readout
+from normscope.maths.shares import ELEMENTS_AT_ONCE, Shares, along, block_readout, block_shares, pair_readout
 from tests.unit.test_composition import BATCH, TOKENS, Block, block
 
 __all__ = ["block"]  # the fixture
@@ -35,6 +35,31 @@ def test_shares_are_projections_of_the_explicit_vectors(block: Block):
         torch.testing.assert_close(shares.residual, projected(own - through, output), **EXACT)
         torch.testing.assert_close(shares.bias, projected(outputs[stage] - pairs[stage].sum(dim=2), output), **EXACT)
         torch.testing.assert_close(shares.sum, torch.ones(BATCH, TOKENS, dtype=torch.float64), **EXACT)
+
+
+def test_shares_do_not_depend_on_how_many_tokens_are_read_at_once(block: Block, monkeypatch):
+    whole = block_shares(block.composition)
+    model = block.composition.inputs.shape[-1]
+    for tokens in (0.5, 1, 2.5, BATCH * TOKENS - 1):
+        monkeypatch.setitem(ELEMENTS_AT_ONCE, "cpu", tokens * model)
+        for stage, parts in block_shares(block.composition).items():
+            for part, expected in zip(parts, whole[stage], strict=True):
+                torch.testing.assert_close(part, expected, **EXACT)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_transpose_of_a_norm_reads_out_its_inputs(centred):
+    generator = torch.Generator().manual_seed(1)
+    weight, vectors, directions = (torch.randn(*size, 5, generator=generator).double() for size in ((), (3,), (3,)))
+    norm = Normalisation(weight, None, 0.0, centred=centred)
+    transposed = norm.transposed(directions)
+    matrix = norm.scaled(torch.eye(5, dtype=torch.float64))
+    torch.testing.assert_close(transposed, directions @ matrix.T, **EXACT)
+    torch.testing.assert_close(
+        torch.linalg.vecdot(norm.scaled(vectors), directions), torch.linalg.vecdot(vectors, transposed), **EXACT
+    )
+    assert norm.transposed_(directions) is directions
+    torch.testing.assert_close(directions, transposed, **EXACT)
 
 
 def test_shares_of_heads_and_keys_add_up_to_those_of_the_block(block: Block):

@@ -58,15 +58,17 @@ class RatioTable:
         """Add the ratios of one layer's tokens, one tensor per method, and their shares, by the methods that have any."""
         place, members = self._counted.index(layer), self._counted.members(batch)
         self.moments.update(place, torch.stack(list(ratios)), members)
-        mask = batch.token_mask
+        # What is left of the ratios and of all parts, method by method, is only added up.
+        values = torch.stack([*ratios, *(part for each in shares for part in each)])
+        values = values.to(accumulation_device(values.device)).double()
+        members = members.to(values.device)
+        mask = batch.token_mask.to(values.device)
+        values = values.masked_fill_(~mask, 0.0)
         if shares:
-            parts = torch.stack([part for each in shares for part in each]).masked_fill(~mask, 0.0).double()
-            sums = torch.einsum("rbt,gbt->gr", parts, members.to(parts))
+            sums = members.flatten(1).to(values) @ values[len(ratios) :].flatten(1).T
             self.shares.update(place, sums.unflatten(1, (len(shares), -1)), members.sum(dim=(1, 2)))
-        kept = torch.stack([*ratios, *(each.others for each in shares)])
-        values = kept.to(accumulation_device(kept.device)).double()
-        mask = mask.to(values.device)
-        self.sequences.update(batch.fingerprints, torch.where(mask, values, 0.0).sum(dim=-1), mask.sum(dim=-1))
+        kept = torch.cat([values[: len(ratios)], values[len(ratios) :: len(PARTS)]])  # of parts, the first: the others
+        self.sequences.update(batch.fingerprints, kept.sum(dim=-1), mask.sum(dim=-1))
 
     def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
         """Means over the tokens and layers of single sequences, by the names of the metrics that average them.

@@ -73,7 +73,7 @@ class FrozenNorm:
     def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
         """The gradient at the norm's inputs: centring is symmetric."""
         bias = _product(gradient, self.norm.bias)
-        return Gradient(self.norm.centre(gradient * self.norm.weight) / self.deviation.unsqueeze(-1), bias)
+        return Gradient(self.norm.transposed(gradient) / self.deviation.unsqueeze(-1), bias)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -50,6 +50,16 @@ class Normalisation(NamedTuple):
             vectors.sub_(vectors.mean(dim=-1, keepdim=True))
         return vectors.mul_(self.weight)
 
+    def transposed(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
+        """u − mean(u) with u = γ ⊙ v: the transpose of `scaled`, so that ⟨scaled(w), v⟩ = ⟨w, transposed(v)⟩."""
+        weighted = vectors * self.weight
+        return weighted.sub_(weighted.mean(dim=-1, keepdim=True)) if self.centred else weighted
+
+    def transposed_(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
+        """`transposed`, written over the vectors."""
+        vectors.mul_(self.weight)
+        return vectors.sub_(vectors.mean(dim=-1, keepdim=True)) if self.centred else vectors
+
     def normalised(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
         """The normalised vectors: LN(v), or RMSNorm(v)."""
         return self.applied(vectors)[0]

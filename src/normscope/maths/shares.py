@@ -16,6 +16,7 @@ Only one vector w is built for each token, and none for pairs of tokens.
 Source: Cunningham and Cirone 2026 (arXiv:2606.07604) call such projections contribution weights.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,6 @@ from torch import Tensor
 from normscope.maths.composition import Composition, Stage
 from normscope.maths.layer_composition import LayerComposition, LayerStage
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.tensors import pieces
 
 ELEMENTS_AT_ONCE = {"cpu": 2**18}
 """Elements of vectors to multiply at once, by device: 1 MiB in float32 stays in a processor's cache."""
@@ -120,51 +120,50 @@ def block_shares(
 
 def _token_shares(composition: Composition) -> dict[Stage, Shares]:
     """The shares of every token's output, from a few products of vectors, some tokens at a time."""
-    axes = composition.inputs.shape[:2]
-    vectors = [
-        part.flatten(0, 1) for part in (composition.inputs, composition.attention_output, composition.preserving)
-    ]
-    at_once = ELEMENTS_AT_ONCE.get(vectors[0].device.type, ELEMENTS_ON_ACCELERATORS) // vectors[0].shape[1]
-    parts = [
-        _stages_of(composition, *(part[some] for part in vectors)) for some in pieces(slice(0, axes.numel()), at_once)
-    ]
-    return {
-        stage: Shares(*(torch.cat(part).view(axes) for part in zip(*(each[stage] for each in parts), strict=True)))
-        for stage in composition.stages
-    }
+    vectors = composition.inputs, composition.attention_output, composition.preserving
+    at_once = ELEMENTS_AT_ONCE.get(composition.inputs.device.type, ELEMENTS_ON_ACCELERATORS)
+    count = max(1, math.ceil(composition.inputs.numel() / at_once))
+    some_tokens = zip(*(part.flatten(0, 1).tensor_split(count) for part in vectors), strict=True)
+    products = torch.cat([_products(composition, *some) for some in some_tokens], dim=-1)
+    # All stages are divided at once: with so few numbers, the cost is that of the calls.
+    products = products.unflatten(-1, composition.inputs.shape[:2])
+    squares = products[:, -1:].square()
+    parts = products[:, :-1] / squares.clamp(min=torch.finfo(products.dtype).tiny)
+    others = (squares[:, 0] > 0).to(parts) - parts.sum(dim=1)
+    return {stage: Shares(others[place], *parts[place]) for place, stage in enumerate(composition.stages)}
 
 
-def _stages_of(composition: Composition, x: Tensor, attended: Tensor, own: Tensor) -> dict[Stage, Shares]:
-    """The shares of some tokens.
+def _products(
+    composition: Composition,
+    x: Float[Tensor, "token model"],
+    attended: Float[Tensor, "token model"],
+    own: Float[Tensor, "token model"],
+) -> Float[Tensor, "stage 4 token"]:
+    """What the shares of some tokens are made of: the products of own, residual and bias with the output y, and ‖y‖.
 
     Args:
+        composition: The block.
         x: The block's inputs.
         attended: Σ_j F_ij + b_O.
         own: F_ii.
     """
-    bias, norm = composition.output_bias, composition.normalisation
-    none, branch = x.new_zeros(len(x)), composition.norm_position == "branch"
-    own_attended, bias_attended = _product(own, attended), _product(attended, bias)
-    shares = {Stage.ATTENTION: _divided(attended, own_attended, none, bias_attended)}
+    bias, norm, branch = composition.output_bias, composition.normalisation, composition.norm_position == "branch"
+    output = attended
+    products = [_product(own, output), torch.zeros_like(output[:, 0]), _product(output, bias), _length(output)]
     if not branch:
         output = x + attended
-        own_output, bias_output = own_attended + _product(own, x), bias_attended + _product(x, bias)
-        shares[Stage.RESIDUAL] = _divided(output, own_output, _product(x, output), bias_output)
+        products += [_product(own, output), _product(x, output), _product(output, bias), _length(output)]
     if norm is not None:
-        normed, deviation = norm.applied(attended if branch else output)
+        normed, deviation = norm.applied(output)
         output = x + normed if branch else normed
-        read = norm.centre(output * norm.weight)  # but for σ, by which products are divided instead
-        carried = _product(x, output) if branch else _product(x, read) / deviation
-        bias_output = _product(read, bias) / deviation + _product(output, norm.bias)
-        shares[Stage.NORMALISED] = _divided(output, _product(own, read) / deviation, carried, bias_output)
-    return shares
-
-
-def _divided(output: Tensor, own: Tensor, residual: Tensor, bias: Tensor) -> Shares:
-    """Shares from products with an output."""
-    squares = torch.linalg.vector_norm(output, dim=-1).square()
-    parts = torch.stack([own, residual, bias]) / squares.clamp(min=torch.finfo(output.dtype).tiny)
-    return Shares((squares > 0).to(parts) - parts.sum(dim=0), *parts)
+        of_bias, length = _product(output, norm.bias), _length(output)
+        if branch:
+            carried = _product(x, output)
+        read = norm.transposed_(output)  # but for σ, by which products are divided instead
+        if not branch:
+            carried = _product(x, read) / deviation
+        products += [_product(own, read) / deviation, carried, _product(read, bias) / deviation + of_bias, length]
+    return torch.stack(products).unflatten(0, (-1, 4))
 
 
 def share_of_others(
@@ -241,7 +240,7 @@ def _of_words(shares: Shares, rows: Tensor | None) -> Shares:
 
 def _before(norm: Normalisation, deviation: Tensor, direction: Tensor) -> Tensor:
     """What reads out a norm's input as `direction` reads out its output; centring is symmetric."""
-    return norm.centre(direction * norm.weight).div(deviation.unsqueeze(-1))
+    return norm.transposed(direction) / deviation.unsqueeze(-1)
 
 
 def _of_bias(norm: Normalisation | None, direction: Tensor) -> Tensor:
@@ -252,4 +251,9 @@ def _product(one: Tensor, other: Tensor | None) -> Tensor:
     """Products of vectors with others or with a single one; 0 without one."""
     if other is None:
         return torch.zeros_like(one[..., 0])
-    return one @ other if other.dim() == 1 else torch.linalg.vecdot(one, other)
+    # With a single vector too: on a CPU, a product of a matrix with a vector runs in one thread.
+    return torch.linalg.vecdot(one, other)
+
+
+def _length(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=-1)
