@@ -27,7 +27,9 @@ TokenSelector = Callable[[Tensor, Tensor], Tensor]
 GATED = "the outputs of the heads are multiplied by a gate that depends on the query, so no single vector f(x) belongs to a key"
 """Why a measure of f(x) is not defined."""
 
-NOT_LINEAR = "the {} of this model are not a linear map of what attention reads, as in latent attention"
+NOT_LINEAR = (
+    "the {} of this model are not a linear map of what attention reads, as in latent attention or with norms of values"
+)
 """Why a measure of W_Q, W_K or W_V is not defined."""
 
 
