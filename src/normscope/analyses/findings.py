@@ -177,12 +177,36 @@ class Sentence(str):
 
     figure: str
     table: str
+    surprising: bool
+    """Whether it contradicts what weights, or the usual picture, suggest."""
 
-    def __new__(cls, text: str, *, figure: str = "", table: str = "") -> "Sentence":
+    def __new__(cls, text: str, *, figure: str = "", table: str = "", surprising: bool = False) -> "Sentence":
         """The text, with the names of what shows it."""
         sentence = super().__new__(cls, text)
-        sentence.figure, sentence.table = figure, table
+        sentence.figure, sentence.table, sentence.surprising = figure, table, surprising
         return sentence
+
+
+MOST_ON_TOP = 5
+"""How many findings a reader sees first."""
+
+
+def ranked(sentences: Mapping[str, Sequence[str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The findings of several analyses, in the order in which a reader wants them.
+
+    First come the answers to what the analyses ask, the first finding of each; then what surprises; then the rest.
+
+    Args:
+        sentences: The findings of each analysis, by its name.
+
+    Returns:
+        Pairs of an analysis and a finding: those on top, at most `MOST_ON_TOP`, and all others in their own order.
+    """
+    every = [(name, sentence) for name, found in sentences.items() for sentence in found]
+    answers = [(name, found[0]) for name, found in sentences.items() if found]
+    surprises = [pair for pair in every if getattr(pair[1], "surprising", False)]
+    top = list(dict.fromkeys([*answers, *surprises, *every]))[:MOST_ON_TOP]
+    return top, [pair for pair in every if pair not in top]
 
 
 Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps

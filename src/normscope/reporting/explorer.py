@@ -121,9 +121,14 @@ def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def payload(sentences: Sequence[TokenMaps]) -> dict[str, Any]:
-    """The JSON content that the explorer's script reads."""
+def payload(sentences: Sequence[TokenMaps], measure: str | None = None) -> dict[str, Any]:
+    """The JSON content that the explorer's script reads.
+
+    Args:
+        measure: The measure that is shown first; ‖αf(x)‖ by default.
+    """
     return {
+        "measure": measure or "attn_n",
         "sentences": [_packed(sentence) for sentence in sentences],
         "measures": MEASURES,
         "head_measures": HEAD_MEASURES,

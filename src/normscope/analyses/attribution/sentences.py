@@ -138,7 +138,7 @@ def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Special tokens and the first token of causal models get {percentage(low)} of the scores by {METHODS[least]}"
     )
     text += f", and {percentage(high)} by {METHODS[most]}." if len(ordered) > 1 else "."
-    return [Sentence(text, table="scores")]
+    return [Sentence(text, table="scores", surprising=high > 2 * low)]
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -61,5 +61,6 @@ def _shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sent
             f"from the residual connection and {bias} from biases.",
             figure="shares",
             table="shares",
+            surprising=True,
         )
     ]
