@@ -52,8 +52,8 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd
         return f"No detectable difference between {group} and {baseline}: {counted(len(tests), 'measure')} tested over {basis}."
     most = found.iloc[int((found["difference"].abs() / (found["high"] - found["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
-    values = [means.get((name, metric)) for name in (group, baseline)]
-    written = "" if None in values else ": " + " instead of ".join(_value(metric, float(value)) for value in values)
+    values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
+    written = ": " + " instead of ".join(_value(metric, value) for value in values) if len(values) == 2 else ""
     low, high = (_value(metric, float(most[end]), signed=True) for end in ("low", "high"))
     points = " points" if low.endswith("%") else ""
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
