@@ -98,7 +98,7 @@ def expected(
             f"{method}/itself": {layer: parts.loc[(layer, method, "all", "itself"), "share"] for layer in layers}
             for method in mapped
         },
-        figures=_figures(every, parts, agreement, faithfulness, mapped),
+        figures=_figures(every, parts, agreement, faithfulness, ranking, mapped),
         summary=summary,
         sentences=_sentences(metrics, quantity, methods, mapped, falls, _name_of(layers, specimen)),
         notes=_notes(every, options),
@@ -288,9 +288,18 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
     return ordered
 
 
-def _figures(every, parts, agreement, faithfulness, mapped) -> dict[str, Picture]:
+def _figures(every, parts, agreement, faithfulness, ranking, mapped) -> dict[str, Picture]:
+    above = ranking.dropna(subset="above_random").sort_values("above_random", ascending=False)
+    title = "comprehensiveness minus that of random orders"
     figures = {
         "faithfulness": Picture(
+            {
+                (title, TITLES[method]): (row["above_random"], row["above_random_low"], row["above_random_high"])
+                for method, row in above.iterrows()
+            },
+            {"order": [TITLES[method] for method in above.index]},
+        ),
+        "faithfulness_curves": Picture(
             {
                 (PANELS[measure], TITLES[method], share): (row["mean"], row["low"], row["high"])
                 for (method, measure, share), row in faithfulness.iterrows()

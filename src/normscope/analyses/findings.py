@@ -125,6 +125,27 @@ class Scatter:
 
 
 @dataclasses.dataclass(frozen=True)
+class Dots:
+    """One number for each row, with its interval, in one panel or several: a ranking, or gains beside zero."""
+
+    table: pd.DataFrame
+    """In the order in which rows are drawn, from top to bottom."""
+    row: str
+    """Column with the names of the rows."""
+    value: str
+    panel: str
+    panel_titles: Mapping[str, str]
+    value_label: str
+    caption: str
+    row_titles: Mapping[Any, str] = dataclasses.field(default_factory=dict)
+    """Titles of the rows, where they differ from the names."""
+    interval: tuple[str, str] | None = None
+    """Columns with the ends of the intervals; NaN where there is none."""
+    reference: float | None = 0.0
+    """Where a line marks what values are compared with; None without one."""
+
+
+@dataclasses.dataclass(frozen=True)
 class WordMaps:
     """Word-by-word matrices side by side, each with its own colour scale; some cells are framed."""
 
@@ -209,7 +230,7 @@ def ranked(sentences: Mapping[str, Sequence[str]]) -> tuple[list[tuple[str, str]
     return top, [pair for pair in every if pair not in top]
 
 
-Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps
+Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | Dots | WordMaps
 """What reports show."""
 
 Drawing = Figure | ColouredText

@@ -102,7 +102,9 @@ class AttributionAnalysis(Analysis):
             rolled_up_from=counted,
             metrics=rolled.metrics,
             curves=rolled.curves,
-            figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
+            figures=describe_figures(
+                overall, agreement, faithfulness, ranking, attributed.drawn, quantity, attributed.erasure
+            ),
             summary=summary,
             summary_digits=3,
             summary_caption=f"fall of the {quantity} when the highest-scoring tokens are erased, or kept alone",
