@@ -110,7 +110,7 @@ def _print(sequence: Sequence_) -> int:
     return int.from_bytes(hashlib.sha256(sequence.all_ids.astype("<i8").tobytes()).digest()[:16], "little")
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = float(np.mean(values))
     if len(values) == 1:
         return mean, np.nan, np.nan
@@ -195,7 +195,7 @@ def _scores(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame
             categories = list(one.specimen.categories(one.sequence))
             of_name = [size for size, category in zip(sizes, categories, strict=True) if category == name]
             of_sequences.append(sum(of_name) / sum(sizes))
-        mean, low, high = _interval(of_sequences)
+        mean, low, high = interval(of_sequences)
         row = {"method": method, "source": name, "share": mean, "low": low, "high": high, "count": len(of_sequences)}
         rows.append(row)
     occurring = {row["source"] for row in rows if row["share"] > 0}
@@ -226,7 +226,7 @@ def _agreement(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFr
                 by_row = [_rho(maps[0][i, : seen[i]], maps[1][i, : seen[i]]) for i in range(one.tokens)]
                 values.append(np.nanmean(by_row))
         if values:
-            mean, low, high = _interval(values)
+            mean, low, high = interval(values)
             row = {"method": first, "other": second, "scope": scope, "spearman": mean, "low": low, "high": high}
             rows.append(row | {"count": len(values)})
     return table(["method", "other", "scope"], rows, ["spearman", "low", "high", "count"])
@@ -256,7 +256,7 @@ def _faithfulness(falls: Mapping, methods: Sequence[str], options: AttributionOp
     for method, measure, share in itertools.product(
         [*methods, "random"], ("comprehensiveness", "sufficiency"), options.shares
     ):
-        mean, low, high = _interval(falls[method, measure, share])
+        mean, low, high = interval(falls[method, measure, share])
         row = {"method": method, "measure": measure, "share": share, "mean": mean, "low": low, "high": high}
         rows.append(row | {"count": len(falls[method, measure, share])})
     return table(["method", "measure", "share"], rows)
@@ -271,17 +271,17 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
         row: dict[str, object] = {"method": method}
         for measure in ("comprehensiveness", "sufficiency"):
             row |= dict(
-                zip([measure, f"{measure}_low", f"{measure}_high"], _interval(areas(method, measure)), strict=True)
+                zip([measure, f"{measure}_low", f"{measure}_high"], interval(areas(method, measure)), strict=True)
             )
         above = areas(method, "comprehensiveness") - areas("random", "comprehensiveness")
-        interval = (np.nan,) * 3 if method == "random" else _interval(above)
-        row |= dict(zip(["above_random", "above_random_low", "above_random_high"], interval, strict=True))
+        ends = (np.nan,) * 3 if method == "random" else interval(above)
+        row |= dict(zip(["above_random", "above_random_low", "above_random_high"], ends, strict=True))
         rows.append(row)
     best = max(rows[:-1], key=lambda row: row["comprehensiveness"])["method"]
     for row in rows:
         lost = areas(best, "comprehensiveness") - areas(row["method"], "comprehensiveness")
-        interval = (np.nan,) * 3 if row["method"] == best else _interval(lost)
-        row |= dict(zip(["below_best", "below_best_low", "below_best_high"], interval, strict=True))
+        ends = (np.nan,) * 3 if row["method"] == best else interval(lost)
+        row |= dict(zip(["below_best", "below_best_low", "below_best_high"], ends, strict=True))
         row["count"] = len(lost)
     ordered = pd.DataFrame(rows).sort_values("comprehensiveness", ascending=False).set_index("method")
     ordered.insert(0, "rank", range(1, len(ordered) + 1))

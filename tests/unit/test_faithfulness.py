@@ -16,7 +16,7 @@ from normscope.analyses.attribution.options import AttributionMethod, Attributio
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.readouts import ClassReadout, EmbeddingReadout, NextTokenReadout, readout_of
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling, ReadoutTarget
+from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.task_heads import Head
@@ -155,13 +155,7 @@ def test_an_embedding_is_tested_by_its_cosine():
             "marian",
             "decoder",
             {},
-            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder",
-        ),
-        (
-            "marian",
-            "cross",
-            {},
-            "stack=cross of marian alternates self-attention and cross-attention; set stack=encoder",
+            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder, or stack=cross",
         ),
     ],
 )
@@ -171,6 +165,24 @@ def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, op
         AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
     assert str(error.value).startswith("analysis=attribution: ")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": [AttributionMethod.alti, AttributionMethod.rollout]}, "methods: rollout is not defined for trans"),
+        ({"target": ReadoutTarget.next}, "target=next: not defined for translations"),
+        ({"pooling": Pooling.mean}, "pooling=mean: not defined for translations"),
+        ({"erasure": Erasure.remove}, "erasure=remove: not defined for translations"),
+        ({"bias": ValueBias.decompx}, "bias=decompx: not defined for translations"),
+    ],
+)
+def test_what_translations_do_not_have_is_refused(options, message):
+    info = ModelInfo("tiny", 3, 4, 12, is_cross_attention=True, layout=layout_of("marian", "cross"))
+    with pytest.raises(InputError, match=re.escape(f"analysis.attribution.{message}")) as error:
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
+    assert "model.stack=encoder" in str(error.value)
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), info).resources
 
 
 @pytest.mark.parametrize(("family", "maps"), [("bert", 6), ("gpt2", 5), ("deberta-v2", 6), ("marian", 6)])

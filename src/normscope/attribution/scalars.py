@@ -8,6 +8,7 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873), for the vectors.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,12 @@ class ScalarAttribution:
         missing = self.scores.sum(dim=-1) + self.bias + self.remainder - self.target
         size = self.scores.abs().sum(dim=-1) + self.bias.abs() + self.remainder.abs()
         return missing.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
+
+
+def joined(parts: Sequence[ScalarAttribution]) -> ScalarAttribution:
+    """The parts of all scalars."""
+    fields = dataclasses.fields(ScalarAttribution)
+    return ScalarAttribution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields))
 
 
 class LastGradients(NamedTuple):
@@ -86,10 +93,7 @@ def attribute_scalars(
     if len(passed.hidden) > 1:
         return _attribute_together(passed, targets, bias)
     at_once = max(1, _TOKENS_AT_ONCE // passed.hidden.shape[1])
-    parts = [_attribute_together(passed, some, bias) for some in targets.split(at_once)]
-    return ScalarAttribution(
-        *(torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(ScalarAttribution))
-    )
+    return joined([_attribute_together(passed, some, bias) for some in targets.split(at_once)])
 
 
 def _attribute_together(passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias) -> ScalarAttribution:

@@ -153,6 +153,13 @@ class Encoder:
         copied._kind = self._kind.changed(copied._sequences)
         return copied
 
+    def in_words(self, segmenter: Segmenter) -> "Encoder":
+        """The same encoder of translations, which also gives the word of each token; sides that are too long are truncated."""
+        assert isinstance(self._kind, TranslatedTexts)
+        copied = self._copied()
+        copied._kind = self._kind.in_words(segmenter)
+        return copied
+
     def windowed(self, length: int) -> "Encoder":
         """The same encoder without masking, windows or words, which truncates every text to `length` tokens."""
         longest = length if self.max_length is None else min(length, self.max_length)

@@ -12,6 +12,7 @@ from normscope.analyses.papers import (
     ABNAR_2020,
     DEYOUNG_2020,
     FERRANDO_2022,
+    FERRANDO_2022_PLUS,
     KOBAYASHI_2021,
     MODARRESSI_2022,
     MODARRESSI_2023,
@@ -55,9 +56,13 @@ CAPTUM = (AttributionMethod.gradient_x_input, AttributionMethod.integrated_gradi
 """The methods that need Captum."""
 
 
+_SHARE = rule("a share above 0 and below 1", lambda share: 0 < share < 1, (0.0, 1.0, -0.1, 5.0, float("nan")))
+
+
 @dataclasses.dataclass
 class AttributionOptions(AnalysisConfig):
-    """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences."""
+    """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences; with
+    `model.stack=cross`, what the words of translations draw on."""
 
     methods: list[AttributionMethod] | None = dataclasses.field(
         default=None,
@@ -97,6 +102,10 @@ class AttributionOptions(AnalysisConfig):
     target: ReadoutTarget | None = None
     """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
     of the `embedding`. By default, what the checkpoint has weights for, in this order."""
+    hallucinated_below: float = dataclasses.field(default=0.2, metadata=_SHARE)
+    """In translations (`model.stack=cross`), words of the target with a smaller share of the source are flagged."""
+    omitted_below: float = dataclasses.field(default=0.05, metadata=_SHARE)
+    """In translations, words of the source that make up a smaller share of every word of the target are flagged."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""
@@ -118,7 +127,17 @@ ATTRIBUTION = AnalysisInfo(
     title="Attribution",
     options=AttributionOptions,
     implementation="normscope.analyses.attribution.analysis:AttributionAnalysis",
-    papers=(ABNAR_2020, KOBAYASHI_2021, MODARRESSI_2022, FERRANDO_2022, MOHEBBI_2023, MODARRESSI_2023, DEYOUNG_2020),
+    papers=(
+        ABNAR_2020,
+        KOBAYASHI_2021,
+        MODARRESSI_2022,
+        FERRANDO_2022,
+        FERRANDO_2022_PLUS,
+        MOHEBBI_2023,
+        MODARRESSI_2023,
+        DEYOUNG_2020,
+    ),
     supports_words=True,
+    supports_cross_attention=True,
     published=PUBLISHED,
 )
