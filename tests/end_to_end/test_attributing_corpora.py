@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from tokenizers import processors
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import normscope
 from normscope.data.toy_corpus import ToyCorpus
@@ -81,6 +81,101 @@ def translator(tmp_path_factory):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    """A tiny random causal language model with a tokenizer."""
+    folder = tmp_path_factory.mktemp("causal") / "llama"
+    tokenizer = joint_vocabulary([text for pair in PAIRS for text in (pair.text, pair.text_pair)], 90, 64)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), max_position_embeddings=40, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def questions(capsys, monkeypatch, tmp_path, causal):
+    """Runs the analysis of a causal model on texts with answers."""
+    corpus = tmp_path / "questions.jsonl"
+    rows = [{"text": pair.text, "reply": " ".join(pair.text_pair.split()[:2])} for pair in PAIRS]
+    corpus.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def run(*more):
+        return run_here(
+            capsys,
+            monkeypatch,
+            "analysis=attribution",
+            "analysis.attribution.methods=[alti,decompx]",
+            f"model.name={causal}",
+            "dataset=text",
+            f"dataset.path={corpus}",
+            "device=cpu",
+            "device.dtype=float64",
+            "tracking=disabled",
+            "report.enabled=false",
+            f"output_dir={tmp_path / 'run'}",
+            *more,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("level", ["token", "word"])
+def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
+    outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", f"level={level}")
+    assert outcome.status == 0, outcome.err
+    metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
+    assert {"attribution/answer/comprehensiveness/decompx", "attribution/answer/sufficiency/random"} <= metrics.keys()
+    assert "more than the model reads" not in outcome.err
+    assert "fall of the probability of the answer" in outcome.out
+
+
+def test_answers_that_do_not_fit_are_left_out(questions):
+    outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", "dataset.max_length=30")
+    assert outcome.status == 0, outcome.err
+    assert "left out: the text or its answer has no tokens, or both are longer than the model reads" in (
+        outcome.out + outcome.err
+    )
+
+
+def test_losses_are_attributed(questions, tmp_path):
+    outcome = questions("analysis.attribution.target=loss")
+    assert outcome.status == 0, outcome.err
+    metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
+    assert "attribution/loss/comprehensiveness/decompx" in metrics
+    assert "fall of the loss" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["analysis.attribution.target=answer"],
+            "target=answer: expected texts and their answers (dataset.pair_column)",
+        ),
+        (["analysis.attribution.target=answer", "dataset.pair_column=none"], "dataset.pair_column=none: row 1 of"),
+        (
+            ["analysis.attribution.target=answer", "dataset.pair_column=reply", "dataset.max_length=4"],
+            "none of the sampled texts and answers fits into what the model reads",
+        ),
+        (["analysis.attribution.target=loss", "analysis.attribution.erasure=mask"], "leave erasure out"),
+        (["analysis.attribution.target=answers"], "analysis.attribution.target"),
+    ],
+)
+def test_wrong_calls_about_answers(questions, arguments, message):
+    outcome = questions(*arguments)
+    assert outcome.status == 2
+    assert message in outcome.err
+    assert len([line for line in outcome.err.splitlines() if line.startswith("normscope: ")]) == 1
+
+
+def test_answers_need_a_causal_model(questions, saved_model):
+    outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", f"model.name={saved_model}")
+    assert outcome.status == 2
+    assert "analysis.attribution.target=answer:" in outcome.err
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The attribution analysis by brute force: every sequence and every set of erased tokens alone, without a batch."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,7 @@ import scipy.stats
 
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
-from tests.oracles.activations import Sequence_
-from tests.oracles.attributions import BASELINES, Attributed
+from tests.oracles.attributions import BASELINES, Attributed, fingerprint
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
 from tests.oracles.specimens import Specimen
 
@@ -35,6 +33,8 @@ PANELS = {
 }
 WORDS = {
     "probability": "the probability of the predicted class or token",
+    "answer": "the probability of the answer (the geometric mean over its tokens)",
+    "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",
 }
 
@@ -47,10 +47,7 @@ def expected(
     attributed: type[Attributed] = Attributed,
 ) -> Expected:
     """Everything that the analysis publishes."""
-    sample = sorted(
-        specimen.sequences, key=lambda sequence: np.random.default_rng([options.seed, _print(sequence)]).random()
-    )
-    every = [attributed(specimen, sequence, options) for sequence in sample[: options.sequences]]
+    every = [attributed(specimen, sequence, options) for sequence in attributed.sample(specimen, options)]
     post = every[0].is_bert
     methods = [
         *(options.methods or [m for m in TITLES if m not in (*BASELINES, "random") and (post or m != "globenc")])
@@ -103,11 +100,6 @@ def expected(
         sentences=_sentences(metrics, quantity, methods, mapped, falls, _name_of(layers, specimen)),
         notes=_notes(every, options),
     )
-
-
-def _print(sequence: Sequence_) -> int:
-    """What identifies a sequence."""
-    return int.from_bytes(hashlib.sha256(sequence.all_ids.astype("<i8").tobytes()).digest()[:16], "little")
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -209,7 +201,8 @@ def _rho(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _ordinary(one: Attributed) -> list[int]:
-    return [i for i, token in enumerate(one.sequence.ids) if token not in one.specimen.loaded.tokenizer.all_special_ids]
+    special = one.specimen.loaded.tokenizer.all_special_ids
+    return [i for i, token in enumerate(one.sequence.ids) if token not in special and one.may_be_erased(i)]
 
 
 def _agreement(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame:
@@ -237,10 +230,16 @@ def _falls(every: Sequence[Attributed], methods: Sequence[str], options: Attribu
     falls: dict[tuple[str, str, float], list[float]] = {}
     for one in every:
         ordinary = _ordinary(one)
-        mask = None if options.erasure == "remove" else one.specimen.loaded.tokenizer.mask_token_id
+        mask = (
+            None
+            if options.erasure == "remove" or options.target == "loss"
+            else one.specimen.loaded.tokenizer.mask_token_id
+        )
         scores = {method: one.scores(method) for method in methods}
         orders = {method: [sorted(ordinary, key=lambda i, of=values: -of[i])] for method, values in scores.items()}
-        generators = [np.random.default_rng([options.seed, _print(one.sequence), n]) for n in range(options.orders)]
+        generators = [
+            np.random.default_rng([options.seed, fingerprint(one.sequence), n]) for n in range(options.orders)
+        ]
         orders["random"] = [list(generator.permutation(ordinary)) for generator in generators]
         for (method, of_method), share in itertools.product(orders.items(), options.shares):
             count = min(max(1, math.ceil(round(len(ordinary) * share / 100, 9))), len(ordinary) - 1)

@@ -235,6 +235,17 @@ def qwen2() -> Specimen:
     )
 
 
+def answered() -> Specimen:
+    """The same causal model, and texts with answers."""
+    texts = [
+        ("cat sees , old river .", "river walks"),
+        ("river walks on", "we"),
+        ("we run , it fish . blue cat", "old it sees it ."),
+        ("on it old", "blue river"),
+    ]
+    return dataclasses.replace(qwen2(), texts=texts)
+
+
 def massive() -> Specimen:
     """The same causal model with massive activations: two dimensions of one word's embedding are huge."""
     specimen = qwen2()

@@ -10,7 +10,7 @@ import pytest
 
 from normscope.alignment.options import AlignmentOptions
 from normscope.analyses.attribution.options import AttributionOptions
-from normscope.analyses.attribution.sampled_pairs import TRANSLATIONS
+from normscope.analyses.attribution.sampled_pairs import PAIRS
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Findings
 from normscope.analyses.frequency.analysis import FREQUENCIES
@@ -65,7 +65,7 @@ def everything(name: str, bert: Specimen) -> Findings:
                 for row, (text, wrong) in enumerate(zip(both.texts, specimens.WRONG, strict=True), start=1)
             ]
             options = AttributionOptions(seed=0, hallucinated_below=0.6, omitted_below=0.2)
-            translated = both.findings(name, options, [1, 2], ["all"], resources={TRANSLATIONS: pairs})
+            translated = both.findings(name, options, [1, 2], ["all"], resources={PAIRS: pairs})
             return dataclasses.replace(
                 texts,
                 tables={**texts.tables, **translated.tables},

@@ -90,6 +90,14 @@ class InterventionRunner:
         sequences = self._encoder.in_words(words).encode([pair], CorpusCounts())
         return collate(sequences, self._encoder).to(self._model.device) if sequences else None
 
+    def answered(self, pair: Example) -> tuple[Batch, int] | None:
+        """A text and its answer, joined by a space, as a batch of one, with the number of the answer's tokens.
+
+        None if either has no tokens, or both are longer than the model reads.
+        """
+        answered = self._encoder.answered(pair)
+        return None if answered is None else (collate([answered[0]], self._encoder).to(self._model.device), answered[1])
+
     def randomised(self, seed: int) -> "InterventionRunner":
         """The same runner for a model of the same shape with random weights, initialised as its family is before training."""
         trained = self._model.model

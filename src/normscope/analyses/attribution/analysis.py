@@ -9,8 +9,9 @@ from jaxtyping import Float
 from normscope.analyses.attribution.erasures import MEASURES
 from normscope.analyses.attribution.figures import describe_figures
 from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
-from normscope.analyses.attribution.sample import SampleAttribution, between_tokens, methods_of
-from normscope.analyses.attribution.sampled_pairs import TRANSLATIONS, SampledPairs
+from normscope.analyses.attribution.published import FALLING
+from normscope.analyses.attribution.sample import SampleAttribution, SampledText, between_tokens, methods_of
+from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.attribution.sentences import sentences_of
 from normscope.analyses.attribution.translated import TranslationSample, translation_methods
 from normscope.analyses.attribution.translation_findings import translation_findings
@@ -23,10 +24,11 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.examples import Example
 from normscope.errors import InputError
-from normscope.maths.choices import ValueBias
+from normscope.maths.choices import ReadoutTarget, ValueBias
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
+from normscope.rounding import counted
 from normscope.statistics.sequence_sample import SequenceSample
 
 
@@ -37,10 +39,11 @@ class AttributionAnalysis(Analysis):
 
     def __init__(self, options: AttributionOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        self._pairs: Sequence[Example] | None = context.resources.get(TRANSLATIONS)
+        self._pairs: Sequence[Example] | None = context.resources.get(PAIRS)
         self._translated: TranslationSample | None = None
         self._attributed: SampleAttribution | None = None
-        if self._pairs is not None:
+        self._left_out = 0
+        if self._pairs is not None and options.target is not ReadoutTarget.answer:
             return
         if options.erasure is Erasure.mask and context.vocabulary.mask is None:
             raise InputError(
@@ -64,7 +67,14 @@ class AttributionAnalysis(Analysis):
                 maps = len(defined_methods(model.layout, methods_of(options)[0], MapStage(str(options.stage))))
             except InputError as error:
                 raise InputError(f"analysis=attribution: {error}") from error
-        return Requirements(feed_forward=True, classifier=options.pooling is None, token_maps=maps)
+        pairs = {}
+        if options.target is ReadoutTarget.answer:
+            pairs[PAIRS] = SampledPairs(
+                options.sequences,
+                options.seed,
+                "analysis.attribution.target=answer: expected texts and their answers (dataset.pair_column)",
+            )
+        return Requirements(feed_forward=True, classifier=options.pooling is None, token_maps=maps, resources=pairs)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample."""
@@ -73,12 +83,19 @@ class AttributionAnalysis(Analysis):
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Attribute the sample."""
-        if self._pairs is not None:
+        answers = self.options.target is ReadoutTarget.answer
+        if self._pairs is not None and not answers:
             self._translated = TranslationSample(runner, self.options)
             self._translated.run(self._pairs)
             return
         self._attributed = SampleAttribution(runner, self.context, self.options)
-        self._attributed.run(self._sample.compute())
+        if self._pairs is not None:
+            found = [runner.answered(pair) for pair in self._pairs]
+            texts = [SampledText(*answered) for answered in found if answered is not None]
+            self._left_out = len(found) - len(texts)
+        else:
+            texts = [SampledText(batch) for kinds in self._sample.compute() for batch in runner.batches([kinds])]
+        self._attributed.run(texts)
 
     def token_maps(
         self, _runner: InterventionRunner, batch: Batch
@@ -125,7 +142,9 @@ class AttributionAnalysis(Analysis):
             figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
             summary=summary,
             summary_digits=3,
-            summary_caption=f"fall of the {quantity} when the highest-scoring tokens are erased, or kept alone",
+            summary_caption=(
+                f"fall of the {FALLING.get(quantity, quantity)} when the highest-scoring tokens are erased, or kept alone"
+            ),
             sentences=sentences_of(
                 rolled.metrics,
                 _lower_ends(ranking, "above_random"),
@@ -148,8 +167,13 @@ class AttributionAnalysis(Analysis):
                 "the model's files name no pooling that can be used: the embedding is "
                 f"{_GUESSED[str(readout.pooling)]} (analysis.attribution.pooling)"
             )
-        if self.options.erasure is None and attributed.erasure is Erasure.remove:
+        if self.options.erasure is None and self.context.vocabulary.mask is None:
             notes.append("the tokenizer has no mask token: erased tokens are removed (analysis.attribution.erasure)")
+        if self._left_out:
+            texts = counted(self._left_out, "sampled pair is", "sampled pairs are")
+            notes.append(
+                f"{texts} left out: the text or its answer has no tokens, or both are longer than the model reads"
+            )
         if attributed.untested:
             notes.append(
                 f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary "
@@ -174,9 +198,13 @@ def _requirements_of_translations(options: AttributionOptions) -> Requirements:
                 f"analysis.attribution.{key}={getattr(options, key)}: not defined for translations, whose words are attributed "
                 "(model.stack=cross); leave it out, or set model.stack=encoder"
             )
-    return Requirements(
-        feed_forward=True, translator=True, resources={TRANSLATIONS: SampledPairs(options.sequences, options.seed)}
+    pairs = SampledPairs(
+        options.sequences,
+        options.seed,
+        "analysis=attribution with model.stack=cross: expected texts and their translations (dataset=parallel, or "
+        "dataset.pair_column)",
     )
+    return Requirements(feed_forward=True, translator=True, resources={PAIRS: pairs})
 
 
 def _lower_ends(ranking: pd.DataFrame, difference: str) -> dict[str, float]:

@@ -92,7 +92,8 @@ class AttributionOptions(AnalysisConfig):
     )
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
-    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one."""
+    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one and
+    `target` is not `loss`."""
     orders: int = dataclasses.field(default=3, metadata=at_least(1))
     """Number of random orders of each sequence's tokens, as a baseline."""
     steps: int = dataclasses.field(default=50, metadata=at_least(1))
@@ -101,7 +102,8 @@ class AttributionOptions(AnalysisConfig):
     """Seed of the sampled sequences and the random orders."""
     target: ReadoutTarget | None = None
     """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
-    of the `embedding`. By default, what the checkpoint has weights for, in this order."""
+    of the `embedding`; by default, what the checkpoint has weights for, in this order. Of a causal language model also the
+    `answer`, the second text of each pair (`dataset.pair_column`), or its `loss` on the text's own tokens."""
     hallucinated_below: float = dataclasses.field(default=0.2, metadata=_SHARE)
     """In translations (`model.stack=cross`), words of the target with a smaller share of the source are flagged."""
     omitted_below: float = dataclasses.field(default=0.05, metadata=_SHARE)
@@ -113,6 +115,10 @@ class AttributionOptions(AnalysisConfig):
             raise InputError(
                 f"analysis.attribution.pooling={self.pooling}: it applies to embeddings only, got "
                 f"analysis.attribution.target={self.target}; leave one of them out"
+            )
+        if self.enabled and self.target is ReadoutTarget.loss and self.erasure is Erasure.mask:
+            raise InputError(
+                "analysis.attribution.erasure=mask: target=loss measures the loss of the tokens that remain; leave erasure out"
             )
         wanted = [method for method in self.methods or () if method in CAPTUM]
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:

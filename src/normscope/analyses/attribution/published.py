@@ -27,9 +27,14 @@ OF_TRANSLATIONS = {"alti": "ALTI+", "decompx": "DecompX"}
 
 QUANTITIES = {
     "probability": "the probability of the predicted class or token",
+    "answer": "the probability of the answer (the geometric mean over its tokens)",
+    "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",
 }
 """What `<quantity>` stands for, in sentences."""
+
+FALLING = {"answer": "probability of the answer"}
+"""What it is called in captions, if not by its name."""
 
 _METHOD = Axis("method", "The attribution method.", titles=METHODS)
 _SCORES: Where = {"scope": "scores"}
@@ -128,8 +133,9 @@ PUBLISHED = Published(
                 Axis("share", "Percentage of the ordinary tokens that are erased or kept.", kind="number"),
             ),
             values={
-                "mean": "Mean fall over sequences of the probability of the predicted class or next token, or of the cosine "
-                "with the untouched embedding.",
+                "mean": "Mean fall over sequences of the probability of the predicted class or next token, or of the answer "
+                "(the geometric mean over its tokens); of the cosine with the untouched embedding; or of the loss of the "
+                "remaining tokens (nats per token).",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": _SEQUENCES,
@@ -245,8 +251,8 @@ PUBLISHED = Published(
         ),
         Rollup(
             "<quantity>/comprehensiveness/<method>",
-            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, or the "
-            "`cosine` with the untouched embedding.",
+            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, the `cosine` "
+            "with the untouched embedding, the probability of the `answer`, or the `loss` of the remaining tokens.",
             of="ranking.comprehensiveness",
         ),
         Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),

@@ -1,4 +1,4 @@
-"""A sample of a corpus of translations, with what people say of their words."""
+"""A sample of pairs of texts: translations, with what people say of their words, or texts and answers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,25 +10,26 @@ from normscope.data.examples import Example, WrongWords
 from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.errors import InputError
 
-TRANSLATIONS = "sampled_translations"
+PAIRS = "sampled_pairs"
 """Name of the resource that holds them."""
 
 
 class SampledPairs(Resource[tuple[Example, ...]]):
-    """Reads a whole corpus and keeps random pairs of a source and its translation, in the order of the corpus.
+    """Reads a whole corpus and keeps random pairs of texts, in the order of the corpus.
 
     Which pairs are kept depends on the seed and on their texts alone.
 
     Args:
         size: Number of pairs.
         seed: Seed of the sample.
+        expected: The key that needs pairs and what it expects, for the message if there are none.
     """
 
     reads_corpus = True
-    content = "a sample of the translations"
+    content = "a sample of the pairs"
 
-    def __init__(self, size: int, seed: int) -> None:
-        self._size, self._seed = size, seed
+    def __init__(self, size: int, seed: int, expected: str) -> None:
+        self._size, self._seed, self._expected = size, seed, expected
 
     def start(self, _context: ResourceContext) -> None:
         """Prepare for the first pairs."""
@@ -52,10 +53,7 @@ class SampledPairs(Resource[tuple[Example, ...]]):
             InputError: If the corpus has none.
         """
         if not self._kept:
-            raise InputError(
-                "analysis=attribution with model.stack=cross: expected texts and their translations (dataset=parallel, or "
-                "dataset.pair_column); the corpus has none"
-            )
+            raise InputError(f"{self._expected}; the corpus has none")
         return tuple(pair for _, _, pair in sorted(self._kept, key=lambda kept: kept[1]))
 
     def state(self) -> State:
