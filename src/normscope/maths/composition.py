@@ -21,7 +21,7 @@ Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -224,6 +224,7 @@ class Composition:
         *,
         is_cross_attention: bool = False,
         queries: Int[Tensor, " query"] | None = None,
+        stages: Collection[Stage] | None = None,
     ) -> dict[Stage, Float[Tensor, "batch query key"]]:
         """‖V_ij‖ of every query i and key j, by stage.
 
@@ -234,9 +235,15 @@ class Composition:
             is_cross_attention: Whether no key is the token itself. Then the residual connection belongs to no pair, and F is
                 the only stage.
             queries: The queries of the strips, if these are not all.
+            stages: Some of the stages; by default all.
         """
-        grams = {Stage.ATTENTION: head_grams(value, output_weight)}
-        if Stage.NORMALISED in self.stages and not is_cross_attention:
+        wanted = [
+            stage for stage in self.stages[: 1 if is_cross_attention else None] if stages is None or stage in stages
+        ]
+        grams = {}
+        if {Stage.ATTENTION, Stage.RESIDUAL} & {*wanted}:
+            grams[Stage.ATTENTION] = head_grams(value, output_weight)
+        if Stage.NORMALISED in wanted:
             grams[Stage.NORMALISED] = head_grams(value, scaled_output_weight(output_weight, self._norm))
         parts: dict[Stage, list[Tensor]] = {stage: [] for stage in grams}
         for weights in strips:
@@ -244,15 +251,17 @@ class Composition:
                 keys = weights.shape[-1]
                 parts[stage].append(widened(norms_from_grams(weights, gram[:, :keys]), gram.shape[1]))
         others = {stage: torch.cat(strip, dim=1) for stage, strip in parts.items()}
-        if is_cross_attention:
-            return others
         if Stage.NORMALISED in others:
             others[Stage.NORMALISED] = others[Stage.NORMALISED] / _of(self.deviation, queries).unsqueeze(-1)
-        return {Stage.ATTENTION: others[Stage.ATTENTION]} | {
-            stage: replaced_diagonal(
-                others.get(stage, others[Stage.ATTENTION]), _of(_lengths(self.own(stage)), queries), queries
+        return {
+            stage: others[stage]
+            if stage is Stage.ATTENTION
+            else replaced_diagonal(
+                others[Stage.ATTENTION if stage is Stage.RESIDUAL else stage],
+                _of(_lengths(self.own(stage)), queries),
+                queries,
             )
-            for stage in self.stages[1:]
+            for stage in wanted
         }
 
     def word_norms(
