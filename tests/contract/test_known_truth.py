@@ -74,11 +74,15 @@ def test_a_changed_word_changes_the_answer_as_attributed(retriever):
 
 def test_the_heads_that_look_it_up(retriever):
     """The strongest heads are of the second layer, and without these the model no longer knows the answer."""
-    prompt, answer, _ = next(prompts(np.random.default_rng(7)))
+    stream = prompts(np.random.default_rng(7))
+    drawn = [next(stream)[:2] for _ in range(20)]
+    prompt, answer = drawn[0]
     target = normscope.NextToken(answer)
     before = normscope.attribute(retriever.model, prompt, target, by=["layer", "head"])
     assert before.strongest(2)["layer"].tolist() == [2, 2]
     with normscope.ablate(retriever.model, heads=[(2, head) for head in range(1, 5)]):
-        after = normscope.attribute(retriever.model, prompt, [target, normscope.NextToken()])
-    assert after[0].target < before.target / 2
-    assert not after[1].what.startswith(f"logit of {answer!r}")
+        after = normscope.attribute(retriever.model, prompt, target)
+        said = [normscope.attribute(retriever.model, asked, normscope.NextToken()).what for asked, _ in drawn]
+    assert after.target < before.target / 2
+    right = [what.startswith(f"logit of {known!r}") for what, (_, known) in zip(said, drawn, strict=True)]
+    assert np.mean(right) < 0.5  # it can still guess
