@@ -198,13 +198,17 @@ class Sentence(str):
 
     figure: str
     table: str
+    measure: str
+    """The measure of token maps that it is about; empty if there is none."""
     surprising: bool
     """Whether it contradicts what weights, or the usual picture, suggest."""
 
-    def __new__(cls, text: str, *, figure: str = "", table: str = "", surprising: bool = False) -> "Sentence":
+    def __new__(
+        cls, text: str, *, figure: str = "", table: str = "", measure: str = "", surprising: bool = False
+    ) -> "Sentence":
         """The text, with the names of what shows it."""
         sentence = super().__new__(cls, text)
-        sentence.figure, sentence.table, sentence.surprising = figure, table, surprising
+        sentence.figure, sentence.table, sentence.measure, sentence.surprising = figure, table, measure, surprising
         return sentence
 
 

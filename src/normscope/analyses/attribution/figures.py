@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, SUFFICIENCY
 from normscope.analyses.attribution.options import Erasure
-from normscope.analyses.attribution.published import METHODS, QUANTITIES
+from normscope.analyses.attribution.published import FALLING, METHODS, QUANTITIES
 from normscope.analyses.attribution.sample import SequenceMaps
 from normscope.analyses.findings import Dots, Figure, HeatmapPanels, Lines, WordMaps
 from normscope.rounding import counted
@@ -34,7 +34,7 @@ def describe_figures(
         faithfulness: The table `faithfulness`.
         ranking: The table `ranking`.
         drawn: Maps of a few sequences.
-        quantity: What falls: `probability` or `cosine`.
+        quantity: What falls; see `QUANTITIES`.
         erasure: How tokens are erased.
     """
     figures: dict[str, Figure] = {}
@@ -124,7 +124,7 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
             COMPREHENSIVENESS: "without the highest scores (comprehensiveness)",
             SUFFICIENCY: "with these alone (sufficiency)",
         },
-        y_label=f"fall of the {quantity}",
+        y_label=f"fall of the {FALLING.get(quantity, quantity)}",
         sharey=True,
         band=("low", "high"),
         caption=(

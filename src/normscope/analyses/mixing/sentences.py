@@ -38,6 +38,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             f"{percentage(mean)}{suggestion}.",
             figure="by_layer",
             table="by_layer",
+            measure=method,
         ),
         Sentence(
             f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {percentage(low)} to {percentage(high)} over "

@@ -11,10 +11,9 @@ import yaml
 
 from normscope.analyses.findings import Figure, Findings, ranked
 from normscope.analyses.registry import analyses
-from normscope.maths.mixing import Method
 from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
-from normscope.reporting.explorer import MEASURES, TokenMaps, payload
+from normscope.reporting.explorer import TokenMaps, payload
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.page.charts import chart, is_wide
 from normscope.reporting.page.elements import (
@@ -62,6 +61,7 @@ def page(report: Report) -> str:
         if figure_name not in findings.text_pairs
     }
     top, others = ranked({name: findings.sentences for name, findings in report.findings.items()})
+    measure = getattr(top[0][1], "measure", "") if top else ""
     pairs = {name: text_pairs.payload(findings.text_pairs.values()) for name, findings in report.findings.items()}
     tables = {
         _table_id(name, table_name): _table_data(name, table_name, rows)
@@ -88,7 +88,7 @@ def page(report: Report) -> str:
             notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
             comparison=report.comparison and _published(report.comparison),
             unit=config["level"],
-            explorer=script_data(payload(report.sentences, _first_measure(report))) if report.sentences else None,
+            explorer=script_data(payload(report.sentences, measure)) if report.sentences else None,
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),
             provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
@@ -97,14 +97,6 @@ def page(report: Report) -> str:
             citations=citations(report.findings),
         )
     )
-
-
-def _first_measure(report: Report) -> str | None:
-    """The measure of the first finding, if token maps have it: that of the method which covers most of a block."""
-    first = next((name for name, findings in report.findings.items() if findings.sentences), None)
-    measures = [measure for measure in report.sentences[0].maps if measure in MEASURES]
-    covered = [measure for measure in (Method.ATTNRESLN_N, Method.ATTNRES_N) if measure in measures]
-    return str(covered[0]) if first == "mixing" and covered else None
 
 
 def repeated(command: str) -> str:
