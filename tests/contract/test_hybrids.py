@@ -18,6 +18,8 @@ from normscope.models.observer import Observer
 from normscope.models.verification import verify
 from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
+from tests.oracles.norms_oracle import NO_SPECTRUM
+from tests.oracles.sinks_oracle import NO_DRAINS
 from tests.tiny import token_batch
 
 HYBRIDS = ["bamba", "qwen3_5_text", "jamba", "lfm2", "olmo_hybrid", "qwen3_next", "recurrent_gemma"]
@@ -188,6 +190,8 @@ RUN = {
 def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)
     assert results.metrics
+    expected = {("afmoe", "sinks"): [NO_DRAINS], ("youtu", "norms"): [NO_SPECTRUM]}.get((model_type, name), [])
+    assert [note for note in results.notes if "drains" in note or "spectrum" in note] == ["".join(e) for e in expected]
     if name == "norms":
         assert ("norms_singular_values" in results.tables) == (model_type != "youtu")
 

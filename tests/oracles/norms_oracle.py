@@ -11,6 +11,12 @@ from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, spoken, table, three_digits
 from tests.oracles.specimens import Specimen
 
+NO_SPECTRUM = (
+    "the values of this model are not a linear map of what attention reads, as in latent attention or with norms of values",
+    ", so W_V has no spectrum",
+)
+"""The note about models without W_V; see `tests/contract/test_hybrids.py`."""
+
 MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted vector", "f": "‖f(x)‖: vector"}
 STATISTICS = ["mean", "std", "cv", "max", "min"]
 

@@ -16,6 +16,12 @@ from tests.oracles.comparison import Expected, Picture, percent, spoken, table, 
 from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
+NO_DRAINS = (
+    "the outputs of the heads are multiplied by a gate that depends on the query, so no single vector f(x) belongs to a key",
+    "; drains are not measured",
+)
+"""The note about models with gates; see `tests/contract/test_hybrids.py`."""
+
 PLACE = ["layer", "head", "inputs", "bos"]
 BOS = {True: "with_bos", False: "without_bos"}
 WORDS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
@@ -403,7 +409,7 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
     )
     means = tables["drains"].groupby(["layer", "key"]).mean()
     panels = {"alpha": "α: weight", "v_norm": "‖v‖: value vector", "f_norm": "‖f(x)‖: vector"}
-    panels["alpha_f"] = "‖αf(x)‖: weighted vector"
+    panels["alpha_f"] = "‖αf(x)‖: contribution"
     figures["drains"] = Picture(
         {
             (title, {"sink": "sink", "other": "other keys"}[key], layer): row[name]
