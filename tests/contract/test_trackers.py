@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import wandb
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -193,9 +195,9 @@ def of_tensorboard(folder: Path) -> Kept:
 
     def scalars(prefix: str) -> dict[str, dict[int, float]]:
         return {
-            tag.removeprefix(prefix): {event.step: event.tensor_proto.double_val[0] for event in events.Tensors(tag)}
-            for tag in tags["tensors"]
-            if tag.startswith(prefix) and not tag.startswith("figures/") and not tag.endswith("text_summary")
+            tag.removeprefix(prefix): {event.step: event.value for event in events.Scalars(tag)}
+            for tag in tags["scalars"]
+            if tag.startswith(prefix)
         }
 
     starts = [
@@ -221,9 +223,7 @@ def of_tensorboard(folder: Path) -> Kept:
             **{key: value for key, value in parameters.items() if key not in ("seed", "model.name")},
         },
         metrics={
-            name: values[0]
-            for name, values in scalars("").items()
-            if not name.startswith(("by_layer", "progress", "_"))
+            name: values[0] for name, values in scalars("").items() if not name.startswith(("by_layer", "progress"))
         },
         curves=scalars("by_layer/"),
         progress=scalars("progress/"),
@@ -243,6 +243,14 @@ NAMES = {
 }
 
 
+# TensorBoard's readers find simple values alone, which are in single precision.
+PRECISION: dict[TrackerName, Callable[[float], float]] = {
+    TrackerName.wandb: float,
+    TrackerName.mlflow: float,
+    TrackerName.tensorboard: lambda value: float(np.float32(value)),
+}
+
+
 @pytest.mark.parametrize("tracker", TrackerName)
 @pytest.mark.spread(1)
 def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
@@ -257,8 +265,10 @@ def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
     for text in ("bert", "sample", "mixing", "mine", "analysis", "normscope layers=all", "a sweep"):
         assert text in kept.about
     assert (kept.parameters["seed"], kept.parameters["model.name"]) == (0, "some/model")
-    assert kept.metrics == {"mixing/attn_n/mean": 0.1 + 0.2, NAMES[tracker]: 2.0}, "to the last digit"
-    assert kept.curves == {"mixing/attn_n/mean": LAYERS}
+    assert kept.metrics == {"mixing/attn_n/mean": PRECISION[tracker](0.1 + 0.2), NAMES[tracker]: 2.0}, (
+        "to the last digit"
+    )
+    assert kept.curves == {"mixing/attn_n/mean": {layer: PRECISION[tracker](value) for layer, value in LAYERS.items()}}
     assert kept.progress == {"tokens_per_second": {8: 12.5, 16: 25.0}}
     assert kept.tables == {"mixing_by_layer", "frequency_by_token"}
     assert kept.figures == {"mixing_lines": (folder / "figures/mixing_lines.png").read_bytes()}
@@ -365,16 +375,34 @@ def test_a_whole_run(capsys, monkeypatch, saved_model, tmp_path):
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0}).Reload()
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
     for name, value in metrics.items():
-        (event,) = events.Tensors(name)
-        assert event.tensor_proto.double_val[0] == value
+        (event,) = events.Scalars(name)
+        assert event.value == np.float32(value)
     curves = pd.read_parquet(folder / "tables" / "curves.parquet")
     for name, rows in curves.groupby("curve"):
-        points = [(event.step, event.tensor_proto.double_val[0]) for event in events.Tensors(f"by_layer/{name}")]
-        assert points == list(zip(rows["layer"], rows["value"], strict=True))
+        points = [(event.step, event.value) for event in events.Scalars(f"by_layer/{name}")]
+        assert points == list(zip(rows["layer"], rows["value"].astype(np.float32), strict=True))
     for kind, suffix in (("figures", "png"), ("tables", "parquet")):
         files = {path.stem for path in folder.glob(f"{kind}/*.{suffix}")} - {"curves", "heatmaps", "sequences"}
         logged = {tag.split("/")[1] for tag in events.Tags()["tensors"] if tag.startswith(f"{kind}/")}
         assert logged == files
+
+
+def test_scalars_are_simple_values_as_readers_of_event_files_expect(tmp_path):
+    """Read as tbparse does: a long table of tags, steps and values, without TensorBoard's own conversions."""
+    folder = tmp_path / "runs" / "first"
+    tracked(options(TrackerName.tensorboard), folder)
+    rows = [
+        (value.tag, event.step, value.simple_value)
+        for path in (folder / "tensorboard").glob("events.out.tfevents.*")
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    ]
+    table = pd.DataFrame(rows, columns=["tag", "step", "value"])
+    wide = table.pivot(index="step", columns="tag", values="value")
+    assert wide["mixing/attn_n/mean"].dropna().to_dict() == {0: np.float32(0.1 + 0.2)}
+    assert wide["by_layer/mixing/attn_n/mean"].dropna().to_dict() == {1: 0.25, 3: np.float32(1 / 3)}
+    assert wide["progress/tokens_per_second"].dropna().to_dict() == {8: 12.5, 16: 25.0}
 
 
 @pytest.mark.parametrize("tracker", [TrackerName.mlflow, TrackerName.tensorboard])

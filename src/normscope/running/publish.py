@@ -21,7 +21,7 @@ from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label, model_label
 from normscope.reporting.run_folder import RunFolder, results_content
-from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
+from normscope.reporting.terminal import say, show_comparison, show_findings, steps_bar
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.rounding import counted
 from normscope.running.conclusions import (
@@ -75,7 +75,7 @@ class Publication:
         self.results.finish(Status.COMPLETED, self.metrics, self.facts)
         self.run.remove_checkpoints()
         for name, findings in self.findings.items():
-            show_table(name, findings.summary, findings.summary_digits, findings.summary_caption)
+            show_findings(name, findings)
         # Several analyses may have the same note.
         for note in dict.fromkeys(note for findings in self.findings.values() for note in findings.notes):
             say(note)

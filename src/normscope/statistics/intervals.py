@@ -12,6 +12,9 @@ CONFIDENCE = 0.95
 RESAMPLES = 4_999
 """Resamples of a test; no p-value is below 2 / (RESAMPLES + 1)."""
 
+FEWEST = 5
+"""Observations below which no interval is reported."""
+
 _FEWEST_DRAWN, _MOST_DRAWN = 4, 300
 """A resample has half as many observations as the sample, but no fewer and no more than these."""
 

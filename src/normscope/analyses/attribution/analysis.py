@@ -105,7 +105,9 @@ class AttributionAnalysis(Analysis):
             figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
             summary=summary,
             summary_digits=3,
-            summary_caption=f"fall of the {quantity} when the highest-scoring tokens are erased, or kept alone",
+            summary_caption=(
+                f"drop in {quantity} when the top tokens are removed (comprehensiveness), or kept alone (sufficiency)"
+            ),
             sentences=sentences_of(
                 rolled.metrics,
                 _lower_ends(ranking, "above_random"),

@@ -122,10 +122,9 @@ class _TensorBoard(Tracker):
             self._writer._get_file_writer().add_summary(summary)
 
     def _scalar(self, name: str, value: float, step: int) -> None:
-        # New-style scalars in double precision: tensors that keep every digit.
-        self._failures.attempt(
-            lambda: self._writer.add_scalar(_name(name), value, step, new_style=True, double_precision=True)
-        )
+        # Simple values, in single precision: other readers of event files, `EventAccumulator.Scalars` among them, do not find
+        # the tensors that would keep every digit.
+        self._failures.attempt(lambda: self._writer.add_scalar(_name(name), value, step))
 
     def _text(self, name: str, markdown: str) -> None:
         self._failures.attempt(lambda: self._writer.add_text(_name(name), markdown, 0))
