@@ -136,11 +136,13 @@ ALLOWED = {
         "data.corpora",
         "distribution",
         "explaining",
+        "help_page",
         "oldest_versions",
         "quick_imports",
         "reporting",
         "running",
     },
+    "help_page": {"config", "declarations", "distribution", "running.options"},
     "explaining": {
         "api",
         "models",

@@ -116,8 +116,8 @@ def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") 
     if table.empty or _quiet:
         return
     table = table.dropna(axis="columns", how="all")
-    if table.index.nlevels == 1 and table.columns.name is None:  # in one line with the names of the columns
-        table.columns.name, table.index.name = table.index.name, None
+    if table.index.name is not None and table.columns.name is None:  # in one line with the names of the columns
+        table = table.rename_axis(columns=str(table.index.name)).rename_axis(index=None)
     whole = dict.fromkeys(map(str, table.select_dtypes("integer")), "{:,}".format)
     text = table.to_string(float_format=lambda value: _fixed(value, digits), formatters=whole, na_rep="")
     print(f"\n{wrapped(f'{title}: {caption}' if caption else title)}\n{text}\n", flush=True)
