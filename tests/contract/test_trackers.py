@@ -114,6 +114,8 @@ def tracked(run: RunOptions, folder: Path, during: Callable[[], None] = lambda: 
         tracker.table("mixing_by_layer", TABLE)
         tracker.table("frequency_by_token", RANKS)
         tracker.figure("mixing_lines", picture, "Lines fall | rise.")
+        tracker.table("mixing_nothing", TABLE.head(0))
+        tracker.findings({"mixing": ["A finding < 5."]})
         tracker.curves({"mixing/attn_n/mean": pd.Series(LAYERS)})
         tracker.page("report", page)
         tracker.summary(METRICS, {"device": "cpu", "versions": {"torch": "2.9"}})
@@ -127,19 +129,31 @@ def of_wandb(folder: Path) -> Kept:
     (files,) = folder.glob("wandb/offline-run-*/files")
     history, summary = run["history"], run["summary"]
     (media,) = [row for row in history if "report" in row]
+    assert run["charts"] == {"by_layer/mixing/mean": "wandb/lineseries/v0"}
+    drawn = of_table(files, summary["Custom Chart Tables/by_layer/mixing/mean_table"])
+    assert set(drawn["lineKey"]) == {"Attn-N: vectors"}
+    curves = of_table(files, summary["tables/curves"])
+    by_layer = dict(zip(curves["layer"], curves["value"], strict=True))
+    assert dict(zip(drawn["step"], drawn["lineVal"], strict=True)) == {1: 25.0, 3: 100 * LAYERS[3]}  # in per cent
+    assert "<li>A finding &lt; 5.</li>" in (files / media["findings"]["path"]).read_text()
     return Kept(
         name=run["name"],
         status="completed" if run["exit"] == 0 else "failed",
         about=f"{run['tags']} {run['job_type']} {run['notes']} {run['group']}",
         parameters={"seed": run["config"]["seed"], "model.name": run["config"]["model"]["name"]},
         metrics={name: value for name, value in summary.items() if name in METRICS},
-        curves={"mixing/attn_n/mean": _by_step(history, "layer", "by_layer/mixing/attn_n/mean")},
+        curves={str(curves["curve"].unique().item()): by_layer},
         progress={"tokens_per_second": _by_step(history, "progress/examples", "progress/tokens_per_second")},
-        tables={key.removeprefix("tables/") for key in media if key.startswith("tables/")},
+        tables={key.removeprefix("tables/") for key in summary if key.startswith("tables/")} - {"curves"},
         figures={"mixing_lines": (files / media["figures/mixing_lines"]["path"]).read_bytes()},
         page=(files / media["report"]["path"]).read_text(),
         provenance=str(summary["provenance"]),
     )
+
+
+def of_table(files: Path, kept: dict[str, Any]) -> pd.DataFrame:
+    content = json.loads((files / kept["path"]).read_text())
+    return pd.DataFrame(content["data"], columns=content["columns"])
 
 
 def _by_step(history: list[dict[str, Any]], step: str, name: str) -> dict[int, float]:

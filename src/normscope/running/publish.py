@@ -119,6 +119,7 @@ def _write_findings(
             results.write_table(f"{name}_{table_name}", table)
             tracker.table(f"{name}_{table_name}", table)
     tracker.curves(curves_of(findings))
+    tracker.findings({name: result.sentences for name, result in findings.items()})
     for table_name, table in tables_of_all(findings, depth).items():
         results.write_table(table_name, table)
     return metrics_of(findings)

@@ -18,7 +18,7 @@ from normscope.reporting.background import started_in_background
 from normscope.reporting.options import TrackingOptions
 from normscope.reporting.run_description import parameters
 from normscope.reporting.threads import contained_threads
-from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
+from normscope.reporting.tracker import NoTracker, RunDescription, Tracker, as_markdown
 from normscope.reporting.trackers.failures import Failures
 from normscope.rounding import number
 
@@ -94,6 +94,9 @@ class _TensorBoard(Tracker):
 
     def page(self, name: str, path: Path) -> None:
         self._text(name, f"`{path.resolve()}`")
+
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        self._text("findings", as_markdown(sentences))
 
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         for name, values in curves.items():
