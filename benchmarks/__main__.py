@@ -1,9 +1,9 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
-corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval (how well each method finds the words that
-decide an answer), and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name the
-machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
+corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
+that decide an answer), and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name
+the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.agreement import measured_agreement
 from benchmarks.corpora import measured_corpora, measured_treebanks
 from benchmarks.measuring import measured, resident
 from benchmarks.profiling import WAYS, profiled
@@ -34,6 +35,7 @@ RUNS = {
     "corpora": measured_corpora,
     "syntax": measured_treebanks,
     "retrieval": measured_retrieval,
+    "agreement": measured_agreement,
 }
 """Suites of complete runs."""
 

@@ -10,7 +10,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from normscope.attribution.effects import effects_of
+from normscope.attribution.effects import attribute_with_effects
 from normscope.attribution.scalars import attribute_scalars
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import BlockLayout, embeddings_of
@@ -83,10 +83,12 @@ def ways_of(head: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Ten
         LOGITS: attributing(lambda logits: logits[half, 7].sum()[None]),
         CONTRAST: attributing(lambda logits: (logits[last, 7] - logits[last, 8])[None]),
         BY_HEAD: attributing(
-            lambda logits: logits[last, 7], lambda passed, target: effects_of(passed, target, direct=False)
+            lambda logits: logits[last, 7][None],
+            lambda passed, target: attribute_with_effects(passed, target, direct=False),
         ),
         DIRECT: attributing(
-            lambda logits: logits[last, 7], lambda passed, target: effects_of(passed, target, direct=True)
+            lambda logits: logits[last, 7][None],
+            lambda passed, target: attribute_with_effects(passed, target, direct=True),
         ),
         SEVERAL: attributing(lambda logits: logits[last, 7:17]),
         INTEGRATED_GRADIENTS: integrated,

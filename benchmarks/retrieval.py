@@ -2,17 +2,16 @@
 
 A prompt says where some people live, and names one of them again: `Anna Paris . Ben Rome . Clara Oslo . Ben` has the answer
 `Rome`. Nothing but two earlier words decides it, the same name and the city behind it, so a faithful method scores these
-highest. The model is trained until it answers nearly all prompts that it has never seen.
+highest. The model is trained until it answers nearly all prompts that it has never seen. `agreement.py` has another task.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import normscope
@@ -29,24 +28,43 @@ PAIRS = 4
 """People in a prompt."""
 
 _SPECIAL = ("[PAD]", "[UNK]")
-_VOCABULARY = {word: number for number, word in enumerate([*_SPECIAL, *NAMES, *CITIES, "."])}
 _BATCH, _QUESTIONS, _STEPS = 64, 8, 3000
 _RIGHT = 0.99
 """Share of right answers at which training ends."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Something to learn whose answers are known to depend on a few words."""
+
+    words: tuple[str, ...]
+    """All words."""
+    prompts: Callable[[np.random.Generator], Iterator[tuple[str, str, list[int]]]]
+    """Prompts of equal length, their answers, and the positions of the words that decide the answer."""
+    lesson: Callable[[np.random.Generator], list[str]]
+    """A text with several questions and their answers."""
+    asked: tuple[int, ...]
+    """The positions in a lesson before an answer."""
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The number of each word."""
+        return {word: number for number, word in enumerate([*_SPECIAL, *self.words])}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Retriever:
-    """The trained model."""
+class Trained:
+    """A model that has learned a task."""
 
     model: LoadedModel
     accuracy: float
     """Share of right answers on new prompts."""
+    task: Task
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(task: Task) -> PreTrainedTokenizerFast:
     """One token for each word."""
-    words = Tokenizer(models.WordLevel(_VOCABULARY, unk_token="[UNK]"))
+    words = Tokenizer(models.WordLevel(task.vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
 
@@ -65,21 +83,21 @@ def _facts(generator: np.random.Generator) -> tuple[list[str], list[str]]:
     return names, cities
 
 
-def _lessons(generator: np.random.Generator) -> Tensor:
-    """Prompts with several questions and their answers, as token ids (text, token)."""
-    texts = []
-    for _ in range(_BATCH):
-        names, cities = _facts(generator)
-        order = [*range(PAIRS), *generator.integers(PAIRS, size=_QUESTIONS).tolist()]
-        texts.append([_VOCABULARY[word] for number in order for word in (names[number], cities[number], ".")])
-    return torch.tensor(texts)
+def _lesson(generator: np.random.Generator) -> list[str]:
+    names, cities = _facts(generator)
+    order = [*range(PAIRS), *generator.integers(PAIRS, size=_QUESTIONS).tolist()]
+    return [word for number in order for word in (names[number], cities[number], ".")]
 
 
-def trained(seed: int = 0) -> Retriever:
-    """A model that has learned to look up rooms."""
+RETRIEVAL = Task((*NAMES, *CITIES, "."), prompts, _lesson, tuple(range(3 * PAIRS, 3 * (PAIRS + _QUESTIONS), 3)))
+
+
+def trained(seed: int = 0, task: Task = RETRIEVAL) -> Trained:
+    """A model that has learned a task."""
     torch.manual_seed(seed)
+    vocabulary = task.vocabulary
     config = LlamaConfig(
-        vocab_size=len(_VOCABULARY),
+        vocab_size=len(vocabulary),
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -93,10 +111,10 @@ def trained(seed: int = 0) -> Retriever:
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 0.05, 1.0, 100)
     generator = np.random.default_rng(seed)
-    asked = torch.arange(3 * PAIRS, 3 * (PAIRS + _QUESTIONS), 3)
+    asked = torch.tensor(task.asked)
     right = 0.0
     for step in range(_STEPS):
-        ids = _lessons(generator)
+        ids = torch.tensor([[vocabulary[word] for word in task.lesson(generator)] for _ in range(_BATCH)])
         logits = model(input_ids=ids).logits[:, asked]
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, asked + 1].flatten()).backward()
@@ -104,46 +122,47 @@ def trained(seed: int = 0) -> Retriever:
         optimiser.step()
         schedule.step()
         if step % 100 == 99:
-            right = _accuracy(model, prompts(np.random.default_rng([seed, step])))
+            right = _accuracy(model, task, np.random.default_rng([seed, step]))
             if right >= _RIGHT:
                 break
     model.eval().requires_grad_(False)
-    return Retriever(
-        normscope.wrap(model, tokenizer()), _accuracy(model, prompts(np.random.default_rng([seed, 10**6])))
-    )
+    accuracy = _accuracy(model, task, np.random.default_rng([seed, 10**6]))
+    return Trained(normscope.wrap(model, tokenizer(task)), accuracy, task)
 
 
 @torch.inference_mode()
-def _accuracy(model: LlamaForCausalLM, stream: Iterator[tuple[str, str, list[int]]]) -> float:
+def _accuracy(model: LlamaForCausalLM, task: Task, generator: np.random.Generator) -> float:
+    vocabulary, stream = task.vocabulary, task.prompts(generator)
     drawn = [next(stream) for _ in range(512)]
-    ids = torch.tensor([[_VOCABULARY[word] for word in prompt.split()] for prompt, _, _ in drawn])
-    answers = torch.tensor([_VOCABULARY[answer] for _, answer, _ in drawn])
+    ids = torch.tensor([[vocabulary[word] for word in prompt.split()] for prompt, _, _ in drawn])
+    answers = torch.tensor([vocabulary[answer] for _, answer, _ in drawn])
     return float((model(input_ids=ids).logits[:, -1].argmax(dim=-1) == answers).double().mean())
 
 
-def precision(retriever: Retriever, count: int, seed: int = 1, baselines: bool = True) -> list[dict[str, Any]]:
-    """How many of the two words that decide an answer each method has among the two that it scores highest (`precision`), and
-    how often the word that it scores highest is one of them (`first`).
+def precision(learner: Trained, count: int, seed: int = 1, baselines: bool = True) -> list[dict[str, Any]]:
+    """How many of the k words that decide an answer each method has among the k that it scores highest (`precision`), and how
+    often the word that it scores highest is one of them (`first`).
 
-    The name that is asked for is left out: the answer is read out there.
+    The last word is left out: the answer is read out there.
 
     Args:
         count: Number of prompts that are answered right.
         baselines: Whether to measure the gradient methods, which need Captum, as well.
     """
-    model, readout = retriever.model, NextTokenReadout(retriever.model.next_token_head)
+    model, readout = learner.model, NextTokenReadout(learner.model.next_token_head)
     methods: list[Any] = [*defined_methods(model.layout, None, MapStage.BLOCK), *(Baseline if baselines else ())]
     found: dict[str, list[tuple[float, float]]] = {str(method): [] for method in methods}
     found["random"] = []
     generator = np.random.default_rng([seed, 0])
-    for prompt, answer, deciding in prompts(np.random.default_rng(seed)):
+    vocabulary = learner.task.vocabulary
+    for prompt, answer, deciding in learner.task.prompts(np.random.default_rng(seed)):
         if len(found["random"]) == count:
             break
         inputs = dict(model.tokenizer(prompt, return_tensors="pt").data)
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         with torch.inference_mode():
             said = int(readout.model(**inputs).logits[0, -1].argmax())
-        if said != _VOCABULARY[answer]:
+        if said != vocabulary[answer]:
             continue
         mapped = [method for method in methods if isinstance(method, MapMethod)]
         maps = model_maps(model.model, model.layout, inputs, mapped)
@@ -156,13 +175,18 @@ def precision(retriever: Retriever, count: int, seed: int = 1, baselines: bool =
         found["random"].append((len({*guess} & {*deciding}) / len(deciding), float(guess[0] in deciding)))
     rows = []
     for way, pairs in found.items():
-        of_two, of_first = np.mean(pairs, axis=0)
-        rows.append({"way": way, "precision": round(float(of_two), 3), "first": round(float(of_first), 3)})
+        of_all, of_first = np.mean(pairs, axis=0)
+        rows.append({"way": way, "precision": round(float(of_all), 3), "first": round(float(of_first), 3)})
     return sorted(rows, key=lambda row: -row["precision"])
 
 
-def measured_retrieval() -> list[dict[str, object]]:
+def measured(task: Task) -> list[dict[str, object]]:
     """Precision of every method for one trained model."""
-    retriever = trained()
-    shared = {"accuracy": round(retriever.accuracy, 4), "prompts": 200}
-    return [{**row, **shared} for row in precision(retriever, 200)]
+    learner = trained(task=task)
+    shared = {"accuracy": round(learner.accuracy, 4), "prompts": 200}
+    return [{**row, **shared} for row in precision(learner, 200)]
+
+
+def measured_retrieval() -> list[dict[str, object]]:
+    """Precision of every method where an answer is looked up."""
+    return measured(RETRIEVAL)

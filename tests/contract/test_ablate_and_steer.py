@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import normscope
-from normscope.attribution.effects import effects_of
+from normscope.attribution.effects import attribute_with_effects
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import carried
 from normscope.errors import InputError
@@ -94,7 +94,7 @@ def test_a_changed_model_is_complete(family, family_model):
             torch.testing.assert_close(found.scores / scores.abs().max(), scores[:, :-1] / scores.abs().max(), **EXACT)
             assert float(found.error.max()) < exact["atol"]
             for direct in (False, True):
-                effects = effects_of(passed, target[0], direct=direct)
+                _, (effects,) = attribute_with_effects(passed, target[:1], direct=direct)
                 for layer, head in heads:
                     assert (effects.heads[layer - 1, head - 1] == 0).all()
                 if not direct:

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import normscope
-from normscope.attribution.effects import effects_of
+from normscope.attribution.effects import attribute_with_effects
 from normscope.errors import InputError
 from normscope.models.frozen_pass import frozen_pass
 from tests.contract.test_answers import causal
@@ -25,7 +25,15 @@ def test_effects_add_up(family, family_model, direct):
     with frozen_pass(family_model, layout_of(family), inputs) as passed:
         generator = torch.Generator().manual_seed(1)
         target = (passed.hidden * torch.randn(passed.hidden.shape, generator=generator, dtype=torch.float64)).sum()
-        effects = effects_of(passed, target, direct=direct)
+        # Together with another scalar, whose effects are its own.
+        _, (effects, other) = attribute_with_effects(passed, torch.stack([target, -2 * target]), direct=direct)
+        _, (alone,) = attribute_with_effects(passed, target[None], direct=direct)
+    for name in ("heads", "networks", "rest", "bias"):
+        for several, factor in ((effects, 1), (other, -2)):
+            of_alone = factor * getattr(alone, name)
+            torch.testing.assert_close(
+                getattr(several, name), of_alone, rtol=1e-9, atol=1e-10 * float(of_alone.abs().max())
+            )
     size = effects.heads.abs().sum() + effects.rest.abs().sum() + target.detach().abs()
     found = effects.heads.sum(dim=(1, 2))
     if direct:
@@ -92,6 +100,40 @@ def test_total_effects_of_an_answer(tokenizer):
     assert len(first.groupby("position")) == len(found.tokens)
 
 
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("level", ["token", "word"])
+def test_effects_on_the_difference_between_two_answers(tokenizer, direct, level):
+    model, by = causal("gpt2", tokenizer), ["layer", "head", "token"]
+    options = {"by": by, "direct": direct, "level": level}
+    found = normscope.attribute(model, TEXT, normscope.Answer("onions film"), against="film onions film", **options)
+    answers = [
+        normscope.attribute(model, TEXT, normscope.Answer(text), **options)
+        for text in ("onions film", "film onions film")
+    ]
+    keys = ["layer", "part", "head"]
+    difference = [each.effects.groupby(keys, dropna=False)["value"].sum() for each in answers]
+    np.testing.assert_allclose(
+        found.effects.groupby(keys, dropna=False)["value"].sum(), difference[0] - difference[1], rtol=1e-9, atol=1e-12
+    )
+    adding = (
+        found.effects if direct else found.effects[(found.effects["part"] != "network") & (found.effects["layer"] == 1)]
+    )
+    assert adding["value"].sum() + found.remainder == pytest.approx(found.target, rel=1e-9)
+    named = found.effects.dropna(subset="position")
+    assert named["token"].tolist() == [found.tokens[at] for at in named["position"]]
+    assert sorted(named["position"].unique()) == list(range(len(found.tokens)))
+    assert len(found.strongest(3)) == 3
+
+
+def test_effects_of_several_targets(tokenizer):
+    model = causal("llama", tokenizer)
+    targets = [normscope.NextToken(token) for token in ("film", "onions", "eggs")]
+    together = normscope.attribute(model, TEXT, targets, by=["layer", "head", "token"])
+    for target, found in zip(targets, together, strict=True):
+        alone = normscope.attribute(model, TEXT, target, by=["layer", "head", "token"])
+        np.testing.assert_allclose(found.effects["value"], alone.effects["value"], rtol=1e-9, atol=1e-10)
+
+
 def test_effects_in_a_classifier_and_of_words(tokenizer):
     model = normscope.wrap(with_head(AutoModelForSequenceClassification, "bert", vocab_size=len(tokenizer)), tokenizer)
     for level in ("token", "word"):
@@ -106,7 +148,6 @@ def test_effects_in_a_classifier_and_of_words(tokenizer):
         ({"by": "neuron"}, "by='neuron': expected some of layer, head, token"),
         ({"by": []}, "expected some of layer, head, token"),
         ({"by": "head"}, "by: expected `layer` among them"),
-        ({"by": "layer", "against": "film"}, "by: expected a single answer"),
     ],
 )
 def test_invalid_groups_are_refused(tokenizer, arguments, message):

@@ -185,7 +185,7 @@ OWNERS = {
         "reporting/palette.py",
         *(
             f"reporting/figures/{kind}.py"
-            for kind in ("heatmaps", "layout", "lines", "profiles", "scatter", "style", "word_maps")
+            for kind in ("dots", "heatmaps", "layout", "lines", "profiles", "scatter", "style", "word_maps")
         ),
     },
 }

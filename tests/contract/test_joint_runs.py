@@ -99,9 +99,9 @@ def test_analyses_of_cross_attention(tokenizer, tmp_path):
     config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)}
     model = wrap(tiny_model(config, torch.float32), tokenizer, stack="cross")
     (tmp_path / "gold").write_text("0-0 1-1 2-2\n0-0 1p1 2-2\n")
-    gold = {"alignment": {"gold": {"path": str(tmp_path / "gold")}}}
+    options = {"alignment": {"gold": {"path": str(tmp_path / "gold")}}, "attribution": {"methods": ["alti"]}}
     assert "alignment" in CROSS
-    assert_alone_and_together(model, GivenTexts(TRANSLATIONS), "text", [CROSS], **gold)
+    assert_alone_and_together(model, GivenTexts(TRANSLATIONS), "text", [CROSS], **options)
 
 
 def test_cross_attention_is_observed_for_all_or_for_none(tokenizer):

@@ -6,6 +6,7 @@ import pytest
 
 import normscope
 from normscope.errors import InputError
+from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
 from tests.contract.test_answers import PROMPT, causal
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
@@ -55,6 +56,28 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
             part.figure(9)
 
 
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("level", ["token", "word"])
+def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
+    model = loaded(family, tokenizer)
+    whole = normscope.decompose(model, PROMPT, level=level)
+    columns = [name for name in whole.pairs if name.startswith("attn") or name == "share"]
+    for measures in ([], "share", *([name] for name in columns), columns[1:3]):
+        with monkeypatch.context() as patched:
+            if level == "token" and "share" not in measures:  # nothing is built that was not asked for
+                patched.delattr(AttentionBlock, "pair_shares")
+            part = normscope.decompose(model, PROMPT, level=level, measures=measures)
+        names = {"attn_w", *([measures] if isinstance(measures, str) else measures)}
+        assert [name for name in part.pairs if name in columns] == [name for name in columns if name in names]
+        for name in names:
+            np.testing.assert_allclose(part.pairs[name], whole.pairs[name], rtol=1e-12, atol=1e-14)
+        pd.testing.assert_frame_equal(part.mixing, whole.mixing)
+        pd.testing.assert_frame_equal(part.output_shares, whole.output_shares)
+        assert len(part.figure().description.panel_titles) == len(names - {"share"})
+        assert {*part.explorer().sentences[0].maps} == names - {"attn_w"}
+    assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).vectors.shape[:2] == (1, 1)
+
+
 def test_single_heads_of_some_layers_for_circuitsvis(tokenizer):
     model = loaded("bert", tokenizer)
     whole, part = (normscope.decompose(model, PROMPT, heads=True, layers=layers) for layers in (None, [2, 3]))
@@ -74,6 +97,8 @@ def test_single_heads_of_some_layers_for_circuitsvis(tokenizer):
         ({"queries": [True]}, "queries: expected whole numbers from 0 to"),
         ({"queries": [0], "feed_forward": True}, "leave out feed_forward and level"),
         ({"queries": [0], "level": "word"}, "leave out feed_forward and level"),
+        ({"measures": ["attn_n", "norms"]}, "measures='norms': expected some of attn_w, attn_n, attnres_n"),
+        ({"measures": [3]}, "measures='3': expected some of attn_w"),
     ],
 )
 def test_what_is_not_there(tokenizer, arguments, message):

@@ -48,11 +48,10 @@ def test_integrated_gradients_add_up_to_the_difference_from_zero_embeddings(mode
     inputs = token_batch(model, (5,))
     layout, module = layout_of(model_type), model.get_input_embeddings()
     scores = token_scores(model, layout, inputs, readout, [Baseline.INTEGRATED_GRADIENTS], {}, steps=300)
-    mask = inputs["attention_mask"].bool()
     with torch.inference_mode():
-        whole = readout.answers(model(**inputs), mask)
+        whole = readout.answers(model(**inputs), inputs)
         zero = module.register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
-        none = readout.answers(model(**inputs), mask)
+        none = readout.answers(model(**inputs), inputs)
         zero.remove()
     difference = readout.scalars(whole, whole) - readout.scalars(none, whole)
     torch.testing.assert_close(scores[Baseline.INTEGRATED_GRADIENTS].sum(dim=1), difference, rtol=1e-4, atol=1e-4)

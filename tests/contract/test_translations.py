@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from normscope.attribution.translations import attribute_translation
+from normscope.attribution import translations
+from normscope.attribution.translations import attribute_translation, attribute_words
 from normscope.models.frozen_translation import frozen_translation
 from tests.tiny import STACK_CONFIGS
 
@@ -44,6 +45,26 @@ def test_scores_and_biases_add_up_to_the_logit(model_type):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "t5", "mt5", "umt5"])
+@pytest.mark.parametrize("at_once", [2**24, 1])
+def test_the_logits_of_all_tokens_of_a_target_are_those_of_one_after_the_other(model_type, at_once, monkeypatch):
+    monkeypatch.setattr(translations, "_LOGITS_AT_ONCE", at_once)
+    model = translator(model_type)
+    found = attribute_words(model, INPUTS)
+    assert found.shape == (2, 8)
+    for row, token in enumerate(INPUTS["decoder_input_ids"][0, 1:].tolist()):
+        # The prefix alone: what follows must not matter.
+        inputs = INPUTS | {"decoder_input_ids": INPUTS["decoder_input_ids"][:, : row + 1]}
+        with frozen_translation(model, inputs) as passed:
+            single = attribute_translation(passed, passed.logits[0, -1, token][None])
+            both = attribute_translation(passed, passed.logits[0, -1, [token, 7]])
+        torch.testing.assert_close(found[row, : 6 + row], single.scores[0], rtol=1e-5, atol=1e-8)
+        assert not found[row, 6 + row :].any()
+        torch.testing.assert_close(both.scores[:1], single.scores, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(both.bias[:1], single.bias, rtol=1e-10, atol=1e-12)
+        assert float(both.error.max()) < 1e-10
+
+
 def test_marian_is_what_one_token_alone_makes_of_the_frozen_layers():
     """Every token's vector goes forward alone, without biases, through layers written out by hand."""
     model = translator("marian")
@@ -60,14 +81,14 @@ def test_marian_is_what_one_token_alone_makes_of_the_frozen_layers():
         alone[token] = leaves[token]
         source, target = alone[:5], alone[5:]
         for layer, x in zip(model.model.encoder.layers, seen.encoder_hidden_states, strict=False):
-            source, _ = _through(layer, source, x[0])
+            source, _ = through(layer, source, x[0])
         for layer, x in zip(model.model.decoder.layers, seen.decoder_hidden_states, strict=False):
-            target, _ = _through(layer, target, x[0], (source, seen.encoder_last_hidden_state[0]))
+            target, _ = through(layer, target, x[0], (source, seen.encoder_last_hidden_state[0]))
         by_hand.append(model.lm_head.weight[7] @ target[-1])
     torch.testing.assert_close(found.scores[0], torch.stack(by_hand), rtol=1e-9, atol=1e-12)
 
 
-def _through(layer, vectors, x, read=None):
+def through(layer, vectors, x, read=None):
     """A part of a layer's inputs, and its inputs, after the layer."""
     vectors, x = _attended(layer.self_attn, layer.self_attn_layer_norm, (vectors, x), (vectors, x), read is not None)
     if read is not None:

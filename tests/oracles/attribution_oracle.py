@@ -1,6 +1,5 @@
 """The attribution analysis by brute force: every sequence and every set of erased tokens alone, without a batch."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,7 @@ import scipy.stats
 
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
-from tests.oracles.activations import Sequence_
-from tests.oracles.attributions import BASELINES, Attributed
+from tests.oracles.attributions import BASELINES, Attributed, fingerprint
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
 from tests.oracles.specimens import Specimen
 
@@ -35,6 +33,8 @@ PANELS = {
 }
 WORDS = {
     "probability": "the probability of the predicted class or token",
+    "answer": "the probability of the answer (the geometric mean over its tokens)",
+    "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",
 }
 
@@ -47,10 +47,7 @@ def expected(
     attributed: type[Attributed] = Attributed,
 ) -> Expected:
     """Everything that the analysis publishes."""
-    sample = sorted(
-        specimen.sequences, key=lambda sequence: np.random.default_rng([options.seed, _print(sequence)]).random()
-    )
-    every = [attributed(specimen, sequence, options) for sequence in sample[: options.sequences]]
+    every = [attributed(specimen, sequence, options) for sequence in attributed.sample(specimen, options)]
     post = every[0].is_bert
     methods = [
         *(options.methods or [m for m in TITLES if m not in (*BASELINES, "random") and (post or m != "globenc")])
@@ -98,19 +95,14 @@ def expected(
             f"{method}/itself": {layer: parts.loc[(layer, method, "all", "itself"), "share"] for layer in layers}
             for method in mapped
         },
-        figures=_figures(every, parts, agreement, faithfulness, mapped),
+        figures=_figures(every, parts, agreement, faithfulness, ranking, mapped),
         summary=summary,
         sentences=_sentences(metrics, quantity, methods, mapped, falls, _name_of(layers, specimen)),
         notes=_notes(every, options),
     )
 
 
-def _print(sequence: Sequence_) -> int:
-    """What identifies a sequence."""
-    return int.from_bytes(hashlib.sha256(sequence.all_ids.astype("<i8").tobytes()).digest()[:16], "little")
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = float(np.mean(values))
     if len(values) == 1:
         return mean, np.nan, np.nan
@@ -195,7 +187,7 @@ def _scores(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame
             categories = list(one.specimen.categories(one.sequence))
             of_name = [size for size, category in zip(sizes, categories, strict=True) if category == name]
             of_sequences.append(sum(of_name) / sum(sizes))
-        mean, low, high = _interval(of_sequences)
+        mean, low, high = interval(of_sequences)
         row = {"method": method, "source": name, "share": mean, "low": low, "high": high, "count": len(of_sequences)}
         rows.append(row)
     occurring = {row["source"] for row in rows if row["share"] > 0}
@@ -209,7 +201,8 @@ def _rho(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _ordinary(one: Attributed) -> list[int]:
-    return [i for i, token in enumerate(one.sequence.ids) if token not in one.specimen.loaded.tokenizer.all_special_ids]
+    special = one.specimen.loaded.tokenizer.all_special_ids
+    return [i for i, token in enumerate(one.sequence.ids) if token not in special and one.may_be_erased(i)]
 
 
 def _agreement(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame:
@@ -226,7 +219,7 @@ def _agreement(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFr
                 by_row = [_rho(maps[0][i, : seen[i]], maps[1][i, : seen[i]]) for i in range(one.tokens)]
                 values.append(np.nanmean(by_row))
         if values:
-            mean, low, high = _interval(values)
+            mean, low, high = interval(values)
             row = {"method": first, "other": second, "scope": scope, "spearman": mean, "low": low, "high": high}
             rows.append(row | {"count": len(values)})
     return table(["method", "other", "scope"], rows, ["spearman", "low", "high", "count"])
@@ -237,10 +230,16 @@ def _falls(every: Sequence[Attributed], methods: Sequence[str], options: Attribu
     falls: dict[tuple[str, str, float], list[float]] = {}
     for one in every:
         ordinary = _ordinary(one)
-        mask = None if options.erasure == "remove" else one.specimen.loaded.tokenizer.mask_token_id
+        mask = (
+            None
+            if options.erasure == "remove" or options.target == "loss"
+            else one.specimen.loaded.tokenizer.mask_token_id
+        )
         scores = {method: one.scores(method) for method in methods}
         orders = {method: [sorted(ordinary, key=lambda i, of=values: -of[i])] for method, values in scores.items()}
-        generators = [np.random.default_rng([options.seed, _print(one.sequence), n]) for n in range(options.orders)]
+        generators = [
+            np.random.default_rng([options.seed, fingerprint(one.sequence), n]) for n in range(options.orders)
+        ]
         orders["random"] = [list(generator.permutation(ordinary)) for generator in generators]
         for (method, of_method), share in itertools.product(orders.items(), options.shares):
             count = min(max(1, math.ceil(round(len(ordinary) * share / 100, 9))), len(ordinary) - 1)
@@ -256,7 +255,7 @@ def _faithfulness(falls: Mapping, methods: Sequence[str], options: AttributionOp
     for method, measure, share in itertools.product(
         [*methods, "random"], ("comprehensiveness", "sufficiency"), options.shares
     ):
-        mean, low, high = _interval(falls[method, measure, share])
+        mean, low, high = interval(falls[method, measure, share])
         row = {"method": method, "measure": measure, "share": share, "mean": mean, "low": low, "high": high}
         rows.append(row | {"count": len(falls[method, measure, share])})
     return table(["method", "measure", "share"], rows)
@@ -271,26 +270,35 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
         row: dict[str, object] = {"method": method}
         for measure in ("comprehensiveness", "sufficiency"):
             row |= dict(
-                zip([measure, f"{measure}_low", f"{measure}_high"], _interval(areas(method, measure)), strict=True)
+                zip([measure, f"{measure}_low", f"{measure}_high"], interval(areas(method, measure)), strict=True)
             )
         above = areas(method, "comprehensiveness") - areas("random", "comprehensiveness")
-        interval = (np.nan,) * 3 if method == "random" else _interval(above)
-        row |= dict(zip(["above_random", "above_random_low", "above_random_high"], interval, strict=True))
+        ends = (np.nan,) * 3 if method == "random" else interval(above)
+        row |= dict(zip(["above_random", "above_random_low", "above_random_high"], ends, strict=True))
         rows.append(row)
     best = max(rows[:-1], key=lambda row: row["comprehensiveness"])["method"]
     for row in rows:
         lost = areas(best, "comprehensiveness") - areas(row["method"], "comprehensiveness")
-        interval = (np.nan,) * 3 if row["method"] == best else _interval(lost)
-        row |= dict(zip(["below_best", "below_best_low", "below_best_high"], interval, strict=True))
+        ends = (np.nan,) * 3 if row["method"] == best else interval(lost)
+        row |= dict(zip(["below_best", "below_best_low", "below_best_high"], ends, strict=True))
         row["count"] = len(lost)
     ordered = pd.DataFrame(rows).sort_values("comprehensiveness", ascending=False).set_index("method")
     ordered.insert(0, "rank", range(1, len(ordered) + 1))
     return ordered
 
 
-def _figures(every, parts, agreement, faithfulness, mapped) -> dict[str, Picture]:
+def _figures(every, parts, agreement, faithfulness, ranking, mapped) -> dict[str, Picture]:
+    above = ranking.dropna(subset="above_random").sort_values("above_random", ascending=False)
+    title = "comprehensiveness minus that of random orders"
     figures = {
         "faithfulness": Picture(
+            {
+                (title, TITLES[method]): (row["above_random"], row["above_random_low"], row["above_random_high"])
+                for method, row in above.iterrows()
+            },
+            {"order": [TITLES[method] for method in above.index]},
+        ),
+        "faithfulness_curves": Picture(
             {
                 (PANELS[measure], TITLES[method], share): (row["mean"], row["low"], row["high"])
                 for (method, measure, share), row in faithfulness.iterrows()

@@ -1,6 +1,7 @@
 """Attribution by brute force: every pair's vector in every layer, every zeroed value, every gradient, one text at a time."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,19 @@ class Attributed:
             self.language_model = specimen.loaded.load_head(Head.NEXT_TOKEN)
         self._maps: dict[str, list[np.ndarray]] = {}
         self._scores: dict[str, np.ndarray] = {}
+
+    @staticmethod
+    def sample(specimen: Specimen, options: AttributionOptions) -> list[Sequence_]:
+        """The sequences that are attributed."""
+
+        def priority(sequence: Sequence_) -> float:
+            return np.random.default_rng([options.seed, fingerprint(sequence)]).random()
+
+        return sorted(specimen.sequences, key=priority)[: options.sequences]
+
+    def may_be_erased(self, _position: int) -> bool:
+        """Whether an ordinary token is erased to test the scores."""
+        return True
 
     @property
     def labels(self) -> list[str]:
@@ -212,16 +226,18 @@ class Attributed:
             vectors = (point * whole).requires_grad_()
             with hooked(module, lambda _module, _args, _output, vectors=vectors: vectors):
                 output = (self.classifier or self.language_model or self.base)(**self._inputs(self.sequence.ids))
-            if self.classifier is not None:
-                target = output.logits[0, self.untouched.argmax()]
-            elif self.language_model is not None:
-                target = output.logits[0, -1, self.untouched.argmax()]
-            else:
-                direction = torch.tensor(self.untouched / np.linalg.norm(self.untouched))
-                target = torch.tensor(self._pooling(self.tokens)) @ output.last_hidden_state[0] @ direction
-            (gradient,) = torch.autograd.grad(target, vectors)
+            (gradient,) = torch.autograd.grad(self._target(output), vectors)
             scores += weight * (gradient * whole)[0].sum(dim=-1).numpy()
         return scores
+
+    def _target(self, output: Any) -> torch.Tensor:
+        """What is attributed, from what the model has returned."""
+        if self.classifier is not None:
+            return output.logits[0, self.untouched.argmax()]
+        if self.language_model is not None:
+            return output.logits[0, -1, self.untouched.argmax()]
+        direction = torch.tensor(self.untouched / np.linalg.norm(self.untouched))
+        return torch.tensor(self._pooling(self.tokens)) @ output.last_hidden_state[0] @ direction
 
     def _pooling(self, tokens: int) -> np.ndarray:
         """The weight of each last hidden vector in the embedding."""
@@ -253,6 +269,89 @@ class Attributed:
         else:
             ids[list(erased)] = mask_token
         return self.value(self.untouched) - self.value(self.answer(ids, segments))
+
+
+class AttributedLoss(Attributed):
+    """One text of a causal model, whose own tokens but the first are predicted."""
+
+    sign, quantity = -1, "loss"
+
+    @property
+    def predicted(self) -> list[int]:
+        """The positions of the predicted tokens."""
+        return list(range(1, self.tokens))
+
+    def may_be_erased(self, position: int) -> bool:
+        return position > 0
+
+    def log_probabilities(self, kept: Sequence[int]) -> dict[int, float]:
+        """Those of the predicted tokens, by position, in a text of only these tokens."""
+        with torch.inference_mode():
+            logits = self.language_model(**self._inputs(self.sequence.ids[kept])).logits[0].numpy()
+        found = {}
+        for place, position in enumerate(kept):
+            if position in self.predicted:
+                before = logits[place - 1]
+                found[position] = before[self.sequence.ids[position]] - np.log(np.exp(before).sum())
+        return found
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        """Of Σ ℓ_t − Σ_v p_v ℓ_v with p held fixed."""
+        weight = self.language_model.lm_head.weight.numpy()
+        gradient = np.zeros_like(self.sequence.hidden[-1])
+        with torch.inference_mode():
+            logits = self.language_model(**self._inputs(self.sequence.ids)).logits[0].numpy()
+        for position in self.predicted:
+            p = np.exp(logits[position - 1]) / np.exp(logits[position - 1]).sum()
+            gradient[position - 1] = self.sign * (weight[self.sequence.ids[position]] - p @ weight)
+        return gradient
+
+    def _target(self, output: Any) -> torch.Tensor:
+        ids = torch.tensor(self.sequence.ids)
+        return self.sign * sum(
+            torch.log(torch.softmax(output.logits[0, place - 1], 0)[ids[place]]) for place in self.predicted
+        )
+
+    def fall(self, erased: Sequence[int], _mask_token: int | None) -> float:
+        kept = [position for position in range(self.tokens) if position not in set(erased)]
+        before, after = self.log_probabilities(list(range(self.tokens))), self.log_probabilities(kept)
+        assert len(after) == len(kept) - 1
+        return np.mean([after[place] - before[place] for place in after])
+
+
+class AttributedAnswer(AttributedLoss):
+    """One text of a causal model and its answer, the second text of a pair."""
+
+    sign, quantity = 1, "answer"
+
+    @staticmethod
+    def sample(specimen: Specimen, options: AttributionOptions) -> list[Sequence_]:
+        def priority(place: int) -> float:
+            digest = hashlib.sha256(repr(specimen.texts[place]).encode()).digest()
+            return np.random.default_rng([options.seed, int.from_bytes(digest[:16], "little")]).random()
+
+        chosen = sorted(range(len(specimen.texts)), key=priority)[: options.sequences]
+        return [specimen.sequences[place] for place in sorted(chosen)]
+
+    @property
+    def predicted(self) -> list[int]:
+        tokenizer, ids = self.specimen.loaded.tokenizer, self.sequence.ids.tolist()
+        (answer,) = {pair[1] for pair in self.specimen.texts if tokenizer(" ".join(pair))["input_ids"] == ids}
+        return list(range(self.tokens - len(answer.split()), self.tokens))
+
+    def may_be_erased(self, position: int) -> bool:
+        return position not in self.predicted
+
+    def fall(self, erased: Sequence[int], _mask_token: int | None) -> float:
+        kept = [position for position in range(self.tokens) if position not in set(erased)]
+        means = [np.mean(list(self.log_probabilities(some).values())) for some in (list(range(self.tokens)), kept)]
+        return np.exp(means[0]) - np.exp(means[1])
+
+
+def fingerprint(sequence: Sequence_) -> int:
+    """What identifies a sequence."""
+    return int.from_bytes(hashlib.sha256(sequence.all_ids.astype("<i8").tobytes()).digest()[:16], "little")
 
 
 @contextlib.contextmanager

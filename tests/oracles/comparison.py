@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.findings import (
+    Dots,
     Figure,
     Findings,
     HeatmapGrid,
@@ -172,6 +173,15 @@ def picture_of(figure: Figure) -> Picture:
                 if panel in figure.panel_titles:
                     points.setdefault(figure.panel_titles[panel], []).append((x, y))
             return Picture(cloud(points), _set(figure, "log_x", "log_y", "sharey", "medians"))
+        case Dots():
+            drawn = {
+                (figure.panel_titles[panel], figure.row_titles.get(row, row)): value
+                for panel, row, value in _rows(figure.table, figure.panel, figure.row, figure.value)
+            }
+            if figure.interval is not None:
+                ends = zip(*(figure.table[end] for end in figure.interval), strict=True)
+                drawn = {key: (value, *pair) for (key, value), pair in zip(drawn.items(), ends, strict=True)}
+            return Picture(drawn, {"order": list(dict.fromkeys(row for _, row in drawn))})
         case WordMaps():
             columns = (figure.panel, figure.row, figure.row_label, figure.column, figure.column_label)
             drawn = {}

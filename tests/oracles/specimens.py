@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
+    MarianMTModel,
     PreTrainedTokenizerFast,
     Qwen2ForCausalLM,
 )
@@ -21,7 +22,7 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import CorpusCounts, Example, WrongWords
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.vocabulary import Vocabulary
 from normscope.models.interventions import InterventionRunner
@@ -234,6 +235,17 @@ def qwen2() -> Specimen:
     )
 
 
+def answered() -> Specimen:
+    """The same causal model, and texts with answers."""
+    texts = [
+        ("cat sees , old river .", "river walks"),
+        ("river walks on", "we"),
+        ("we run , it fish . blue cat", "old it sees it ."),
+        ("on it old", "blue river"),
+    ]
+    return dataclasses.replace(qwen2(), texts=texts)
+
+
 def massive() -> Specimen:
     """The same causal model with massive activations: two dimensions of one word's embedding are huge."""
     specimen = qwen2()
@@ -273,6 +285,43 @@ def marian() -> Specimen:
         ("cls", "sep", "mask", "punctuation", "other"),
         lambda _, token: own.get(token, "other"),
         TRANSLATIONS,
+    )
+
+
+WRONG = [
+    WrongWords((False, True), (True, False, True)),
+    WrongWords(None, (False, True)),
+    WrongWords((True, False, False), None),
+    None,
+    WrongWords((False, True, False), (False, True, False, True)),
+]
+"""Gold labels of words of the translations below."""
+
+
+def translations() -> Specimen:
+    """The same translation model with its head; words may have several tokens, which are joined by underscores."""
+    specimen = marian()
+    tokenizer = specimen.loaded.tokenizer
+    split = pre_tokenizers.Split("_", "removed")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
+    torch.manual_seed(3)
+    whole = MarianMTModel(specimen.loaded.model.config).double().eval().requires_grad_(False)
+    whole.model = specimen.loaded.model
+    for layer in specimen.loaded.model.decoder.layers:  # otherwise outputs take next to nothing from the target
+        layer.encoder_attn.out_proj.weight.mul_(0.05)
+    for tensor in (whole.lm_head.weight, whole.final_logits_bias):
+        torch.nn.init.normal_(tensor, std=0.4)
+    texts = [
+        ("cat_sees , old_river_.", "river walks_on"),
+        ("river_walks on", "we_run , it_sees_._blue cat"),
+        ("we_run , it_[MASK] . blue_cat", "old_it sees it_."),
+        ("on it", "blue river_, on it"),
+        ("it_on we [MASK] river_old_run", "it . on_river"),
+    ]
+    return dataclasses.replace(
+        specimen,
+        loaded=_loaded(whole.model, tokenizer, "marian", {Head.TRANSLATION: whole}, "cross"),
+        texts=texts,
     )
 
 

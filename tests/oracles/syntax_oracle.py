@@ -60,12 +60,7 @@ TITLES = {
     "attnresln_n": "+ norm",
     "layer": "whole layer",
 }
-SINKS = {
-    "all": ("with sinks", "itself counts"),
-    "no_self": ("with sinks", "itself masked"),
-    "no_special": ("sinks masked", "itself counts"),
-    "words": ("sinks masked", "itself masked"),
-}
+SINKS = ("all", "no_self", "no_special", "words")
 DIRECTIONS = ("dependent-head", "head-dependent")
 HALVES = ("odd", "even", "both")
 
@@ -305,7 +300,7 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
         tables={"heads": heads, "best": best, "trees": trees_table, "probe": probe},
         metrics=metrics,
         curves=curves,
-        figures=_figures(pooled, largest, trees_table, measures, layers),
+        figures=_figures(best, pooled, largest, trees_table, measures, layers),
         summary=_summary(metrics, measures),
         sentences=_sentences(metrics, measures),
         notes=[
@@ -509,13 +504,14 @@ def _by_layer(heads: pd.DataFrame, layers: Sequence[int]) -> dict[tuple[str, str
     return largest
 
 
-def _figures(pooled, largest, trees, measures, layers) -> dict[str, Picture]:
+def _figures(best, pooled, largest, trees, measures, layers) -> dict[str, Picture]:
     relations = [name for name in RELATIONS if ("attn_w", name) in largest]
+    arcs = best["count"].groupby(["measure", "relation", "candidates"]).sum()
     gain = {
-        (sinks, "vectors − weights (percentage points)", itself, relation): 100
+        (title, f"{relation} ({arcs['attn_w', relation, candidates]:,})"): 100
         * (pooled["attn_n", relation, candidates] - pooled["attn_w", relation, candidates])
-        for candidates, (sinks, itself) in SINKS.items()
-        for relation in relations
+        for candidates, title in (("no_self", "special tokens allowed"), ("words", "special tokens excluded"))
+        for relation in sorted(relations, key=lambda name: (name != "all", -arcs["attn_w", name, "words"], name))
     }
     by_relation = {
         (TITLES[measure], layer, relation): 100 * value
@@ -531,7 +527,7 @@ def _figures(pooled, largest, trees, measures, layers) -> dict[str, Picture]:
         for layer in layers
     }
     return {
-        "gain": Picture(gain, {"diverging": True}),
+        "gain": Picture(gain, {"order": list(dict.fromkeys(row for _, row in gain))}),
         "relations": Picture(by_relation, {"limits": (0, 100)}),
         "trees": Picture(lines),
     }

@@ -1,5 +1,6 @@
 """Every table, column, metric and curve that an analysis publishes is described, and nothing else is."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
@@ -9,6 +10,7 @@ import pytest
 
 from normscope.alignment.options import AlignmentOptions
 from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.attribution.sampled_pairs import PAIRS
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Findings
 from normscope.analyses.frequency.analysis import FREQUENCIES
@@ -22,6 +24,7 @@ from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.sinks.options import SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
@@ -55,7 +58,19 @@ def everything(name: str, bert: Specimen) -> Findings:
         case "feedforward":
             return bert.findings(name, FeedForwardOptions(seed=0), [1, 2], categories)
         case "attribution":
-            return bert.findings(name, AttributionOptions(seed=0, orders=1), [1, 2], categories)
+            texts = bert.findings(name, AttributionOptions(seed=0, orders=1), [1, 2], categories)
+            both = specimens.translations()
+            pairs = [
+                Example(*text, row=row, wrong=wrong)
+                for row, (text, wrong) in enumerate(zip(both.texts, specimens.WRONG, strict=True), start=1)
+            ]
+            options = AttributionOptions(seed=0, hallucinated_below=0.6, omitted_below=0.2)
+            translated = both.findings(name, options, [1, 2], ["all"], resources={PAIRS: pairs})
+            return dataclasses.replace(
+                texts,
+                tables={**texts.tables, **translated.tables},
+                metrics={**texts.metrics, **translated.metrics},
+            )
         case "norms":
             return bert.findings(name, NormsOptions(seed=0, pruning=True), [1, 2], categories)
         case "frequency":

@@ -1,11 +1,13 @@
 """Everything that the analyses publish is what an independent computation gives: names, numbers, curves and words."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.frequency.options import FrequencyOptions
@@ -17,10 +19,13 @@ from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.maths.choices import NetworkBias, Pooling, ValueBias
+from normscope.maths.choices import NetworkBias, Pooling, ReadoutTarget, ValueBias
 from tests.oracles import (
+    attribution_of_translations,
     attribution_oracle,
+    attributions,
     feedforward_oracle,
     frequency_oracle,
     mixing_oracle,
@@ -310,6 +315,69 @@ def test_attribution(choice):
     expected = attribution_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32.
     assert_published(findings, expected, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
+
+
+@pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
+@pytest.mark.spread(1)
+def test_attribution_of_losses(options):
+    methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
+    specimen, wanted = (
+        made("qwen2"),
+        AttributionOptions(seed=2, orders=2, methods=methods, target=ReadoutTarget.loss, **options),
+    )
+    findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None))
+    expected = attribution_oracle.expected(
+        specimen, [1, 3], reported(specimen, None), wanted, attributions.AttributedLoss
+    )
+    assert_published(findings, expected, tolerance=2e-5)  # Qwen2's norms compute in float32
+
+
+@pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
+@pytest.mark.spread(1)
+def test_attribution_of_answers(options):
+    methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
+    specimen = specimens.answered()
+    wanted = AttributionOptions(seed=2, orders=2, methods=methods, target=ReadoutTarget.answer, **options)
+    resource = SampledPairs(wanted.sequences, wanted.seed, "expected pairs")
+    resource.start(None)
+    resource.read([Example(*texts) for texts in specimen.texts])
+    resources = {PAIRS: resource.finish()}
+    findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None), resources=resources)
+    expected = attribution_oracle.expected(
+        specimen, [1, 3], reported(specimen, None), wanted, attributions.AttributedAnswer
+    )
+    assert_published(findings, expected, tolerance=2e-5)  # as above
+
+
+TRANSLATED = {
+    "both methods, with labels": AttributionOptions(seed=2, hallucinated_below=0.6, omitted_below=0.2),
+    "DecompX of some": AttributionOptions(seed=5, sequences=3, methods=[AttributionMethod.decompx], omitted_below=0.01),
+    "nothing is flagged": AttributionOptions(
+        seed=1, methods=[AttributionMethod.alti], hallucinated_below=0.001, omitted_below=0.001
+    ),
+    "without labels": AttributionOptions(seed=2),
+}
+
+
+@pytest.mark.parametrize("choice", TRANSLATED)
+@pytest.mark.spread(2)
+def test_attribution_of_translations(choice):
+    specimen, options = specimens.translations(), TRANSLATED[choice]
+    labels = [None] * len(specimen.texts) if choice == "without labels" else specimens.WRONG
+    examples = [
+        Example(*texts, row=row, wrong=wrong)
+        for row, (texts, wrong) in enumerate(zip(specimen.texts, labels, strict=True), start=1)
+    ]
+    resource = SampledPairs(options.sequences, options.seed, "expected pairs")
+    resource.start(None)
+    corpus = [*examples[:2], "empty", Example("a text without a translation"), *examples[2:]]
+    rows = [row for row, example in enumerate(corpus, start=1) if example in examples]
+    for part in (corpus[:3], corpus[3:]):
+        resource.read([replace(each, row=0) if isinstance(each, Example) else each for each in part])
+    resource.add(resource.state())
+    findings = specimen.findings("attribution", options, [3], ["all"], resources={PAIRS: resource.finish()})
+    numbered = [replace(example, row=row) for example, row in zip(examples, rows, strict=True)]
+    assert_published(findings, attribution_of_translations.expected(specimen, numbered, options))
 
 
 @pytest.mark.parametrize("choice", CHOICES)

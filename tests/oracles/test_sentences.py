@@ -483,6 +483,30 @@ CASES = {
             ["According to DecompX, a token's own share of its output vector is 50.0%."],
         ),
         (
+            {
+                "translation/alti/source": 0.612,
+                "translation/alti/special": 0.1,
+                "translation/alti/hallucinated": 0.25,
+                "translation/alti/omitted": 0.0,
+                "detection/alti/hallucinated/auc": 0.75,
+                "detection/alti/hallucinated/precision": 0.4,
+                "detection/alti/hallucinated/recall": 0.5,
+                "detection/decompx/omitted/auc": 0.9,
+                "detection/decompx/omitted/recall": 0.0,
+            },
+            {"below": (0.2, 0.05)},
+            [
+                "According to ALTI+, 61.2% of the words of the translations comes from the source (10.0% from its special "
+                "tokens), and the rest from the target so far.",
+                "ALTI+ flags 25.0% of the target's words as hallucinated, since less than 20.0% of them comes from the source, "
+                "and 0.0% of the source's words as omitted, since they make up less than 5.0% of every word of the target.",
+                "By ALTI+, a word labelled as hallucinated has a smaller share from the source than one that is not with a "
+                "probability of 0.750 (AUC); the flags have a precision of 40.0% and a recall of 50.0%.",
+                "By DecompX, a word labelled as omitted has a smaller largest share in a word of the target than one that is "
+                "not with a probability of 0.900 (AUC); none is flagged.",
+            ],
+        ),
+        (
             {"decompx/score/cls": 0.25, "decompx/score/sep": 0.125, "decompx/score/other": 0.625},
             ["Special tokens and the first token of causal models get 37.5% of the scores by DecompX."],
         ),

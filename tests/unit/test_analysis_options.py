@@ -122,7 +122,7 @@ def test_what_analyses_declare():
         "outliers": (True, False),
         "score": (False, False),
         "similarity": (False, False),
-        "attribution": (False, False),
+        "attribution": (True, False),
         "syntax": (False, False),
         "sinks": (False, False),
         "alignment": (True, True),
@@ -145,7 +145,7 @@ def test_what_analyses_declare():
         assert {field.name for field in dataclasses.fields(info.options)} >= {"enabled"}
         assert info.options.enabled is False
         for paper in info.papers:
-            name, year = re.fullmatch(r"([a-z]+)(\d{4})", paper.key).groups()
+            name, year = re.fullmatch(r"([a-z]+)(\d{4})b?", paper.key).groups()
             assert re.match(rf"@(inproceedings|misc){{{name}-.*{year}", paper.bibtex)
             assert f"year = {{{year}}}" in paper.bibtex
 

@@ -176,8 +176,9 @@ def test_a_column_gives_categories_beside_the_usual_ones(tmp_path, tokenizer):
     assert names[5:] == ("ADJ", "ADP", "ADV", "AUX", "DET", "NOUN", "PART", "PRON", "PUNCT", "VERB")
     batch = collate(sequences, encoder)
     first = [names[number] for number in batch.categories[0][batch.token_mask[0]].tolist()]
-    assert first == "cls DET ADJ NOUN AUX PART PART VERB DET NOUN punctuation sep".split()
-    # The exclamation mark is neither comma nor period.
+    assert first == "cls DET ADJ NOUN AUX PART PART VERB DET NOUN PUNCT sep".split(), (
+        "there is no second category of punctuation"
+    )
     assert [names[number] for number in batch.categories[1][batch.token_mask[1]].tolist()][-2:] == ["PUNCT", "sep"]
     # What is kept of a sequence to run it again keeps its categories.
     again = collate([unpacked(kinds) for kinds in batch.packed().unbind(1)], encoder)

@@ -7,7 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.findings import Findings, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.analyses.findings import (
+    Dots,
+    Findings,
+    HeatmapGrid,
+    HeatmapPanels,
+    Lines,
+    Profiles,
+    Scatter,
+    WordMaps,
+)
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.page import charts
@@ -263,3 +272,24 @@ def test_the_command_to_repeat_a_run_needs_no_folder():
     typed = "python run.py 'analysis=[mixing,norms]' output_dir=/tmp/run dataset.limit=3"
     assert repeated(typed) == "python run.py 'analysis=[mixing,norms]' dataset.limit=3"
     assert repeated("python run.py resume=outputs/run") == "python run.py reproduce=outputs/run"
+
+
+def test_rows_of_dots_keep_their_order_on_the_page():
+    table = pd.DataFrame(
+        {"method": ["b", "a"], "panel": "p", "value": [2.0, 1.0], "low": [1.5, -1.0], "high": [3.0, 2.0]}
+    )
+    figure = Dots(table, "method", "value", "panel", {"p": "P"}, "gain", "caption", {"a": "A"}, ("low", "high"))
+    spec = chart(figure)
+    assert spec["spec"]["encoding"]["y"]["sort"] == ["b", "A"]
+    assert spec["data"]["columns"] == {
+        "panel": ["P", "P"],
+        "row": ["b", "A"],
+        "value": [2.0, 1.0],
+        "low": [1.5, -1.0],
+        "high": [3.0, 2.0],
+    }
+    reference, interval, dot = spec["spec"]["layer"]
+    assert reference["encoding"]["x"] == {"datum": 0.0}
+    assert (interval["encoding"]["x"]["field"], interval["encoding"]["x2"]["field"]) == ("low", "high")
+    assert dot["encoding"]["x"]["field"] == "value"
+    assert spec["usermeta"]["rows"] == 2

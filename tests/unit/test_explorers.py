@@ -110,11 +110,58 @@ def test_cross_attention_has_two_sides(tokenizer):
     assert " → " in sentence["title"]
 
 
+METHODS = ["rollout", "alti", "decompx"]
+
+
+@pytest.mark.parametrize("level", ["token", "word"])
+def test_maps_through_all_layers_have_an_explorer(model, level):
+    maps = normscope.attribution_maps(model, TEXT, METHODS, level=level)
+    (sentence,) = maps.explorer().sentences
+    pairs = pairs_table([sentence])
+    assert list(pairs.columns)[-len(METHODS) - 1 :] == [*METHODS, "sentence"]
+    tokens = len(maps["alti"].tokens)
+    assert len(pairs) == tokens**2 * len(maps["alti"].cumulative)
+    for method in METHODS:
+        expected = maps[method].cumulative[:, :, :tokens].ravel()
+        np.testing.assert_allclose(pairs[method], expected, rtol=1e-5, atol=1e-7)  # float32
+    assert data_of(maps.explorer().page)["sentences"][0]["weights"] is None
+    assert [*data_of(maps["alti"].explorer().page)["sentences"][0]["maps"]] == ["alti"]
+    assert maps["alti"]._repr_html_() in maps._repr_html_()
+    with pytest.raises(InputError, match="explorer: expected at least one map"):
+        type(maps)().explorer()
+
+
+def test_maps_of_a_translation_have_an_explorer(tokenizer):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
+    model = normscope.wrap(AutoModel.from_config(config), tokenizer, stack="cross")
+    found = normscope.attribution_maps(model, ("The cat sat on the mat.", "A dog."))
+    (sentence,) = data_of(found.explorer().page)["sentences"]
+    assert sentence["is_cross_attention"]
+    assert sentence["keys"] == list(found["alti"].sources)
+
+
+@needs_browser
+def test_the_page_of_maps_draws_what_they_say(model, tmp_path):
+    maps = normscope.attribution_maps(model, TEXT, METHODS)
+    for method in METHODS:
+        maps[method].explorer().save(tmp_path / "map.html")
+        shown, console = opened(tmp_path / "map.html")
+        assert console == []
+        seen = re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1])
+        row = maps[method].total[1, : len(maps[method].tokens)]
+        assert seen.startswith(f"“{maps[method].tokens[1]}” receives from{maps[method].tokens[row.argmax()]}"), method
+    maps.explorer().save(tmp_path / "maps.html")
+    shown, _ = opened(tmp_path / "maps.html")
+    measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
+    assert re.findall(r'value="(\w+)"', measures) == METHODS
+
+
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
     monkeypatch.setattr(explorers, "_LARGEST", 100)
     with pytest.raises(InputError, match=r"explorer: .+ expected at most 100: .+, or leave out heads=True"):
         normscope.decompose(model, TEXT, heads=True).explorer()
-    with pytest.raises(InputError, match=r"decompose shorter or fewer texts$"):
+    with pytest.raises(InputError, match=r"take shorter or fewer texts$"):
         normscope.decompose(model, TEXT).explorer()
 
 

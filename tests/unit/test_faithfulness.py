@@ -14,9 +14,16 @@ from normscope.analyses.attribution.analysis import AttributionAnalysis
 from normscope.analyses.attribution.erasures import by_score, random_orders, trials, without
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.base import AnalysisContext
-from normscope.attribution.readouts import ClassReadout, EmbeddingReadout, NextTokenReadout, readout_of
+from normscope.attribution.readouts import (
+    ClassReadout,
+    ContinuationReadout,
+    EmbeddingReadout,
+    LossReadout,
+    NextTokenReadout,
+    readout_of,
+)
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling, ReadoutTarget
+from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.task_heads import Head
@@ -104,7 +111,7 @@ def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
 def test_a_language_model_is_tested_by_the_token_that_follows_the_whole_text():
     readout = NextTokenReadout(classifier().model)
     logits = torch.tensor([[[0.0, 1.0], [4.0, 3.0], [9.0, 9.0]], [[0.0, 1.0], [5.0, 3.0], [1.0, 2.0]]])
-    answers = readout.answers(SimpleNamespace(logits=logits), torch.tensor([[True, True, False], [True] * 3]))
+    answers = readout.answers(SimpleNamespace(logits=logits), {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})
     assert answers.tolist() == [[4.0, 3.0], [1.0, 2.0]]
     untouched = torch.tensor([[0.0, 1.0], [7.0, 1.0]])
     assert readout.scalars(answers, untouched).tolist() == [3.0, 1.0]
@@ -124,17 +131,45 @@ def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
     assert isinstance(readout_of(both, None, ReadoutTarget.next)[0], NextTokenReadout)
     assert isinstance(readout_of(both, None, ReadoutTarget.embedding)[0], EmbeddingReadout)
     assert isinstance(readout_of(both, Pooling.cls)[0], EmbeddingReadout)
-    assert readout_of(loaded(), None, ReadoutTarget.next) is None
+    assert isinstance(readout_of(both, None, ReadoutTarget.loss)[0], LossReadout)
+    assert type(readout_of(both, None, ReadoutTarget.answer, 2)[0]) is ContinuationReadout
+    for target in (ReadoutTarget.next, ReadoutTarget.answer, ReadoutTarget.loss):
+        assert readout_of(loaded(), None, target) is None
     assert readout_of(loaded(Head.NEXT_TOKEN), None, ReadoutTarget.label) is None
     options = AttributionOptions(enabled=True, pooling=Pooling.mean, target=ReadoutTarget.label)
     with pytest.raises(InputError, match=r"pooling=mean: it applies to embeddings only, got .*target=label"):
         options.validate(None)
 
 
+def test_answers_and_losses_by_hand():
+    logits = torch.tensor([[[0.0, 0.0], [0.0, np.log(3.0)], [5.0, 6.0]]])
+    inputs = {"input_ids": torch.tensor([[0, 1, 0]])}  # of probabilities 1/2 and 1/4
+    model = classifier().model
+    answer, loss = ContinuationReadout(model, 1), LossReadout(model)
+    one, both = (each.answers(SimpleNamespace(logits=logits), inputs) for each in (answer, loss))
+    assert one.exp().tolist() == [pytest.approx([1 / 4])]
+    assert both.exp().tolist() == [pytest.approx([1 / 2, 1 / 4])]
+    assert answer.values(both, both).tolist() == pytest.approx([np.sqrt(1 / 8)])
+    assert loss.values(both, both).tolist() == pytest.approx([np.log(8) / 2])
+    assert (float(answer.scalars(both, both)), float(loss.scalars(both, both))) == pytest.approx(
+        (-np.log(8), np.log(8))
+    )
+    assert loss.remaining(both, {1}).exp().tolist() == [pytest.approx([1 / 4])]
+    assert answer.remaining(one, {0}) is one
+
+
+def test_losses_are_those_of_tokens_that_remain():
+    options = AttributionOptions(enabled=True, target=ReadoutTarget.loss, erasure=Erasure.mask)
+    with pytest.raises(
+        InputError, match=r"erasure=mask: target=loss measures the loss of the tokens that remain; leave"
+    ):
+        options.validate(None)
+
+
 def test_an_embedding_is_tested_by_its_cosine():
     readout = EmbeddingReadout(classifier().model, Pooling.mean)
     hidden = torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])
-    answers = readout.answers(SimpleNamespace(last_hidden_state=hidden), torch.tensor([[True, True, False]]))
+    answers = readout.answers(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": torch.tensor([[1, 1, 0]])})
     assert answers.tolist() == [[2.0, 2.0]]
     untouched = torch.tensor([[0.0, 5.0]])
     assert readout.scalars(answers, untouched).tolist() == [2.0]
@@ -155,13 +190,7 @@ def test_an_embedding_is_tested_by_its_cosine():
             "marian",
             "decoder",
             {},
-            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder",
-        ),
-        (
-            "marian",
-            "cross",
-            {},
-            "stack=cross of marian alternates self-attention and cross-attention; set stack=encoder",
+            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder, or stack=cross",
         ),
     ],
 )
@@ -171,6 +200,24 @@ def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, op
         AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
     assert str(error.value).startswith("analysis=attribution: ")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": [AttributionMethod.alti, AttributionMethod.rollout]}, "methods: rollout is not defined for trans"),
+        ({"target": ReadoutTarget.next}, "target=next: not defined for translations"),
+        ({"pooling": Pooling.mean}, "pooling=mean: not defined for translations"),
+        ({"erasure": Erasure.remove}, "erasure=remove: not defined for translations"),
+        ({"bias": ValueBias.decompx}, "bias=decompx: not defined for translations"),
+    ],
+)
+def test_what_translations_do_not_have_is_refused(options, message):
+    info = ModelInfo("tiny", 3, 4, 12, is_cross_attention=True, layout=layout_of("marian", "cross"))
+    with pytest.raises(InputError, match=re.escape(f"analysis.attribution.{message}")) as error:
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
+    assert "model.stack=encoder" in str(error.value)
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), info).resources
 
 
 @pytest.mark.parametrize(("family", "maps"), [("bert", 6), ("gpt2", 5), ("deberta-v2", 6), ("marian", 6)])

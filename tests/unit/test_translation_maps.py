@@ -99,7 +99,7 @@ def map_of(alpha, block, passed, *, post, is_cross, corrected=False):
             bias = (projection.bias - projection.bias.mean()) * norm.weight / deviation
             y = vectors.sum(dim=0) + bias + norm.bias
         closer = (y.abs().sum() - (y - vectors).abs().sum(dim=-1)).clamp(min=0)
-        maps[sequence, query] = closer / closer.sum()
+        maps[sequence, query] = closer / (closer.sum() or 1)
     return maps
 
 

@@ -55,6 +55,8 @@ class Requirements:
     """Whether it uses the checkpoint's head that classifies whole texts, if there is one."""
     language_head: bool = False
     """Whether it uses the checkpoint's language-modelling head (masked tokens, or next tokens), if there is one."""
+    translator: bool = False
+    """Whether it uses the checkpoint's head that predicts translations, if there is one."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     pairs: bool = False

@@ -125,6 +125,27 @@ class Scatter:
 
 
 @dataclasses.dataclass(frozen=True)
+class Dots:
+    """One number for each row, with its interval, in one panel or several: a ranking, or gains beside zero."""
+
+    table: pd.DataFrame
+    """In the order in which rows are drawn, from top to bottom."""
+    row: str
+    """Column with the names of the rows."""
+    value: str
+    panel: str
+    panel_titles: Mapping[str, str]
+    value_label: str
+    caption: str
+    row_titles: Mapping[Any, str] = dataclasses.field(default_factory=dict)
+    """Titles of the rows, where they differ from the names."""
+    interval: tuple[str, str] | None = None
+    """Columns with the ends of the intervals; NaN where there is none."""
+    reference: float | None = 0.0
+    """Where a line marks what values are compared with; None without one."""
+
+
+@dataclasses.dataclass(frozen=True)
 class WordMaps:
     """Word-by-word matrices side by side, each with its own colour scale; some cells are framed."""
 
@@ -177,15 +198,43 @@ class Sentence(str):
 
     figure: str
     table: str
+    measure: str
+    """The measure of token maps that it is about; empty if there is none."""
+    surprising: bool
+    """Whether it contradicts what weights, or the usual picture, suggest."""
 
-    def __new__(cls, text: str, *, figure: str = "", table: str = "") -> "Sentence":
+    def __new__(
+        cls, text: str, *, figure: str = "", table: str = "", measure: str = "", surprising: bool = False
+    ) -> "Sentence":
         """The text, with the names of what shows it."""
         sentence = super().__new__(cls, text)
-        sentence.figure, sentence.table = figure, table
+        sentence.figure, sentence.table, sentence.measure, sentence.surprising = figure, table, measure, surprising
         return sentence
 
 
-Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps
+MOST_ON_TOP = 5
+"""How many findings a reader sees first."""
+
+
+def ranked(sentences: Mapping[str, Sequence[str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The findings of several analyses, in the order in which a reader wants them.
+
+    First come the answers to what the analyses ask, the first finding of each; then what surprises; then the rest.
+
+    Args:
+        sentences: The findings of each analysis, by its name.
+
+    Returns:
+        Pairs of an analysis and a finding: those on top, at most `MOST_ON_TOP`, and all others in their own order.
+    """
+    every = [(name, sentence) for name, found in sentences.items() for sentence in found]
+    answers = [(name, found[0]) for name, found in sentences.items() if found]
+    surprises = [pair for pair in every if getattr(pair[1], "surprising", False)]
+    top = list(dict.fromkeys([*answers, *surprises, *every]))[:MOST_ON_TOP]
+    return top, [pair for pair in every if pair not in top]
+
+
+Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | Dots | WordMaps
 """What reports show."""
 
 Drawing = Figure | ColouredText

@@ -182,6 +182,21 @@ FERRANDO_2022 = Paper(
 }""",
 )
 
+FERRANDO_2022_PLUS = Paper(
+    "ferrando2022b",
+    """@inproceedings{ferrando-etal-2022-towards,
+  title = {Towards Opening the Black Box of Neural Machine Translation: Source and Target Interpretations of the Transformer},
+  author = {Ferrando, Javier and Gállego, Gerard I. and Alastruey, Belen and Escolano, Carlos and Costa-jussà, Marta R.},
+  booktitle = {Proceedings of the 2022 Conference on Empirical Methods in Natural Language Processing},
+  publisher = {Association for Computational Linguistics},
+  year = {2022},
+  month = dec,
+  pages = {8756--8769},
+  doi = {10.18653/v1/2022.emnlp-main.599},
+  url = {https://aclanthology.org/2022.emnlp-main.599}
+}""",
+)
+
 MOHEBBI_2023 = Paper(
     "mohebbi2023",
     """@inproceedings{mohebbi-etal-2023-quantifying,

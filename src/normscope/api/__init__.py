@@ -1,7 +1,7 @@
 """The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
 from normscope.api.analysing import run
-from normscope.api.attributed_maps import AttributionMap, attribution_maps
+from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions
 from normscope.api.changing import ablate, steer
@@ -21,6 +21,7 @@ __all__ = [
     "Answer",
     "Attribution",
     "AttributionMap",
+    "AttributionMaps",
     "Attributions",
     "Callback",
     "Decomposition",

@@ -17,7 +17,7 @@ from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, table_of_effects
 from normscope.api.spans import sums_of_spans
 from normscope.api.targets import Answer, next_token_head
-from normscope.attribution.effects import Effects, effects_of
+from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
@@ -59,13 +59,14 @@ def attributed_answer(
     _ = model.layers_verification
     found = [_attribute(model, prompt, target, bias, level, direct)]
     if against is not None:
-        found.append(_attribute(model, prompt, dataclasses.replace(target, answer=against, matrix=False), bias, level))
+        other = dataclasses.replace(target, answer=against, matrix=False)
+        found.append(_attribute(model, prompt, other, bias, level, direct))
     length = prompt.input_ids.shape[1]
     names, numbers = [texts_of(model, each.batch) for each in found], [numbers_of(each.batch) for each in found]
     asked_units = len({*numbers[0][:length].tolist()})
     signed = [sign * each.parts.scores[0].cpu().numpy() for sign, each in zip((1, -1), found, strict=False)]
     of_units = [np.bincount(units, scores) for units, scores in zip(numbers, signed, strict=True)]
-    by_token, effects = found[0].by_token, found[0].effects
+    by_token = found[0].by_token
     matrix = None
     if by_token is not None:
         rows = model.tokenizer.convert_ids_to_tokens(list(found[0].answer))
@@ -89,8 +90,33 @@ def attributed_answer(
         sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
         matrix=matrix,
         spans=None if owners is None else sums_of_spans(in_prompt, owners),
-        effects=None if effects is None else table_of_effects(effects, names[0], numbers[0]),
+        effects=None if direct is None else _effects(found, names, numbers, asked_units),
     )
+
+
+def _effects(
+    found: "Sequence[_Found]", names: Sequence[Sequence[str]], numbers: Sequence[np.ndarray], prompt: int
+) -> pd.DataFrame:
+    """The effects on an answer, less those on the one that it is compared with, whose own tokens come after all others.
+
+    Args:
+        names: The tokens of each, or its words.
+        numbers: Which of these each token belongs to.
+        prompt: Number of tokens or words of the prompt, which both share.
+    """
+    tables = []
+    for at, each in enumerate(found):
+        assert each.effects is not None
+        table = table_of_effects(each.effects, names[at], numbers[at])
+        if at:
+            of_answer = (table["position"] >= prompt).fillna(False)
+            table["position"] = table["position"].mask(of_answer, table["position"] + len(names[0]) - prompt)
+            table["value"] = -table["value"]
+        tables.append(table)
+    if len(tables) == 1:
+        return tables[0]
+    keys = [column for column in tables[0] if column != "value"]
+    return pd.concat(tables).groupby(keys, sort=False, dropna=False)["value"].sum().reset_index()
 
 
 def _difference(found: "Sequence[_Found]", part: str) -> float:
@@ -143,14 +169,15 @@ def _attribute(
         torch.enable_grad(),
     ):
         values = _values(passed, len(asked) - 1, answer, measure)
-        effects = None if direct is None else effects_of(passed, values.sum(), direct=direct)
-        if not target.matrix:
-            return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], bias), None, effects)
-        each = attribute_scalars(passed, values, bias)
-    parts = ScalarAttribution(
-        *(getattr(each, field.name).sum(dim=0, keepdim=True) for field in dataclasses.fields(ScalarAttribution))
-    )
-    return _Found(batch, answer, parts, each.scores, effects)
+        by_token = attribute_scalars(passed, values, bias) if target.matrix else None
+        if direct is not None:
+            parts, (effects,) = attribute_with_effects(passed, values.sum()[None], bias, direct=direct)
+            return _Found(batch, answer, parts, None if by_token is None else by_token.scores, effects)
+        if by_token is None:
+            return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], bias), None, None)
+    fields = dataclasses.fields(ScalarAttribution)
+    parts = ScalarAttribution(*(getattr(by_token, field.name).sum(dim=0, keepdim=True) for field in fields))
+    return _Found(batch, answer, parts, by_token.scores, None)
 
 
 def _values(

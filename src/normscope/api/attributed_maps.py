@@ -12,6 +12,7 @@ from transformers import BatchEncoding
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
+from normscope.api.explorers import Explorer
 from normscope.api.picture import Picture
 from normscope.api.saved import save_result
 from normscope.attribution.methods import (
@@ -29,6 +30,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
+from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
@@ -109,6 +111,14 @@ class AttributionMap:
             )
         )
 
+    def explorer(self) -> Explorer:
+        """The map from the input up to each layer, interactively, as in a report; without the bias.
+
+        Raises:
+            InputError: If there are too many values for one page.
+        """
+        return AttributionMaps({self.method: self}).explorer()
+
     @checked
     def save(self, path: str | Path) -> None:
         """Write everything to a file, which `load_attribution` reads back exactly.
@@ -129,6 +139,38 @@ class AttributionMap:
         return f"{self.method}\n{table.to_string(float_format='{:.3f}'.format)}"
 
 
+class AttributionMaps(dict[str, AttributionMap]):
+    """The maps of one text, by method."""
+
+    def explorer(self) -> Explorer:
+        """The maps of all methods from the input up to each layer, interactively, as in a report; without the bias.
+
+        Raises:
+            InputError: If there are none, or too many values for one page.
+        """
+        if not self:
+            raise InputError("explorer: expected at least one map")
+        one = next(iter(self.values()))
+        keys = (*(one.source_tokens or ()), *one.tokens)
+        maps = {method: each.cumulative[:, :, : len(keys)].astype(np.float32) for method, each in self.items()}
+        sentence = TokenMaps(
+            title=" ".join(one.tokens),
+            queries=one.tokens,
+            keys=keys,
+            is_cross_attention=one.source_tokens is not None,
+            layers=tuple(range(1, len(one.cumulative) + 1)),
+            single_heads=False,
+            weights=None,
+            norms=None,
+            maps=maps,
+            unit=str(one.level),
+        )
+        return Explorer(one.figure(), [sentence])
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self.values())
+
+
 @checked
 @in_turn
 def attribution_maps(
@@ -139,7 +181,7 @@ def attribution_maps(
     bias: str = "token",
     stage: str = "block",
     level: str = "token",
-) -> dict[str, AttributionMap]:
+) -> AttributionMaps:
     """Map how much of each output vector of a model comes from each token of a text, through all layers.
 
     Args:
@@ -156,7 +198,7 @@ def attribution_maps(
             output, and `decompx` merges the vectors before it measures them.
 
     Returns:
-        A map for each method, in the order of `methods`.
+        A map for each method, in the order of `methods`; together they have an `.explorer()`.
 
     Raises:
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
@@ -175,7 +217,9 @@ def attribution_maps(
     inputs, groups = batch.model_inputs(), batch.groups
     maps = model_maps(model.model, model.layout, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
     tokens = texts_of(model, batch)
-    return {str(method): _attribution_map(method, tokens, found, of_level) for method, found in maps.items()}
+    return AttributionMaps(
+        {str(method): _attribution_map(method, tokens, found, of_level) for method, found in maps.items()}
+    )
 
 
 def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMethod]:
@@ -187,7 +231,7 @@ def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMe
     return [chosen("methods", name, MapMethod) for name in names]
 
 
-def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) -> dict[str, AttributionMap]:
+def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) -> AttributionMaps:
     for method in methods:
         check_defined_for_translations(method)
     batch = single_text(model, text, "attribution_maps")
@@ -195,7 +239,9 @@ def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) 
     source, tokens = texts_of(model, batch.source), texts_of(model, batch)
     _ = model.stacks_verification
     maps = translation_maps(model.model, batch.model_inputs())
-    return {str(method): _attribution_map(method, tokens, maps, Level.token, source) for method in methods}
+    return AttributionMaps(
+        {str(method): _attribution_map(method, tokens, maps, Level.token, source) for method in methods}
+    )
 
 
 def _attribution_map(

@@ -15,7 +15,7 @@ from normscope.api.attribution import Attribution, Attributions, table_of_effect
 from normscope.api.calls import checked, in_turn
 from normscope.api.spans import owners_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, NextToken, Target, prepared, token_number
-from normscope.attribution.effects import effects_of
+from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_supported
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_translation
@@ -162,8 +162,6 @@ def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attributio
     owners = owners_of_tokens(model, text, batch, asked.spans)
     if isinstance(targets[0], Answer):
         direct = None if asked.columns is None else asked.direct
-        if asked.against is not None and direct is not None:
-            raise InputError("by: expected a single answer; leave out against, or compare two results")
         answer = targets[0], asked.against
         found = [attributed_answer(model, batch, answer, owners, asked.bias, asked.level, direct)]
     else:
@@ -187,10 +185,11 @@ def _of_scalars(
         torch.enable_grad(),
     ):
         values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)
-        parts = attribute_scalars(passed, torch.cat(values), asked.bias)
-        effects = [
-            None if asked.columns is None else effects_of(passed, value[0], direct=asked.direct) for value in values
-        ]
+        effects: Sequence[Effects | None] = [None] * len(values)
+        if asked.columns is None:
+            parts = attribute_scalars(passed, torch.cat(values), asked.bias)
+        else:
+            parts, effects = attribute_with_effects(passed, torch.cat(values), asked.bias, direct=asked.direct)
     scores, tokens, numbers = parts.scores.cpu().numpy(), texts_of(model, batch), numbers_of(batch)
     return [
         Attribution(

@@ -50,8 +50,8 @@ class Decomposition:
     """The tokens that contribute: those of `tokens`, or in cross-attention those of the source."""
     weights: Float[Tensor, "layer query key"]
     """α, averaged over heads."""
-    vectors: Float[Tensor, "layer query key"]
-    """‖F_ij‖ = ‖Σ_h αf(x_j)‖."""
+    vectors: Float[Tensor, "layer query key"] | None
+    """‖F_ij‖ = ‖Σ_h αf(x_j)‖. This map and the next three are None if `measures` leaves them out."""
     residual: Float[Tensor, "layer query key"] | None
     """‖R_ij‖: with the residual connection; None if a norm comes before it (OLMo 2)."""
     normalised: Float[Tensor, "layer query key"] | None
@@ -318,6 +318,7 @@ def decompose(
     level: str = "token",
     layers: Iterable[int] | None = None,
     queries: Iterable[int] | None = None,
+    measures: Iterable[str] | None = None,
 ) -> Decomposition: ...
 
 
@@ -331,6 +332,7 @@ def decompose(
     level: str = "token",
     layers: Iterable[int] | None = None,
     queries: Iterable[int] | None = None,
+    measures: Iterable[str] | None = None,
 ) -> Decompositions: ...
 
 
@@ -345,6 +347,7 @@ def decompose(
     level: str = "token",
     layers: Iterable[int] | None = None,
     queries: Iterable[int] | None = None,
+    measures: Iterable[str] | None = None,
 ) -> Decomposition | Decompositions:
     """Decompose a text: how much does each token receive from every other, layer by layer?
 
@@ -364,6 +367,8 @@ def decompose(
         layers: Which layers, from 1; all by default. Those that are left out cost no more than the pass itself.
         queries: The receiving tokens, by their places in the text from 0 (−1 is the last one); all by default. For a long text,
             maps of a few tokens take a small part of the time and memory.
+        measures: Which maps of pairs to make beside the weights (`attn_w`): some of `attn_n`, `attnres_n`, `attnresln_n` and
+            `share`, as far as the family has them; all by default.
 
     Returns:
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
@@ -382,28 +387,52 @@ def decompose(
         model.layout.check_attends("layers", layer)
     if queries is not None and (feed_forward or of_level is Level.word):
         raise InputError("queries: expected maps of attention blocks between tokens; leave out feed_forward and level")
-    rows = None if queries is None else list(queries)
+    rows, asked = None if queries is None else list(queries), _measures(model, measures)
     observer = Observer(model.model, model.layout, wanted, feed_forward=feed_forward)
     decompositions = [
-        _decomposition(model, observer, batch.part(number, number + 1), rows, heads, feed_forward)
+        _decomposition(model, observer, batch.part(number, number + 1), rows, asked, heads, feed_forward)
         for number in range(batch.sequences)
     ]
     single = is_single(text) and len(decompositions) == 1
     return decompositions[0] if single else Decompositions(decompositions)
 
 
+_SHARE = "share"
+
+
+def _measures(model: LoadedModel, measures: Iterable[str] | None) -> tuple[str, ...] | None:
+    """The wanted maps of pairs; None for all."""
+    if measures is None:
+        return None
+    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    of_vectors = [str(method) for method in model.layout.methods if method in OF_STAGE.values()]
+    defined = ["attn_w", *(of_vectors[:1] if model.layout.is_cross_attention else of_vectors), _SHARE]
+    for name in names:
+        if name not in defined:
+            raise InputError(f"measures={str(name)[:80]!r}: expected some of {', '.join(defined)}")
+    return names
+
+
 def _decomposition(
-    model: LoadedModel, observer: Observer, batch: Batch, rows: list[int] | None, heads: bool, feed_forward: bool
+    model: LoadedModel,
+    observer: Observer,
+    batch: Batch,
+    rows: list[int] | None,
+    measures: tuple[str, ...] | None,
+    heads: bool,
+    feed_forward: bool,
 ) -> Decomposition:
     """The decomposition of a batch of one.
 
     Args:
         rows: The places of the receiving tokens; None for all.
+        measures: The wanted maps of pairs; None for all.
     """
     batch = batch.to(model.device)
     length = batch.input_ids.shape[1]
     places = whole_numbers("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
-    maps = _maps(model, observer, batch, None if places is None else torch.tensor(places), heads, feed_forward)
+    at = None if places is None else torch.tensor(places)
+    maps = _maps(model, observer, batch, at, measures, heads, feed_forward)
     labels = labels_of(model, batch)
 
     def of_rows(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -413,7 +442,7 @@ def _decomposition(
         tokens=of_rows(labels.queries),
         key_tokens=labels.keys,
         weights=maps["attn_w"],
-        vectors=maps["attn_n"],
+        vectors=maps.get("attn_n"),
         residual=maps.get("attnres_n"),
         normalised=maps.get("attnresln_n"),
         ratios=maps["ratios"].transpose(0, 1),
@@ -426,7 +455,7 @@ def _decomposition(
         key_words=labels.key_words,
         feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
         level=Level.token if batch.groups is None else Level.word,
-        shares=maps["shares"],
+        shares=maps.get("shares"),
         parts=maps["parts"].permute(2, 1, 0, 3),
         layers=tuple(observer.parameters) if len(observer.parameters) < model.layers else (),
         positions=tuple(places or ()),
@@ -438,6 +467,7 @@ def _maps(
     observer: Observer,
     batch: Batch,
     queries: Int[Tensor, " query"] | None,
+    measures: tuple[str, ...] | None,
     heads: bool,
     feed_forward: bool,
 ) -> dict[str, Tensor]:
@@ -452,10 +482,13 @@ def _maps(
         shares = block.shares if words is None else words.shares()
         ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()[:, at]
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
-        of_block = block.pair_maps(queries) if words is None else words.maps()
-        maps = {str(method): maps[0] for method, maps in of_block.items()} | {"ratios": ratios}
+        norms = None if measures is None else [method for method in methods if method in measures]
+        of_block = block.pair_maps(queries, norms) if words is None else words.maps()
+        kept = {"attn_w", *(map(str, of_block) if measures is None else measures)}
+        maps = {str(method): maps[0] for method, maps in of_block.items() if str(method) in kept} | {"ratios": ratios}
         maps["parts"] = parts.cpu().double()[..., at]
-        maps["shares"] = (block.pair_shares(queries=queries) if words is None else words.pair_shares())[0]
+        if measures is None or _SHARE in measures:
+            maps["shares"] = (block.pair_shares(queries=queries) if words is None else words.pair_shares())[0]
         if heads and words is None:
             weights = block.weights if queries is None else block.alpha.rows(queries.to(model.device))
             maps["head_w"] = weights[0].cpu().double()

@@ -78,14 +78,15 @@ class Explorer(Framed):
 
     def __post_init__(self) -> None:
         values = sum(
-            sentence.weights.size + sum(values.size for values in sentence.maps.values()) for sentence in self.sentences
+            sum(values.size for values in (sentence.weights, *sentence.maps.values()) if values is not None)
+            for sentence in self.sentences
         )
         if values > _LARGEST:
             tokens = sum(len(sentence.queries) for sentence in self.sentences)
             heads = ", or leave out heads=True" if any(sentence.single_heads for sentence in self.sentences) else ""
             raise InputError(
                 f"explorer: {values:,} values of {tokens:,} tokens; expected at most {_LARGEST:,}: "
-                f"decompose shorter or fewer texts{heads}"
+                f"take shorter or fewer texts{heads}"
             )
 
     @cached_property

@@ -53,7 +53,7 @@ def baseline_scores(
         given = {name: tensor.clone() for name, tensor in inputs.items()}
         embeddings = module(given["input_ids"]).detach().requires_grad_()
         with torch.no_grad():
-            untouched = readout.answers(readout.model(**given), given["attention_mask"].bool())
+            untouched = readout.answers(readout.model(**given), given)
 
         def scalars(vectors: Tensor, answers: Tensor, *tensors: Tensor) -> Tensor:
             replaced = module.register_forward_hook(lambda _module, _args, _output: vectors)
@@ -62,7 +62,7 @@ def baseline_scores(
                 output = readout.model(**arguments)
             finally:
                 replaced.remove()
-            return readout.scalars(readout.answers(output, arguments["attention_mask"].bool()), answers)
+            return readout.scalars(readout.answers(output, arguments), answers)
 
         arguments: dict[str, Any] = {"additional_forward_args": (untouched, *given.values())}
         if method is Baseline.GRADIENT_X_INPUT:

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.scalars import last_gradients
+from normscope.attribution.scalars import LastGradients, Note, ScalarAttribution, attribute_scalars
+from normscope.maths.choices import ValueBias
 from normscope.maths.frozen import LayerGradients
 from normscope.maths.tensors import wide
 from normscope.models.feed_forward import FeedForwardBlock
@@ -38,29 +39,58 @@ class Effects:
     direct: bool
 
 
-def effects_of(passed: FrozenPass, target: Float[Tensor, ""], *, direct: bool) -> Effects:
-    """The effects of all parts on a scalar.
+def attribute_with_effects(
+    passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias = ValueBias.token, *, direct: bool
+) -> tuple[ScalarAttribution, list[Effects]]:
+    """The parts of scalars by token, and the effects of all parts of the model on each of them.
+
+    Total effects are noted while the gradients go back through the layers; direct ones take a way of their own.
 
     Args:
         passed: A pass of one text.
-        target: A scalar that autograd has recorded from `passed.hidden`.
+        targets: Scalars that autograd has recorded from `passed.hidden`.
+        bias: Where the value biases of the first layer go.
         direct: Which effects; see the module.
     """
-    heads: list[Tensor] = []
-    networks: list[Tensor] = []
-    rest: list[Tensor] = []
-    bias: list[Tensor] = []
+    noted: list[_Noted] = []
 
-    gradient, (after,) = last_gradients(passed, target[None])
+    def note(last: LastGradients) -> Note | None:
+        noted.append(_Noted(last.after))
+        if direct:
+            passed.transposed(last.hidden, noted[-1], direct=True)
+            return None
+        return noted[-1]
 
-    def note(block: FeedForwardBlock, parts: LayerGradients) -> None:
-        heads.append(wide((parts.values * block.attention.value).sum(dim=-1))[0])
-        networks.append(wide((parts.network * block.output).sum(dim=-1))[0])
-        rest.append(wide((parts.bypass * block.attention.inputs).sum(dim=-1))[0])
-        bias.append(wide(parts.bias)[0] + after)
+    found = attribute_scalars(passed, targets, bias, note)
+    return found, [effects for each in noted for effects in each.effects(direct=direct)]
 
-    passed.transposed(gradient, note, direct=direct)
-    if direct:  # those of the first layer's inputs, and all constants
-        rest, bias = rest[-1:], bias[-1:]
-    of_heads, of_networks, before, constants = (torch.stack(parts[::-1]) for parts in (heads, networks, rest, bias))
-    return Effects(of_heads, of_networks, before, constants, direct)
+
+class _Noted:
+    """What the layers say of scalars that go back together, from the last layer to the first.
+
+    Args:
+        after: What constants behind the last hidden vectors add to each scalar.
+    """
+
+    def __init__(self, after: Float[Tensor, " scalar"]) -> None:
+        self._after = after
+        self._heads: list[Tensor] = []
+        self._networks: list[Tensor] = []
+        self._rest: list[Tensor] = []
+        self._bias: list[Tensor] = []
+
+    def __call__(self, block: FeedForwardBlock, parts: LayerGradients) -> None:
+        self._heads.append(wide((parts.values * block.attention.value).sum(dim=-1)))
+        self._networks.append(wide((parts.network * block.output).sum(dim=-1)))
+        self._rest.append(wide((parts.bypass * block.attention.inputs).sum(dim=-1)))
+        self._bias.append(wide(parts.bias) + self._after)
+
+    def effects(self, *, direct: bool) -> list[Effects]:
+        """Those on each scalar."""
+        # Of direct effects: those of the first layer's inputs, and all constants.
+        rest, bias = (self._rest[-1:], self._bias[-1:]) if direct else (self._rest, self._bias)
+        parts = [torch.stack(part[::-1], dim=1) for part in (self._heads, self._networks, rest, bias)]
+        of_scalars = zip(*parts, strict=True)
+        return [
+            Effects(heads, networks, before, constants, direct) for heads, networks, before, constants in of_scalars
+        ]

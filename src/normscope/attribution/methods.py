@@ -68,8 +68,7 @@ def check_supported(layout: BlockLayout) -> None:
     if layout.stack in ("decoder", "cross"):
         raise InputError(
             f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
-            "alternates self-attention and cross-attention; set stack=encoder, or call normscope.attribution_maps for a "
-            "single translation"
+            "alternates self-attention and cross-attention; set stack=encoder, or stack=cross for translations"
         )
     if layout.without:
         raise InputError(

@@ -1,14 +1,15 @@
-"""What a model computes from a whole text: the probability of a class or of the next token, or an embedding.
+"""What a model computes from a whole text: the probability of a class, of the next token or of an answer, a loss, an embedding.
 
 A readout does two things for a text: it is the scalar that scores attribute to tokens, and it measures how far the model's
 answer moves when tokens are erased.
 """
 
 import abc
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
@@ -28,7 +29,7 @@ class Readout(abc.ABC):
     """
 
     quantity: str
-    """What `values` are: `probability` or `cosine`."""
+    """What falls when tokens are erased: `probability`, `answer`, `loss` or `cosine`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -44,12 +45,12 @@ class Readout(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+    def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """What the model answers for each text of a batch: logits, or embeddings. Autograd may record it.
 
         Args:
             output: What the model has returned.
-            token_mask: True at tokens.
+            inputs: What the model was given.
         """
 
     @abc.abstractmethod
@@ -65,12 +66,16 @@ class Readout(abc.ABC):
 
     @abc.abstractmethod
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
-        """How much each answer still says what the untouched one said, in float64; at most 1.
+        """What falls, in float64: how much each answer still says what the untouched one said, or a loss.
 
         Args:
             answers: Answers for texts with tokens erased.
             untouched: The answers for the whole texts.
         """
+
+    def remaining(self, untouched: Float[Tensor, "1 _"], _erased: Collection[int]) -> Float[Tensor, "1 _"]:
+        """The part of the untouched answer that can be compared with the answer for the text without some tokens."""
+        return untouched
 
 
 class ClassReadout(Readout):
@@ -88,7 +93,7 @@ class ClassReadout(Readout):
         """Whether the classifier can tell where a padded text ends; causal ones look for their padding token."""
         return self.model.config.pad_token_id is not None
 
-    def answers(self, output: Any, _token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+    def answers(self, output: Any, _inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The logits."""
         return output.logits
 
@@ -117,10 +122,10 @@ class NextTokenReadout(Readout):
         """The language model."""
         return self.model
 
-    def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+    def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The logits after the last token."""
         logits: Tensor = output.logits
-        return logits[torch.arange(len(logits), device=logits.device), token_mask.sum(dim=1) - 1]
+        return logits[torch.arange(len(logits), device=logits.device), inputs["attention_mask"].sum(dim=1) - 1]
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
@@ -133,6 +138,83 @@ class NextTokenReadout(Readout):
         return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
+class ContinuationReadout(Readout):
+    """The tokens that a text ends with, as a causal language model predicts them: the sum of their log-probabilities.
+
+    The gradient of log p_t at the logits is that of ℓ_t − Σ_v p_v ℓ_v with p held fixed, so scores and biases add up to the sum
+    of these.
+
+    Args:
+        count: Number of tokens that are predicted.
+    """
+
+    quantity = "answer"
+
+    def __init__(self, model: PreTrainedModel, count: int) -> None:
+        super().__init__(model)
+        self._count = count
+
+    @property
+    def head(self) -> PreTrainedModel:
+        """The language model."""
+        return self.model
+
+    @property
+    def takes_padding(self) -> bool:
+        """Texts come one by one: where they end is counted from the end."""
+        return False
+
+    def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
+        """The log-probability of each token."""
+        count, ids = self._predicted(inputs), inputs["input_ids"]
+        logits = full_precision(output.logits)[:, -count - 1 : -1]
+        return logits.log_softmax(dim=-1).gather(-1, ids[:, -count:, None].to(logits.device))[..., 0]
+
+    def scalars(
+        self, answers: Float[Tensor, "batch _"], _untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """Their sum."""
+        return answers.sum(dim=1)
+
+    def values(
+        self, answers: Float[Tensor, "batch _"], _untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """The geometric mean of their probabilities."""
+        return wide(answers).mean(dim=1).exp()
+
+    def _predicted(self, _inputs: Mapping[str, Tensor]) -> int:
+        return self._count
+
+
+class LossReadout(ContinuationReadout):
+    """The loss of a causal language model on the text's own tokens but the first: −Σ log p."""
+
+    quantity = "loss"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model, 0)
+
+    def scalars(
+        self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """Minus the sum of the log-probabilities: tokens with positive scores raise the loss."""
+        return -super().scalars(answers, untouched)
+
+    def values(
+        self, answers: Float[Tensor, "batch _"], _untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """The mean loss of a token, in nats."""
+        return -wide(answers).mean(dim=1)
+
+    def remaining(self, untouched: Float[Tensor, "1 _"], erased: Collection[int]) -> Float[Tensor, "1 _"]:
+        """The log-probabilities of the tokens that are not erased; the first token never is."""
+        kept = [place for place in range(untouched.shape[1]) if place + 1 not in erased]
+        return untouched[:, kept]
+
+    def _predicted(self, inputs: Mapping[str, Tensor]) -> int:
+        return inputs["input_ids"].shape[1] - 1
+
+
 class EmbeddingReadout(Readout):
     """The embedding of a text: its length along the untouched embedding, and its cosine with it."""
 
@@ -142,10 +224,10 @@ class EmbeddingReadout(Readout):
         super().__init__(model)
         self.pooling = pooling
 
-    def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+    def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The embeddings."""
-        hidden = full_precision(output.last_hidden_state)
-        return torch.einsum("bt,btm->bm", pooling_weights(self.pooling, token_mask.to(hidden.dtype)), hidden)
+        hidden, mask = full_precision(output.last_hidden_state), inputs["attention_mask"]
+        return torch.einsum("bt,btm->bm", pooling_weights(self.pooling, mask.to(hidden.dtype)), hidden)
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
@@ -159,7 +241,7 @@ class EmbeddingReadout(Readout):
 
 
 def readout_of(
-    model: LoadedModel, pooling: Pooling | None, target: ReadoutTarget | None = None
+    model: LoadedModel, pooling: Pooling | None, target: ReadoutTarget | None = None, answer: int = 1
 ) -> tuple[Readout, bool] | None:
     """What a model's checkpoint computes; None if it has no weights of the target.
 
@@ -168,6 +250,7 @@ def readout_of(
             sentence-transformers files, or to a guess: the last token's vector of a causal model, the mean of others.
         target: What to read out. By default, the class if the model has a classifier; otherwise the next token if it is a
             causal language model; otherwise the embedding.
+        answer: Number of tokens of an answer.
 
     Returns:
         The readout, and whether the pooling is a guess.
@@ -176,8 +259,14 @@ def readout_of(
         return EmbeddingReadout(model.model, pooling), False
     if target in (None, ReadoutTarget.label) and model.classifier is not None:
         return ClassReadout(model.classifier), False
-    if target in (None, ReadoutTarget.next) and model.next_token_head is not None:
-        return NextTokenReadout(model.next_token_head), False
+    if target is not ReadoutTarget.embedding and model.next_token_head is not None:
+        match target:
+            case None | ReadoutTarget.next:
+                return NextTokenReadout(model.next_token_head), False
+            case ReadoutTarget.answer:
+                return ContinuationReadout(model.next_token_head, answer), False
+            case ReadoutTarget.loss:
+                return LossReadout(model.next_token_head), False
     if target not in (None, ReadoutTarget.embedding):
         return None
     try:

@@ -8,6 +8,7 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873), for the vectors.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.choices import ValueBias
+from normscope.maths.frozen import LayerGradients
 from normscope.maths.tensors import wide
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_pass import FrozenPass
 
 _TOKENS_AT_ONCE = 8192
@@ -40,6 +43,12 @@ class ScalarAttribution:
         missing = self.scores.sum(dim=-1) + self.bias + self.remainder - self.target
         size = self.scores.abs().sum(dim=-1) + self.bias.abs() + self.remainder.abs()
         return missing.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
+
+
+def joined(parts: Sequence[ScalarAttribution]) -> ScalarAttribution:
+    """The parts of all scalars."""
+    fields = dataclasses.fields(ScalarAttribution)
+    return ScalarAttribution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields))
 
 
 class LastGradients(NamedTuple):
@@ -71,30 +80,40 @@ def last_gradients(passed: FrozenPass, targets: Float[Tensor, " scalar"]) -> Las
     return LastGradients(torch.stack(rows) * passed.token_mask.unsqueeze(-1), torch.stack(after))
 
 
+Note = Callable[[FeedForwardBlock, LayerGradients], None]
+"""Receives a layer and the gradients at its parts, of all scalars that go back together."""
+
+
 def attribute_scalars(
-    passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias = ValueBias.token
+    passed: FrozenPass,
+    targets: Float[Tensor, " scalar"],
+    bias: ValueBias = ValueBias.token,
+    note: Callable[[LastGradients], Note | None] = lambda _last: None,
 ) -> ScalarAttribution:
     """Attribute scalars to the tokens of their sequences.
 
     Args:
         targets: Scalars that autograd has recorded from `passed.hidden`: one of each sequence, or any number of a single one.
         bias: Where the value biases of the first layer go.
+        note: Called with the last gradients of the scalars that go back together; returns what receives every layer, from the
+            last to the first, if anything does.
 
     Raises:
         InputError: If the activation of a network is unknown.
     """
-    if len(passed.hidden) > 1:
-        return _attribute_together(passed, targets, bias)
-    at_once = max(1, _TOKENS_AT_ONCE // passed.hidden.shape[1])
-    parts = [_attribute_together(passed, some, bias) for some in targets.split(at_once)]
-    return ScalarAttribution(
-        *(torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(ScalarAttribution))
-    )
+    single = len(passed.hidden) == 1
+    at_once = max(1, _TOKENS_AT_ONCE // passed.hidden.shape[1]) if single else len(targets)
+    return joined([_attribute_together(passed, some, bias, note) for some in targets.split(at_once)])
 
 
-def _attribute_together(passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias) -> ScalarAttribution:
-    gradient, after = last_gradients(passed, targets)
-    back = passed.transposed(gradient)
+def _attribute_together(
+    passed: FrozenPass,
+    targets: Float[Tensor, " scalar"],
+    bias: ValueBias,
+    note: Callable[[LastGradients], Note | None],
+) -> ScalarAttribution:
+    gradient, after = last = last_gradients(passed, targets)
+    back = passed.transposed(gradient, note(last))
     assert back.value_bias is not None
     mask = passed.token_mask
     scores = wide((back.inputs * passed.embeddings).sum(dim=-1))

@@ -53,7 +53,7 @@ def token_scores(
         torch.enable_grad(),
     ):
         mask = passed.token_mask
-        answers = readout.answers(passed.output, mask)
+        answers = readout.answers(passed.output, inputs)
         scalars = readout.scalars(answers, answers.detach())
         (gradient,) = torch.autograd.grad(scalars.sum(), passed.hidden, retain_graph=True)
         sizes = torch.linalg.vector_norm(wide(gradient), dim=-1) * wide(mask)

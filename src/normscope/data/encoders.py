@@ -13,7 +13,7 @@ from transformers.tokenization_utils_base import BatchEncoding
 
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.sequences import Sequences
-from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
+from normscope.data.token_sequence import AnnotatedSentence, Segmenter, TokenSequence
 from normscope.data.translations import Translations
 from normscope.data.units import Units
 from normscope.data.words import token_words, unit_numbers
@@ -248,6 +248,10 @@ class TranslatedTexts(ExampleEncoder):
         return dataclasses.replace(
             self, sequences=sequences, translations=self.translations.cut_to(sequences.max_length)
         )
+
+    def in_words(self, segmenter: Segmenter) -> Self:
+        """The same with the words of tokens."""
+        return dataclasses.replace(self, translations=self.translations.in_words(segmenter))
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Sequences of the examples with a target."""

@@ -21,6 +21,7 @@ from normscope.data.sequences import Sequences
 from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
 from normscope.data.units import Units
+from normscope.data.words import token_words
 from normscope.errors import InputError
 
 # More characters than the tokens of any natural text have on average.
@@ -152,6 +153,29 @@ class Encoder:
         copied = self._copied(mask_fraction=0.0)
         copied._kind = self._kind.changed(copied._sequences)
         return copied
+
+    def in_words(self, segmenter: Segmenter) -> "Encoder":
+        """The same encoder of translations, which also gives the word of each token; sides that are too long are truncated."""
+        assert isinstance(self._kind, TranslatedTexts)
+        copied = self._copied()
+        copied._kind = self._kind.in_words(segmenter)
+        return copied
+
+    def answered(self, pair: Example) -> tuple[TokenSequence, int] | None:
+        """A text and its answer, joined by a space, with the number of the answer's tokens, after which nothing follows.
+
+        None if either has no tokens, or both together are too long.
+        """
+        text = f"{pair.text} {pair.text_pair}"
+        spans = [(0, len(pair.text)), (len(pair.text) + 1, len(text))]
+        ids, words, _ = token_words(self.tokenizer, text, spans)
+        places = np.flatnonzero(words == 1)
+        if not len(places) or places[0] == 0 or (self.max_length is not None and places[-1] >= self.max_length):
+            return None
+        sequence = self._sequences.of_one_text(ids[: places[-1] + 1], cut=False)
+        if self.level is Level.word:
+            sequence = self._units.completed(sequence)
+        return sequence, int(places[-1] - places[0]) + 1
 
     def windowed(self, length: int) -> "Encoder":
         """The same encoder without masking, windows or words, which truncates every text to `length` tokens."""

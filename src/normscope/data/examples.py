@@ -45,6 +45,21 @@ class Annotation:
 
 
 @dataclasses.dataclass(frozen=True)
+class WrongWords:
+    """What people say of the words of a translation and its source, the words between spaces: True where something is wrong."""
+
+    hallucinated: tuple[bool, ...] | None = None
+    """Words of the translation that the source does not say; None if nobody has looked."""
+    omitted: tuple[bool, ...] | None = None
+    """Words of the source that the translation leaves out."""
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody has looked."""
+        return self.hallucinated is not None or self.omitted is not None
+
+
+@dataclasses.dataclass(frozen=True)
 class Example:
     """One text, or a pair of texts."""
 
@@ -64,6 +79,8 @@ class Example:
     """The words of the text and what is known of them, if the corpus comes with annotated words."""
     messages: tuple[Message, ...] | None = None
     """The messages of a conversation, to be written in the tokenizer's chat template."""
+    wrong: WrongWords | None = None
+    """Which words of a translation and its source are wrong, if the corpus says so."""
 
 
 @dataclasses.dataclass

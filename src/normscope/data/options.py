@@ -92,6 +92,11 @@ class DatasetOptions:
     """Column of the second text of a pair; by default `text_pair`, if it exists."""
     score_column: str | int | None = None
     """Column of the gold score of a pair: a number that says how similar its texts are."""
+    hallucinated_column: str | int | None = None
+    """Column of labels (OK or BAD, 0 or 1), one for each word between spaces of the second text, a translation: BAD where the
+    source does not say what it says."""
+    omitted_column: str | int | None = None
+    """Column of such labels for the words of the first text, the source: BAD where the translation leaves it out."""
     header: bool = True
     """Whether the first line of a .csv or .tsv names the columns."""
     delimiter: str | None = field(default=None, metadata=_ONE_CHARACTER)
@@ -125,11 +130,14 @@ class DatasetOptions:
     """Seed of everything that is drawn at random: masked tokens and pairs of paragraphs."""
 
 
+GOLD_COLUMNS = ("score_column", "hallucinated_column", "omitted_column")
+"""The keys of the columns with what people say of a pair."""
+
 _READ_BY = {
     "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark, DatasetKind.conllu},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
-    "score_column": {DatasetKind.text, DatasetKind.hub},
+    **{key: {DatasetKind.text, DatasetKind.hub} for key in GOLD_COLUMNS},
     "pair_path": {DatasetKind.text, DatasetKind.parallel},
     "separator": {DatasetKind.parallel},
     "delimiter": {DatasetKind.text, DatasetKind.parallel},
@@ -146,11 +154,12 @@ def check_dataset(options: DatasetOptions) -> None:
             raise InputError(
                 f"dataset.{key} is set, but dataset={options.kind} does not read it; add dataset={max(kinds, key=str)}"
             )
-    if options.score_column is not None and options.pair_path is not None:
-        raise InputError(
-            "dataset.score_column is set, but the texts of a pair come from two files (dataset.pair_path); expected one file "
-            "with both texts and the score"
-        )
+    for key in GOLD_COLUMNS:
+        if getattr(options, key) is not None and options.pair_path is not None:
+            raise InputError(
+                f"dataset.{key} is set, but the texts of a pair come from two files (dataset.pair_path); expected one file "
+                "with this column and both texts"
+            )
     if not isinstance(options.categories, str | Mapping):
         raise InputError(
             f"dataset.categories={options.categories}: expected the name of a column of annotated words, or categories by "
@@ -174,7 +183,7 @@ def _check_conversations(options: DatasetOptions) -> None:
         "wikitext": options.wikitext,
         "pair_path": options.pair_path is not None,
         "pair_column": options.pair_column is not None,
-        "score_column": options.score_column is not None,
+        **{key: getattr(options, key) is not None for key in GOLD_COLUMNS},
         "categories": isinstance(options.categories, str),
     }
     for key, given in unusable.items():

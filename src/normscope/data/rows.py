@@ -6,14 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from normscope.data.annotation import spaced
-from normscope.data.examples import Annotation, Example
+from normscope.data.examples import Annotation, Example, WrongWords
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.errors import InputError, printable
+from normscope.rounding import counted
 
 Row = Mapping[str | int, Any]
 
 MESSAGES = "messages"
 """The usual column of conversations."""
+
+_WORD_LABELS = {"ok": False, "0": False, "false": False, "bad": True, "1": True, "true": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldColumns:
+    """The columns with what people say of a pair; None where there is none."""
+
+    score: str | int | None = None
+    """A number for the pair."""
+    hallucinated: str | int | None = None
+    """One label for each word of the second text, the translation."""
+    omitted: str | int | None = None
+    """One label for each word of the first text, the source."""
+
+
+NO_GOLD = GoldColumns()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +46,7 @@ class RowReader:
     """`text_pair` by default, if it exists."""
     label_column: str | None = None
     """Column with one label per word, which the rows must have if the text is a list of words."""
-    score_column: str | int | None = None
-    """None if there is no gold score."""
+    gold: GoldColumns = NO_GOLD
     conversations: bool = False
     """Whether rows hold lists of messages, by default in the column `messages`."""
 
@@ -37,15 +54,18 @@ class RowReader:
         """The example in a row, or the reason why it is skipped.
 
         Raises:
-            InputError: If a requested column does not exist, or a gold score is not a number.
+            InputError: If a requested column does not exist, a gold score is not a number, or words and their labels do not
+                match.
         """
         if not row:
             return "empty"
         if self.conversations:
             return self._conversation(row, number)
-        cell = self._cell(row, number, self._text_column(row), "text", required=True)
+        cell = self._cell(row, number, self._text_column(row), "text_column", required=True)
         text = None if cell == [] else _cell_text(cell)
-        pair = _cell_text(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
+        pair = _cell_text(
+            self._cell(row, number, self.pair_column, "pair_column", required=self.pair_column is not None)
+        )
         if not isinstance(text, str | None) or not isinstance(pair, str | None):
             return NOT_TEXT
         if text is None or not text.strip():
@@ -56,13 +76,19 @@ class RowReader:
             return Example(text.strip(), annotation=self._annotation(cell, row, number))
         reason = why_not_text(pair.strip())
         score = self._score(row, number)
-        return Example(text.strip(), pair.strip(), score=score) if reason is None else f"{reason} in the second text"
+        if reason is not None:
+            return f"{reason} in the second text"
+        wrong = WrongWords(
+            hallucinated=self._labels(row, number, "hallucinated_column", self.gold.hallucinated, pair),
+            omitted=self._labels(row, number, "omitted_column", self.gold.omitted, text),
+        )
+        return Example(text.strip(), pair.strip(), score=score, wrong=wrong if wrong.known else None)
 
     def _conversation(self, row: Row, number: int) -> Example | str:
         from normscope.data.conversations import messages_of
 
         column = MESSAGES if self.text_column is None else self.text_column
-        cell = self._cell(row, number, column, "text", required=True)
+        cell = self._cell(row, number, column, "text_column", required=True)
         messages = messages_of(cell, f"row {number} of {self.source}")
         if isinstance(messages, str):
             return messages
@@ -70,9 +96,9 @@ class RowReader:
 
     def _score(self, row: Row, number: int) -> float | None:
         """The gold score of a pair; None if its cell is empty."""
-        if self.score_column is None:
+        if self.gold.score is None:
             return None
-        cell = self._cell(row, number, self.score_column, "gold", required=True)
+        cell = self._cell(row, number, self.gold.score, "score_column", required=True)
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             return None
         try:
@@ -81,10 +107,35 @@ class RowReader:
             score = math.nan
         if not math.isfinite(score):
             raise InputError(
-                f"dataset.score_column={self.score_column}: row {number} of {self.source}: expected a number, got "
+                f"dataset.score_column={self.gold.score}: row {number} of {self.source}: expected a number, got "
                 f"{printable(repr(cell), 60)}"
             )
         return score
+
+    def _labels(self, row: Row, number: int, key: str, column: str | int | None, text: str) -> tuple[bool, ...] | None:
+        """Whether something is wrong with each word of a text; None if there is no column, or its cell is empty."""
+        if column is None:
+            return None
+        cell = self._cell(row, number, column, key, required=True)
+        labels = cell.split() if isinstance(cell, str) else cell
+        if labels is None or labels == []:
+            return None
+        where, words = f"dataset.{key}={column}: row {number} of {self.source}", len(text.split())
+        if not isinstance(labels, list):
+            raise InputError(
+                f"{where}: expected a label for each of {counted(words, 'word')}, got {_described(labels)}"
+            )
+        wrong = [label for label in labels if str(label).casefold() not in _WORD_LABELS]
+        if wrong:
+            raise InputError(
+                f"{where}: expected OK and BAD, or 0 and 1, for the words between spaces, got "
+                f"{printable(repr(wrong[0]), 60)}"
+            )
+        if len(labels) != words:
+            raise InputError(
+                f"{where}: expected {counted(words, 'label')}, one for each word between spaces, got {len(labels)}"
+            )
+        return tuple(_WORD_LABELS[str(label).casefold()] for label in labels)
 
     def _text_column(self, row: Row) -> str | int | None:
         """The column of the text; rows of annotated words often have `words` and no `text`."""
@@ -113,22 +164,20 @@ class RowReader:
             )
         return Annotation(spaced(cell)[1], labels)
 
-    def _cell(self, row: Row, number: int, column: str | int | None, default: str, required: bool) -> Any:
+    def _cell(self, row: Row, number: int, column: str | int | None, key: str, required: bool) -> Any:
         # Columns without names are numbered. The first is the text by default; the pair has no default.
         named = isinstance(next(iter(row)), str)
+        default = {"text_column": "text", "pair_column": "text_pair"}.get(key, "")
         wanted: str | int = column if column is not None else (default if named else 0 if default == "text" else -1)
         if not named and isinstance(wanted, str) and wanted.isdecimal():
             wanted = int(wanted)
         if wanted in row:
             return row[wanted]
         if required:
-            key = {"text": "dataset.text_column", "text_pair": "dataset.pair_column"}.get(
-                default, "dataset.score_column"
-            )
             columns = printable(", ".join(map(str, row)), 200) if named else f"the numbers 0 to {len(row) - 1}"
             advice = "; for conversations, set dataset.chat_template=true" if MESSAGES in row else ""
             raise InputError(
-                f"{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}{advice}"
+                f"dataset.{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}{advice}"
             )
         return None
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from normscope.data.examples import Corpus, Example
 from normscope.data.lines import WHOLE, Malformed, Span, count, kind, lines, numbered
 from normscope.data.options import Quoting
-from normscope.data.rows import MESSAGES, Row, RowReader
+from normscope.data.rows import MESSAGES, NO_GOLD, GoldColumns, Row, RowReader
 from normscope.errors import InputError, one_line
 from normscope.rounding import counted
 
@@ -51,7 +51,7 @@ class TextFile(Corpus):
     """Whether a file with an unknown extension is read line by line, as files of translations are."""
     label_column: str | None = None
     """Column with one label per word, for rows whose text is a list of words."""
-    score_column: str | int | None = None
+    gold: GoldColumns = NO_GOLD
     conversations: bool = False
     """Whether rows hold lists of messages."""
     span: Span = WHOLE
@@ -124,7 +124,7 @@ class TextFile(Corpus):
             raise
 
     def _examples(self, span: Span) -> Iterator[Example | str]:
-        columns = self.text_column, self.pair_column, self.label_column, self.score_column
+        columns = self.text_column, self.pair_column, self.label_column, self.gold
         reader = RowReader(str(self.path), *columns, conversations=self.conversations)
         with self._explained(), contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self, span)) as rows:
             for number, row in enumerate(rows, start=span.first):
@@ -303,7 +303,7 @@ def _parquet_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
         # Other columns may hold values that Python cannot represent, such as dates after the year 9999.
         usual = MESSAGES if file.conversations else "text" if "text" in names else "words"
         text = file.text_column or usual
-        wanted = [text, file.pair_column or "text_pair", file.label_column, file.score_column]
+        wanted = [text, file.pair_column or "text_pair", file.label_column, *dataclasses.astuple(file.gold)]
         try:
             groups = list(range(table.metadata.num_row_groups))[span.start : span.stop]
             columns = [name for name in names if name in wanted]

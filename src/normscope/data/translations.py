@@ -23,12 +23,18 @@ class Translations:
     def __init__(self, model: ReadsTokens, longest: int | None, segmenter: Segmenter | None) -> None:
         assert model.decoder_inputs is not None
         self._tokenizer, self._decoder_inputs, self._name = model.tokenizer, model.decoder_inputs, model.name
-        self._longest, self._segmenter = longest, segmenter
+        self._longest, self._segmenter, self._cuts_words = longest, segmenter, False
 
     def cut_to(self, longest: int) -> "Translations":
         """The same without words and with another maximum length."""
         copied = copy.copy(self)
         copied._longest, copied._segmenter = longest, None
+        return copied
+
+    def in_words(self, segmenter: Segmenter) -> "Translations":
+        """The same with the words of tokens, as far as sides that are too long go: no links refer to the rest."""
+        copied = copy.copy(self)
+        copied._segmenter, copied._cuts_words = segmenter, True
         return copied
 
     def encode(self, examples: Sequence[Example]) -> list[TokenSequence]:
@@ -53,13 +59,16 @@ class Translations:
 
     def _with_words(self, example: Example, segmenter: Segmenter) -> TokenSequence:
         assert example.text_pair is not None
-        if example.shortened:
+        longest = self._longest if self._cuts_words else None
+        if example.shortened and not self._cuts_words:
             raise InputError(
                 f"dataset.path: row {example.row}: expected at most {self._longest} tokens per side for {self._name} "
                 "(dataset.max_length), got far more; remove the pair and its line of links"
             )
-        source, source_words, _ = token_words(self._tokenizer, example.text, segmenter(example.text))
-        target, words, _ = token_words(self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True)
+        source, source_words, _ = token_words(self._tokenizer, example.text, segmenter(example.text), longest=longest)
+        target, words, _ = token_words(
+            self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True, longest=longest
+        )
         for side, tokens in (("source", source), ("target", target)):
             if self._longest is not None and len(tokens) > self._longest:
                 raise InputError(

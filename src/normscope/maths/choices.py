@@ -44,6 +44,10 @@ class ReadoutTarget(enum.StrEnum):
     """The class that a classifier predicts."""
     next = "next"
     """The token that a causal language model predicts after the text."""
+    answer = "answer"
+    """The answer that follows the text, as a causal language model predicts it."""
+    loss = "loss"
+    """The loss of a causal language model on the text's own tokens."""
     embedding = "embedding"
     """The text's embedding."""
 

@@ -21,7 +21,7 @@ Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -231,6 +231,7 @@ class Composition:
         is_cross_attention: bool = False,
         queries: Int[Tensor, " query"] | None = None,
         gate: Float[Tensor, "batch head all_queries #head_dim"] | None = None,
+        stages: Collection[Stage] | None = None,
     ) -> dict[Stage, Float[Tensor, "batch query key"]]:
         """‖V_ij‖ of every query i and key j, by stage.
 
@@ -242,9 +243,15 @@ class Composition:
                 the only stage.
             queries: The queries of the strips, if these are not all.
             gate: By what the heads' sums are multiplied before W_O, for all queries; None without a gate.
+            stages: Some of the stages; by default all.
         """
-        projections = {Stage.ATTENTION: output_weight}
-        if Stage.NORMALISED in self.stages and not is_cross_attention:
+        wanted = [
+            stage for stage in self.stages[: 1 if is_cross_attention else None] if stages is None or stage in stages
+        ]
+        projections = {}
+        if {Stage.ATTENTION, Stage.RESIDUAL} & {*wanted}:
+            projections[Stage.ATTENTION] = output_weight
+        if Stage.NORMALISED in wanted:
             projections[Stage.NORMALISED] = scaled_output_weight(output_weight, self._norm)
         grams = {} if gate is not None else {stage: head_grams(value, each) for stage, each in projections.items()}
         gates = None if gate is None else gate if queries is None else gate[:, :, queries]
@@ -260,15 +267,17 @@ class Composition:
                     norms = gated_pair_norms(weights, value[:, :, :keys], gates[:, :, some], projection)
                 parts[stage].append(widened(norms, value.shape[2]))
         others = {stage: torch.cat(strip, dim=1) for stage, strip in parts.items()}
-        if is_cross_attention:
-            return others
         if Stage.NORMALISED in others:
             others[Stage.NORMALISED] = others[Stage.NORMALISED] / _of(self.deviation, queries).unsqueeze(-1)
-        return {Stage.ATTENTION: others[Stage.ATTENTION]} | {
-            stage: replaced_diagonal(
-                others.get(stage, others[Stage.ATTENTION]), _of(_lengths(self.own(stage)), queries), queries
+        return {
+            stage: others[stage]
+            if stage is Stage.ATTENTION
+            else replaced_diagonal(
+                others[Stage.ATTENTION if stage is Stage.RESIDUAL else stage],
+                _of(_lengths(self.own(stage)), queries),
+                queries,
             )
-            for stage in self.stages[1:]
+            for stage in wanted
         }
 
     def word_norms(

@@ -107,9 +107,11 @@ def norms_from_grams(
         weights: Post-softmax α, of all queries or some.
         grams: See `head_grams`.
     """
-    half = torch.einsum("bkhg,bgqk->bhqk", grams, weights)
+    # With keys first, α is copied once; an einsum leaves its result in another layout than α, which costs most of the time.
+    by_key = weights.permute(0, 3, 1, 2).contiguous()
+    squares = (grams @ by_key).mul_(by_key).sum(dim=2)
     # Rounding can make a zero square slightly negative.
-    return (half * weights).sum(dim=1).clamp(min=0).sqrt()
+    return squares.clamp_(min=0).sqrt_().transpose(1, 2).contiguous()
 
 
 def gated_pair_norms(

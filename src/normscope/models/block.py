@@ -1,7 +1,7 @@
 """One attention block: its weights, and its activations on one batch."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,7 +27,9 @@ TokenSelector = Callable[[Tensor, Tensor], Tensor]
 GATED = "the outputs of the heads are multiplied by a gate that depends on the query, so no single vector f(x) belongs to a key"
 """Why a measure of f(x) is not defined."""
 
-NOT_LINEAR = "the {} of this model are not a linear map of what attention reads, as in latent attention"
+NOT_LINEAR = (
+    "the {} of this model are not a linear map of what attention reads, as in latent attention or with norms of values"
+)
 """Why a measure of W_Q, W_K or W_V is not defined."""
 
 
@@ -376,7 +378,7 @@ class AttentionBlock:
         return shares
 
     def pair_maps(
-        self, queries: Int[Tensor, " chosen"] | None = None
+        self, queries: Int[Tensor, " chosen"] | None = None, methods: Collection[Method] | None = None
     ) -> dict[Method, Float[Tensor, "batch chosen key"]]:
         """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.
 
@@ -384,6 +386,7 @@ class AttentionBlock:
 
         Args:
             queries: Which queries; all by default.
+            methods: Which norms; all by default. α is always there.
         """
         means: list[Tensor] = []
 
@@ -399,5 +402,6 @@ class AttentionBlock:
             is_cross_attention=self.is_cross_attention,
             queries=queries,
             gate=None if self.gate is None else self.gate.cpu().double(),
+            stages=None if methods is None else [stage for stage, method in OF_STAGE.items() if method in methods],
         )
         return {Method.ATTN_W: torch.cat(means, dim=1)} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.data.batching import Batch, batches, batches_of, unpacked
+from normscope.data.batching import Batch, batches, batches_of, collate, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.token_sequence import Segmenter
 from normscope.models.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.forward_pass import Replacement
@@ -79,6 +80,23 @@ class InterventionRunner:
         """Batches of other examples than the corpus's, none of them masked; a string is the reason why one is skipped."""
         for batch in batches(examples, self._encoder.unmasked(), self._batch_tokens, CorpusCounts()):
             yield batch.to(self._model.device)
+
+    def translation(self, pair: Example, words: Segmenter) -> Batch | None:
+        """A source and its target as a batch of one, with the word of each token; None if a side has no text.
+
+        Args:
+            words: Splits a text into words.
+        """
+        sequences = self._encoder.in_words(words).encode([pair], CorpusCounts())
+        return collate(sequences, self._encoder).to(self._model.device) if sequences else None
+
+    def answered(self, pair: Example) -> tuple[Batch, int] | None:
+        """A text and its answer, joined by a space, as a batch of one, with the number of the answer's tokens.
+
+        None if either has no tokens, or both are longer than the model reads.
+        """
+        answered = self._encoder.answered(pair)
+        return None if answered is None else (collate([answered[0]], self._encoder).to(self._model.device), answered[1])
 
     def randomised(self, seed: int) -> "InterventionRunner":
         """The same runner for a model of the same shape with random weights, initialised as its family is before training."""

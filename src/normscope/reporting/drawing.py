@@ -11,6 +11,7 @@ from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import (
     ColouredText,
+    Dots,
     Drawing,
     HeatmapGrid,
     HeatmapPanels,
@@ -23,6 +24,7 @@ from normscope.errors import InputError, one_line
 from normscope.reporting.appearance import PAGE, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
+from normscope.reporting.figures.dots import dots
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
@@ -114,6 +116,8 @@ def laid_out(figure: Drawing, width: float = PAGE, *, caption: bool = True) -> C
             canvas = profiles(figure, width)
         case Scatter():
             canvas = scatter(figure, width)
+        case Dots():
+            canvas = dots(figure, width)
         case WordMaps():
             canvas = word_maps(figure, width)
         case ColouredText():

@@ -66,9 +66,10 @@ class TokenMaps:
     layers: tuple[int, ...]
     single_heads: bool
     """Whether there are maps of single heads besides those of the block."""
-    weights: np.ndarray
-    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry."""
-    norms: np.ndarray
+    weights: np.ndarray | None
+    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry; None where only maps through
+    several layers are known, which have none."""
+    norms: np.ndarray | None
     """‖f(x)‖: layer, head, key. Between words, ‖αf(x)‖: layer, head, query, key."""
     maps: Mapping[str, np.ndarray]
     """What the attention block and the feed-forward network pass from key to query, by measure: layer, query, key. Norms of
@@ -84,21 +85,23 @@ class TokenMaps:
     @property
     def heads(self) -> int:
         """Number of heads with maps of their own."""
-        return int(self.weights.shape[1]) if self.single_heads else 0
+        return int(self.weights.shape[1]) if self.single_heads and self.weights is not None else 0
 
     @property
     def weighted(self) -> np.ndarray:
         """‖αf(x)‖: layer, head, query, key."""
+        assert self.weights is not None
+        assert self.norms is not None
         return self.norms if self.norms.ndim == self.weights.ndim else self.weights * self.norms[:, :, None, :]
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
-        layers, _, queries, keys = self.weights.shape
+        blocks = ({} if self.weights is None else {"attn_w": self.weights.mean(axis=1)}) | dict(self.maps)
         measures: dict[str, np.ndarray] = {}
-        for name in ("attn_w", *self.maps):
-            measures[name] = np.full((self.heads + 1, layers, queries, keys), np.nan, dtype=np.float32)
-            measures[name][0] = self.weights.mean(axis=1) if name == "attn_w" else self.maps[name]
-            if name in HEAD_MEASURES:
+        for name, values in blocks.items():
+            measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=np.float32)
+            measures[name][0] = values
+            if self.weights is not None and name in HEAD_MEASURES:
                 of_heads = self.weights if name == "attn_w" else self.weighted
                 measures[name][1:] = of_heads.swapaxes(0, 1)[: self.heads]
         tokens = {
@@ -109,8 +112,8 @@ class TokenMaps:
             tokens | measures,
             head=np.arange(self.heads + 1, dtype=np.int32),
             layer=np.array(self.layers, dtype=np.int32),
-            query=np.arange(queries, dtype=np.int32),
-            key=np.arange(keys, dtype=np.int32),
+            query=np.arange(len(self.queries), dtype=np.int32),
+            key=np.arange(len(self.keys), dtype=np.int32),
         )
         return table[["layer", "head", "query", "key", *tokens, *measures]]
 
@@ -121,9 +124,14 @@ def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def payload(sentences: Sequence[TokenMaps]) -> dict[str, Any]:
-    """The JSON content that the explorer's script reads."""
+def payload(sentences: Sequence[TokenMaps], measure: str = "") -> dict[str, Any]:
+    """The JSON content that the explorer's script reads.
+
+    Args:
+        measure: The measure that is shown first, if the maps have it; ‖αf(x)‖ by default.
+    """
     return {
+        "measure": measure if measure in sentences[0].maps else "attn_n",
         "sentences": [_packed(sentence) for sentence in sentences],
         "measures": MEASURES,
         "head_measures": HEAD_MEASURES,
@@ -143,10 +151,10 @@ def _packed(sentence: TokenMaps) -> dict[str, Any]:
         "query_words": sentence.query_words,
         "key_words": sentence.key_words,
         "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
-        "weights": _scaled(sentence.weights),
+        "weights": None if sentence.weights is None else _scaled(sentence.weights),
         "maps": {name: _scaled(values) for name, values in sentence.maps.items()},
     }
-    if sentence.single_heads:
+    if sentence.single_heads and sentence.weights is not None and sentence.norms is not None:
         of_keys = sentence.norms.ndim < sentence.weights.ndim
         packed["norms" if of_keys else "weighted"] = _scaled(sentence.norms)
     return packed

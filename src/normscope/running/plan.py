@@ -290,6 +290,8 @@ def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
             _ = model.next_token_head, model.masked_language_head
         if requirements.classifier:
             _ = model.classifier
+        if requirements.translator:
+            _ = model.translator
 
 
 def _encoders(

@@ -1,6 +1,6 @@
 """Attribution through all layers, over a sample of sequences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,8 +9,12 @@ from jaxtyping import Float
 from normscope.analyses.attribution.erasures import MEASURES
 from normscope.analyses.attribution.figures import describe_figures
 from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
-from normscope.analyses.attribution.sample import SampleAttribution, between_tokens, methods_of
+from normscope.analyses.attribution.published import FALLING
+from normscope.analyses.attribution.sample import SampleAttribution, SampledText, between_tokens, methods_of
+from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.attribution.sentences import sentences_of
+from normscope.analyses.attribution.translated import TranslationSample, translation_methods
+from normscope.analyses.attribution.translation_findings import translation_findings
 from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
@@ -18,10 +22,13 @@ from normscope.attribution.methods import MapStage, defined_methods
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
+from normscope.data.examples import Example
 from normscope.errors import InputError
+from normscope.maths.choices import ReadoutTarget, ValueBias
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
+from normscope.rounding import counted
 from normscope.statistics.sequence_sample import SequenceSample
 
 
@@ -32,43 +39,70 @@ class AttributionAnalysis(Analysis):
 
     def __init__(self, options: AttributionOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
+        self._pairs: Sequence[Example] | None = context.resources.get(PAIRS)
+        self._translated: TranslationSample | None = None
+        self._attributed: SampleAttribution | None = None
+        self._left_out = 0
+        if self._pairs is not None and options.target is not ReadoutTarget.answer:
+            return
         if options.erasure is Erasure.mask and context.vocabulary.mask is None:
             raise InputError(
                 "analysis.attribution.erasure=mask: the tokenizer has no mask token; set analysis.attribution.erasure=remove"
             )
         self._sample = SequenceSample(options.sequences, options.seed)
-        self._attributed: SampleAttribution | None = None
         self.accumulators = {"sample": self._sample}
 
     @classmethod
     def requirements(cls, options: AttributionOptions, model: ModelInfo) -> Requirements:
-        """The feed-forward networks, and the classifier if there is one.
+        """The feed-forward networks, and the classifier if there is one; for translations, a sample of them.
 
         Raises:
-            InputError: If a method is not defined for the model's family.
+            InputError: If a method is not defined for the model's family, or an option for translations.
         """
+        if model.is_cross_attention:
+            return _requirements_of_translations(options)
         maps = 0
         if model.layout is not None:
             try:
                 maps = len(defined_methods(model.layout, methods_of(options)[0], MapStage(str(options.stage))))
             except InputError as error:
                 raise InputError(f"analysis=attribution: {error}") from error
-        return Requirements(feed_forward=True, classifier=options.pooling is None, token_maps=maps)
+        pairs = {}
+        if options.target is ReadoutTarget.answer:
+            pairs[PAIRS] = SampledPairs(
+                options.sequences,
+                options.seed,
+                "analysis.attribution.target=answer: expected texts and their answers (dataset.pair_column)",
+            )
+        return Requirements(feed_forward=True, classifier=options.pooling is None, token_maps=maps, resources=pairs)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample."""
-        self._sample.update(*batch.for_samples)
+        if self._pairs is None:
+            self._sample.update(*batch.for_samples)
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Attribute the sample."""
+        answers = self.options.target is ReadoutTarget.answer
+        if self._pairs is not None and not answers:
+            self._translated = TranslationSample(runner, self.options)
+            self._translated.run(self._pairs)
+            return
         self._attributed = SampleAttribution(runner, self.context, self.options)
-        self._attributed.run(self._sample.compute())
+        if self._pairs is not None:
+            found = [runner.answered(pair) for pair in self._pairs]
+            texts = [SampledText(*answered) for answered in found if answered is not None]
+            self._left_out = len(found) - len(texts)
+        else:
+            texts = [SampledText(batch) for kinds in self._sample.compute() for batch in runner.batches([kinds])]
+        self._attributed.run(texts)
 
     def token_maps(
         self, _runner: InterventionRunner, batch: Batch
     ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
         """The maps from the input up to each layer, by every method that has maps; without the bias."""
-        assert self._attributed is not None
+        if self._attributed is None:  # those of a translation have no rows between its target's tokens alone
+            return {}
         return {
             str(method): np.stack([between_tokens(maps.cumulative[layer - 1]) for layer in self.context.layers])
             for method, maps in self._attributed.maps(batch).items()
@@ -76,7 +110,10 @@ class AttributionAnalysis(Analysis):
         }
 
     def result(self) -> Findings:
-        """Shares by layer and source, agreement between methods, and faithfulness."""
+        """Shares by layer and source, agreement between methods, and faithfulness; for translations, what words draw on."""
+        if self._translated is not None:
+            sample = self._translated
+            return translation_findings(sample.tables(), sample.drawn, self.options, sample.without_rows)
         assert self._attributed is not None
         attributed, categories = self._attributed, self.context.categories
         parts, faithfulness = attributed.shares.by_category(), attributed.faithfulness.table()
@@ -102,11 +139,14 @@ class AttributionAnalysis(Analysis):
             rolled_up_from=counted,
             metrics=rolled.metrics,
             curves=rolled.curves,
-            figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
+            figures=describe_figures(
+                overall, agreement, faithfulness, ranking, attributed.drawn, quantity, attributed.erasure
+            ),
             summary=summary,
             summary_digits=3,
             summary_caption=(
-                f"drop in {quantity} when the top tokens are removed (comprehensiveness), or kept alone (sufficiency)"
+                f"drop in {FALLING.get(quantity, quantity)} when the top tokens are removed (comprehensiveness), "
+                "or kept alone (sufficiency)"
             ),
             sentences=sentences_of(
                 rolled.metrics,
@@ -130,8 +170,13 @@ class AttributionAnalysis(Analysis):
                 "the model's files name no pooling that can be used: the embedding is "
                 f"{_GUESSED[str(readout.pooling)]} (analysis.attribution.pooling)"
             )
-        if self.options.erasure is None and attributed.erasure is Erasure.remove:
+        if self.options.erasure is None and self.context.vocabulary.mask is None:
             notes.append("the tokenizer has no mask token: erased tokens are removed (analysis.attribution.erasure)")
+        if self._left_out:
+            texts = counted(self._left_out, "sampled pair is", "sampled pairs are")
+            notes.append(
+                f"{texts} left out: the text or its answer has no tokens, or both are longer than the model reads"
+            )
         if attributed.untested:
             notes.append(
                 f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary "
@@ -140,6 +185,29 @@ class AttributionAnalysis(Analysis):
         if self.context.has_experts:
             notes.append(HELD_ROUTING)
         return notes
+
+
+def _requirements_of_translations(options: AttributionOptions) -> Requirements:
+    translation_methods(options)
+    unusable = {
+        "target": options.target is not None,
+        "pooling": options.pooling is not None,
+        "erasure": options.erasure is not None,
+        "bias": options.bias is not ValueBias.token,
+    }
+    for key, given in unusable.items():
+        if given:
+            raise InputError(
+                f"analysis.attribution.{key}={getattr(options, key)}: not defined for translations, whose words are attributed "
+                "(model.stack=cross); leave it out, or set model.stack=encoder"
+            )
+    pairs = SampledPairs(
+        options.sequences,
+        options.seed,
+        "analysis=attribution with model.stack=cross: expected texts and their translations (dataset=parallel, or "
+        "dataset.pair_column)",
+    )
+    return Requirements(feed_forward=True, translator=True, resources={PAIRS: pairs})
 
 
 def _lower_ends(ranking: pd.DataFrame, difference: str) -> dict[str, float]:

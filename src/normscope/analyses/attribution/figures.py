@@ -7,9 +7,9 @@ import pandas as pd
 
 from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, SUFFICIENCY
 from normscope.analyses.attribution.options import Erasure
-from normscope.analyses.attribution.published import METHODS, QUANTITIES
+from normscope.analyses.attribution.published import FALLING, METHODS, QUANTITIES
 from normscope.analyses.attribution.sample import SequenceMaps
-from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
+from normscope.analyses.findings import Dots, Figure, HeatmapPanels, Lines, WordMaps
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
@@ -21,6 +21,7 @@ def describe_figures(
     overall: pd.DataFrame,
     agreement: pd.DataFrame,
     faithfulness: pd.DataFrame,
+    ranking: pd.DataFrame,
     drawn: Sequence[SequenceMaps],
     quantity: str,
     erasure: Erasure,
@@ -31,8 +32,9 @@ def describe_figures(
         overall: The rows of `by_category` over all tokens.
         agreement: The table `agreement`.
         faithfulness: The table `faithfulness`.
+        ranking: The table `ranking`.
         drawn: Maps of a few sequences.
-        quantity: What falls: `probability` or `cosine`.
+        quantity: What falls; see `QUANTITIES`.
         erasure: How tokens are erased.
     """
     figures: dict[str, Figure] = {}
@@ -53,8 +55,10 @@ def describe_figures(
         )
     if len(agreement):
         figures["agreement"] = _agreement(agreement)
+    if len(ranking):
+        figures["faithfulness"] = _ranking(ranking, quantity, erasure)
     if len(faithfulness):
-        figures["faithfulness"] = _faithfulness(faithfulness, quantity, erasure)
+        figures["faithfulness_curves"] = _faithfulness(faithfulness, quantity, erasure)
     return figures | {f"maps_{number}": _maps(sequence) for number, sequence in enumerate(drawn, start=1)}
 
 
@@ -85,6 +89,28 @@ def _agreement(agreement: pd.DataFrame) -> HeatmapPanels:
     )
 
 
+def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
+    """How much more faithful each method is than random orders, the most faithful first."""
+    rows = ranking.dropna(subset="above_random").sort_values("above_random", ascending=False, kind="stable")
+    erased = "masked" if erasure is Erasure.mask else "taken out"
+    above = int((rows["above_random_low"] > 0).sum())
+    return Dots(
+        table=rows.assign(panel="methods"),
+        row="method",
+        value="above_random",
+        interval=("above_random_low", "above_random_high"),
+        panel="panel",
+        panel_titles={"methods": "comprehensiveness minus that of random orders"},
+        row_titles=METHODS,
+        value_label=f"fall of the {quantity}, minus random",
+        caption=(
+            f"How much further {QUANTITIES[quantity]} falls when the tokens with the highest scores are {erased} than when "
+            f"random ones are (AOPC), with 95% intervals over sequences. {above} of {counted(len(rows), 'method')} "
+            f"{'is' if above == 1 else 'are'} detectably better than random."
+        ),
+    )
+
+
 def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Lines:
     erased = "masked" if erasure is Erasure.mask else "taken out"
     return Lines(
@@ -98,7 +124,7 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
             COMPREHENSIVENESS: "without the highest scores (comprehensiveness)",
             SUFFICIENCY: "with these alone (sufficiency)",
         },
-        y_label=f"fall of the {quantity}",
+        y_label=f"fall of the {FALLING.get(quantity, quantity)}",
         sharey=True,
         band=("low", "high"),
         caption=(

@@ -12,6 +12,7 @@ from normscope.analyses.papers import (
     ABNAR_2020,
     DEYOUNG_2020,
     FERRANDO_2022,
+    FERRANDO_2022_PLUS,
     KOBAYASHI_2021,
     MODARRESSI_2022,
     MODARRESSI_2023,
@@ -55,9 +56,13 @@ CAPTUM = (AttributionMethod.gradient_x_input, AttributionMethod.integrated_gradi
 """The methods that need Captum."""
 
 
+_SHARE = rule("a share above 0 and below 1", lambda share: 0 < share < 1, (0.0, 1.0, -0.1, 5.0, float("nan")))
+
+
 @dataclasses.dataclass
 class AttributionOptions(AnalysisConfig):
-    """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences."""
+    """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences; with
+    `model.stack=cross`, what the words of translations draw on."""
 
     methods: list[AttributionMethod] | None = dataclasses.field(
         default=None,
@@ -87,7 +92,8 @@ class AttributionOptions(AnalysisConfig):
     )
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
-    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one."""
+    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one and
+    `target` is not `loss`."""
     orders: int = dataclasses.field(default=3, metadata=at_least(1))
     """Number of random orders of each sequence's tokens, as a baseline."""
     steps: int = dataclasses.field(default=50, metadata=at_least(1))
@@ -96,7 +102,12 @@ class AttributionOptions(AnalysisConfig):
     """Seed of the sampled sequences and the random orders."""
     target: ReadoutTarget | None = None
     """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
-    of the `embedding`. By default, what the checkpoint has weights for, in this order."""
+    of the `embedding`; by default, what the checkpoint has weights for, in this order. Of a causal language model also the
+    `answer`, the second text of each pair (`dataset.pair_column`), or its `loss` on the text's own tokens."""
+    hallucinated_below: float = dataclasses.field(default=0.2, metadata=_SHARE)
+    """In translations (`model.stack=cross`), words of the target with a smaller share of the source are flagged."""
+    omitted_below: float = dataclasses.field(default=0.05, metadata=_SHARE)
+    """In translations, words of the source that make up a smaller share of every word of the target are flagged."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""
@@ -104,6 +115,10 @@ class AttributionOptions(AnalysisConfig):
             raise InputError(
                 f"analysis.attribution.pooling={self.pooling}: it applies to embeddings only, got "
                 f"analysis.attribution.target={self.target}; leave one of them out"
+            )
+        if self.enabled and self.target is ReadoutTarget.loss and self.erasure is Erasure.mask:
+            raise InputError(
+                "analysis.attribution.erasure=mask: target=loss measures the loss of the tokens that remain; leave erasure out"
             )
         wanted = [method for method in self.methods or () if method in CAPTUM]
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:
@@ -118,7 +133,17 @@ ATTRIBUTION = AnalysisInfo(
     title="Attribution",
     options=AttributionOptions,
     implementation="normscope.analyses.attribution.analysis:AttributionAnalysis",
-    papers=(ABNAR_2020, KOBAYASHI_2021, MODARRESSI_2022, FERRANDO_2022, MOHEBBI_2023, MODARRESSI_2023, DEYOUNG_2020),
+    papers=(
+        ABNAR_2020,
+        KOBAYASHI_2021,
+        MODARRESSI_2022,
+        FERRANDO_2022,
+        FERRANDO_2022_PLUS,
+        MOHEBBI_2023,
+        MODARRESSI_2023,
+        DEYOUNG_2020,
+    ),
     supports_words=True,
+    supports_cross_attention=True,
     published=PUBLISHED,
 )

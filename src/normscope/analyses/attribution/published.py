@@ -22,11 +22,19 @@ METHODS = {
 }
 """Titles of the methods."""
 
+OF_TRANSLATIONS = {"alti": "ALTI+", "decompx": "DecompX"}
+"""Titles of those that attribute translations."""
+
 QUANTITIES = {
     "probability": "the probability of the predicted class or token",
+    "answer": "the probability of the answer (the geometric mean over its tokens)",
+    "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",
 }
 """What `<quantity>` stands for, in sentences."""
+
+FALLING = {"answer": "probability of the answer"}
+"""What it is called in captions, if not by its name."""
 
 _METHOD = Axis("method", "The attribution method.", titles=METHODS)
 _SCORES: Where = {"scope": "scores"}
@@ -36,6 +44,13 @@ _ALL: Where = {"category": "all"}
 def _deepest(layers: Any) -> Any:
     return layers == layers.max()
 
+
+_ROW = Axis("row", "Row of the corpus, from 1.", noun="translation", kind="whole")
+_WORD = Axis("word", "Number of the word between spaces, from 0.", kind="whole")
+_TEXT = Column("The word.", kind="text")
+_FLAGGED = "Whether it is flagged: its share is below `analysis.attribution.{}` (1 or 0)."
+_GOLD = Column("The label of the corpus, `ok` or `bad`; empty without one.", kind="text")
+_OF_SOURCE = "Share of a word of the target that comes from the source, its special tokens included, in [0, 1]"
 
 PUBLISHED = Published(
     tables={
@@ -118,8 +133,9 @@ PUBLISHED = Published(
                 Axis("share", "Percentage of the ordinary tokens that are erased or kept.", kind="number"),
             ),
             values={
-                "mean": "Mean fall over sequences of the probability of the predicted class or next token, or of the cosine "
-                "with the untouched embedding.",
+                "mean": "Mean fall over sequences of the probability of the predicted class or next token, or of the answer "
+                "(the geometric mean over its tokens); of the cosine with the untouched embedding; or of the loss of the "
+                "remaining tokens (nats per token).",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": _SEQUENCES,
@@ -150,6 +166,70 @@ PUBLISHED = Published(
                 "count": _SEQUENCES,
             },
         ),
+        "translations": Table(
+            rows=(_METHOD, _ROW),
+            per="method and sampled translation, with `model.stack=cross`",
+            values={
+                "source": f"{_OF_SOURCE}; the mean over its words.",
+                "target": "Share that comes from the target so far: 1 − `source`.",
+                "special": "Share that comes from the source's special tokens, which is part of `source`.",
+                "target_words": Column("Number of words of the target.", kind="whole"),
+                "source_words": Column("Number of words of the source.", kind="whole"),
+                "hallucinated": Column("Number of words of the target that are flagged.", kind="whole"),
+                "omitted": Column("Number of words of the source that are flagged.", kind="whole"),
+            },
+        ),
+        "translation_positions": Table(
+            rows=(_METHOD, _WORD),
+            per="method and place in the target, with `model.stack=cross`",
+            values={
+                "source": f"{_OF_SOURCE}; the mean over translations.",
+                "low": _LOW,
+                "high": _HIGH,
+                "count": Column("Number of translations that are so long.", kind="whole"),
+            },
+        ),
+        "target_words": Table(
+            rows=(_METHOD, _ROW, _WORD),
+            per="method and word of a target, with `model.stack=cross`",
+            values={
+                "text": _TEXT,
+                "source": f"{_OF_SOURCE}.",
+                "flagged": Column(_FLAGGED.format("hallucinated_below"), kind="whole"),
+                "gold": _GOLD,
+            },
+        ),
+        "source_words": Table(
+            rows=(_METHOD, _ROW, _WORD),
+            per="method and word of a source, with `model.stack=cross`",
+            values={
+                "text": _TEXT,
+                "drawn": "Largest share that a word of the target takes from it, in [0, 1].",
+                "flagged": Column(_FLAGGED.format("omitted_below"), kind="whole"),
+                "gold": _GOLD,
+            },
+        ),
+        "detection": Table(
+            rows=(
+                _METHOD,
+                Axis(
+                    "flag",
+                    "What is detected: words of the target that are `hallucinated`, or words of the source that are `omitted`.",
+                ),
+            ),
+            per="method and flag, for translations with gold labels",
+            values={
+                "below": "The threshold: words with a smaller share are flagged.",
+                "precision": "Share of the flagged words whose label is `bad`; missing if none is flagged.",
+                "recall": "Share of the words labelled `bad` that are flagged; missing if there is none.",
+                "auc": "Probability that a word labelled `bad` has a smaller share than one labelled `ok`, whatever the "
+                "threshold; ½ is chance.",
+                "average_precision": "Area below the curve of precision and recall over all thresholds; chance is the share of "
+                "words labelled `bad`.",
+                "marked": Column("Number of words labelled `bad`.", kind="whole"),
+                "labelled": Column("Number of labelled words.", kind="whole"),
+            },
+        ),
     },
     metrics=(
         Rollup(
@@ -171,11 +251,40 @@ PUBLISHED = Published(
         ),
         Rollup(
             "<quantity>/comprehensiveness/<method>",
-            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, or the "
-            "`cosine` with the untouched embedding.",
+            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, the `cosine` "
+            "with the untouched embedding, the probability of the `answer`, or the `loss` of the remaining tokens.",
             of="ranking.comprehensiveness",
         ),
         Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),
+        Rollup(
+            "translation/<method>/source",
+            "Mean over translations of the share of the target's words that comes from the source.",
+            of="translations.source",
+        ),
+        Rollup(
+            "translation/<method>/special",
+            "The part of it that comes from the source's special tokens.",
+            of="translations.special",
+        ),
+        Rollup(
+            "translation/<method>/hallucinated",
+            "Share of the target's words that are flagged as hallucinated.",
+            of="target_words.flagged",
+        ),
+        Rollup(
+            "translation/<method>/omitted",
+            "Share of the source's words that are flagged as omitted.",
+            of="source_words.flagged",
+        ),
+        *(
+            Rollup(f"detection/<method>/<flag>/{measure}", meaning, of=f"detection.{measure}")
+            for measure, meaning in (
+                ("precision", "Share of the flagged words that are labelled `bad`."),
+                ("recall", "Share of the words labelled `bad` that are flagged."),
+                ("auc", "Probability that a word labelled `bad` has a smaller share than one labelled `ok`."),
+                ("average_precision", "Area below the curve of precision and recall over all thresholds."),
+            )
+        ),
     ),
     curves=(
         Rollup(

@@ -1,5 +1,6 @@
 """Maps and scores of the sampled sequences, and what they show."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,11 +24,21 @@ from normscope.attribution.token_scores import token_scores
 from normscope.data.batching import Batch
 from normscope.data.words import unit_texts
 from normscope.errors import InputError
+from normscope.maths.choices import ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
 
 _DRAWN, _DRAWN_TOKENS = 2, 40
 """Number of sequences whose maps are drawn: the shortest that have at most so many tokens."""
+
+
+class SampledText(NamedTuple):
+    """A text of the sample."""
+
+    batch: Batch
+    """The text alone."""
+    answer: int = 0
+    """Number of tokens at its end that are an answer."""
 
 
 class SequenceMaps(NamedTuple):
@@ -64,14 +75,9 @@ class SampleAttribution:
         model = runner.model
         self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
-        found = readout_of(model, options.pooling, options.target)
-        if found is None:
-            raise InputError(
-                f"analysis.attribution.target={options.target}: {model.name} has no weights for it; leave it out, or set "
-                "model.name to a checkpoint that has them"
-            )
-        self.readout, self.pooling_is_guessed = found
-        self._mask_token = None if options.erasure is Erasure.remove else context.vocabulary.mask
+        self.readout = self._readout()
+        removes = options.erasure is Erasure.remove or options.target is ReadoutTarget.loss
+        self._mask_token = None if removes else context.vocabulary.mask
         names = [str(method) for method in self._methods]
         self.shares = Shares(context.layers, context.names, context.categories)
         self.score_shares = ScoreShares(context.names)
@@ -82,21 +88,46 @@ class SampleAttribution:
         self.noun = "tokens"
         """What is scored and erased: `tokens`, or `words`."""
 
+    def _readout(self, answer: int = 1) -> Readout:
+        """What is attributed.
+
+        Args:
+            answer: Number of tokens of an answer.
+        """
+        model, options = self._runner.model, self._options
+        found = readout_of(model, options.pooling, options.target, answer)
+        if found is None:
+            raise InputError(
+                f"analysis.attribution.target={options.target}: {model.name} has no weights for it; leave it out, or set "
+                "model.name to a checkpoint that has them"
+            )
+        readout, self.pooling_is_guessed = found
+        return readout
+
     @property
     def erasure(self) -> Erasure:
         """How tokens are erased."""
         return Erasure.remove if self._mask_token is None else Erasure.mask
 
-    def run(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> None:
-        """Attribute the sequences of a `SequenceSample`."""
-        lengths = sorted(int((kinds[0] >= 0).sum()) for kinds in sequences)
+    def run(self, texts: Sequence[SampledText]) -> None:
+        """Attribute the texts of a sample.
+
+        Raises:
+            InputError: If there are none.
+        """
+        if not texts:
+            raise InputError(
+                "analysis.attribution.target=answer: none of the sampled texts and answers fits into what the model reads"
+            )
+        lengths = sorted(text.batch.input_ids.shape[1] for text in texts)
         longest_drawn = min(lengths[:_DRAWN][-1], _DRAWN_TOKENS)
-        for kinds in self._runner.progress(sequences, len(sequences), "attribution of a sample"):
-            (batch,) = self._runner.batches([kinds])
+        for batch, answer in self._runner.progress(texts, len(texts), "attribution of a sample"):
             self.noun = "tokens" if batch.units is None else "words"
             of_tokens, maps = self._maps(batch)
             self._add_maps(batch, maps)
-            self._test(batch, of_tokens)
+            if answer:
+                self.readout = self._readout(answer)
+            self._test(batch, of_tokens, answer)
             if maps and batch.input_ids.shape[1] <= longest_drawn:
                 self._draw(batch, maps)
         self.drawn = sorted(self.drawn, key=lambda drawn: len(drawn.tokens))[:_DRAWN]
@@ -141,10 +172,20 @@ class SampleAttribution:
             np.tril(seen) if self._runner.model.causal else seen,
         )
 
-    def _test(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
-        """Score the tokens or words of a batch of one sequence, and test the scores."""
+    def _erasable(self, batch: Batch, answer: int) -> Int[np.ndarray, " ordinary"]:
+        """The ordinary tokens or words of a batch of one sequence, but for those that are predicted without being read."""
         ids = batch.measured.input_ids[0].cpu().numpy()
-        ordinary = np.flatnonzero(~np.isin(ids, list(self._context.vocabulary.special)))
+        ordinary = ~np.isin(ids, list(self._context.vocabulary.special))
+        units = np.arange(len(ids)) if batch.units is None else batch.units[0].cpu().numpy()
+        if answer:
+            ordinary[units[-answer:]] = False
+        if self._options.target is ReadoutTarget.loss:  # nothing would predict what follows
+            ordinary[units[0]] = False
+        return np.flatnonzero(ordinary)
+
+    def _test(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps], answer: int) -> None:
+        """Score the tokens or words of a batch of one sequence, and test the scores."""
+        ordinary = self._erasable(batch, answer)
         if len(ordinary) < 2:
             self.untested += 1
             return
@@ -186,13 +227,15 @@ class SampleAttribution:
         sequences = [without(kinds, erased, self._mask_token) for erased in sets]
         # Batches come with the longest sequences first; so do these, and no sequence changes its place.
         order = sorted(range(len(sets)), key=lambda number: -sequences[number].shape[1])
-        whole = self.readout.values(untouched, untouched)
+        places = iter(order)
         falls: list[float] = []
         for batch in self._runner.batches([sequences[number] for number in order]):
             single = [batch.part(row, row + 1) for row in range(batch.sequences)]
             for part in [batch] if self.readout.takes_padding else single:
                 left = answers(self.readout, part)
-                falls += (whole - self.readout.values(left, untouched.expand_as(left))).tolist()
+                of_part = [sets[number] for number in itertools.islice(places, part.sequences)]
+                before = torch.cat([self.readout.remaining(untouched, erased) for erased in of_part])
+                falls += (self.readout.values(before, before) - self.readout.values(left, before)).tolist()
         by_number = dict(zip(order, falls, strict=True))
         return [by_number[number] for number in range(len(sets))]
 
@@ -207,7 +250,8 @@ class SampleAttribution:
 def answers(readout: Readout, batch: Batch) -> Float[Tensor, "batch _"]:
     """What the model answers for the texts of a batch."""
     with torch.inference_mode():
-        return readout.answers(readout.model(**batch.model_inputs()), batch.token_mask)
+        inputs = batch.model_inputs()
+        return readout.answers(readout.model(**inputs), inputs)
 
 
 def between_tokens(maps: Float[Tensor, "1 query source"]) -> Float[np.ndarray, "query key"]:

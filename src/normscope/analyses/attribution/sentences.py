@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from normscope.analyses.attribution.published import METHODS, QUANTITIES
+from normscope.analyses.attribution.published import METHODS, OF_TRANSLATIONS, QUANTITIES
 from normscope.analyses.findings import Sentence
 from normscope.results.rollups import by_axes
 from normscope.rounding import number, percentage
@@ -14,20 +14,25 @@ def sentences_of(
     above_random: Mapping[str, float] = MappingProxyType({}),
     below_best: Mapping[str, float] = MappingProxyType({}),
     vector: str = "output vector",
+    below: tuple[float, float] = (0.0, 0.0),
 ) -> list[Sentence]:
-    """Where vectors come from, which method is the most faithful, and how far methods agree.
+    """Where vectors come from, which method is the most faithful, and how far methods agree; of translations, what they take
+    from their sources, which words are flagged, and how well flags agree with gold labels.
 
     Args:
         above_random: By method, the lower end of the interval of its difference from random orders, sequence by sequence.
             Without a number above 0, the sample cannot tell the two apart.
         below_best: The same for its difference from the best method.
         vector: What the shares are of.
+        below: The thresholds of the flags for words of the target and of the source.
     """
     return [
         *_shares(metrics, vector),
         *_faithfulness(metrics, above_random, below_best),
         *_without_content(metrics),
         *_agreement(metrics),
+        *_translations(metrics, *below),
+        *_detection(metrics),
     ]
 
 
@@ -138,7 +143,7 @@ def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Special tokens and the first token of causal models get {percentage(low)} of the scores by {METHODS[least]}"
     )
     text += f", and {percentage(high)} by {METHODS[most]}." if len(ordered) > 1 else "."
-    return [Sentence(text, table="scores")]
+    return [Sentence(text, table="scores", surprising=high > 2 * low)]
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -161,3 +166,43 @@ def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
 
 def _both(pair: tuple[str, str]) -> str:
     return " and ".join(METHODS[method] for method in pair)
+
+
+def _translations(metrics: Mapping[str, float], hallucinated_below: float, omitted_below: float) -> list[Sentence]:
+    sentences: list[Sentence] = []
+    for method, share in by_axes("translation/<method>/source", metrics).items():
+        title, name = OF_TRANSLATIONS[method], f"translation/{method}"
+        special, hallucinated, omitted = (metrics[f"{name}/{of}"] for of in ("special", "hallucinated", "omitted"))
+        text = (
+            f"According to {title}, {percentage(share)} of the words of the translations comes from the source "
+            f"({percentage(special)} from its special tokens), and the rest from the target so far."
+        )
+        sentences.append(Sentence(text, figure="source_share", table="translations"))
+        text = (
+            f"{title} flags {percentage(hallucinated)} of the target's words as hallucinated, since less than "
+            f"{percentage(hallucinated_below)} of them comes from the source, and {percentage(omitted)} of the source's words "
+            f"as omitted, since they make up less than {percentage(omitted_below)} of every word of the target."
+        )
+        sentences.append(Sentence(text, table="target_words"))
+    return sentences
+
+
+_FLAGS = {
+    "hallucinated": "hallucinated has a smaller share from the source",
+    "omitted": "omitted has a smaller largest share in a word of the target",
+}
+
+
+def _detection(metrics: Mapping[str, float]) -> list[Sentence]:
+    sentences: list[Sentence] = []
+    for (method, flag), auc in by_axes("detection/<method>/<flag>/auc", metrics).items():
+        precision, recall = (metrics.get(f"detection/{method}/{flag}/{of}") for of in ("precision", "recall"))
+        flags = "none is flagged"
+        if precision is not None and recall is not None:
+            flags = f"the flags have a precision of {percentage(precision)} and a recall of {percentage(recall)}"
+        text = (
+            f"By {OF_TRANSLATIONS[method]}, a word labelled as {_FLAGS[flag]} than one that is not with a probability of "
+            f"{number(auc)} (AUC); {flags}."
+        )
+        sentences.append(Sentence(text, table="detection"))
+    return sentences

@@ -38,6 +38,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             f"{percentage(mean)}{suggestion}.",
             figure="by_layer",
             table="by_layer",
+            measure=method,
         ),
         Sentence(
             f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {percentage(low)} to {percentage(high)} over "
@@ -61,5 +62,6 @@ def _shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sent
             f"from the residual connection and {bias} from biases.",
             figure="shares",
             table="shares",
+            surprising=True,
         )
     ]

@@ -134,8 +134,9 @@ def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         trim=0.01,
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
-            "layers and heads. Where the cloud falls to the right, large weights go to short vectors. The axes leave out "
-            "at most 1% of each category's points at either end."
+            "layers and heads; their number is in brackets, and points are larger where they are few. Where the cloud falls "
+            "to the right, large weights go to short vectors. The axes leave out at most 1% of each category's points at "
+            "either end."
         ),
     )
 

@@ -24,6 +24,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                     f"{contributed} of Σ‖αf(x)‖.",
                     figure="by_layer",
                     table="by_layer",
+                    surprising=little,
                 )
             )
     sentences += _shares(metrics)
@@ -74,6 +75,7 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
                     f"but contribute {percentage(share)} along the output vectors, where contributions add up.",
                     figure="shares",
                     table="by_layer",
+                    surprising=True,
                 )
             )
     negative, number_of_heads = metrics.get("share/negative_heads"), metrics.get("share/heads")
@@ -84,6 +86,7 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
                 "attention output of their layer: on average, what such a head takes from all tokens points away from it.",
                 figure="head_shares",
                 table="head_shares",
+                surprising=negative > 0,
             )
         )
     return sentences

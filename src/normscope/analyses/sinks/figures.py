@@ -13,11 +13,12 @@ from normscope.rounding import enumeration
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 
 _DRAIN_TITLES = {
+    "alpha_f": "‖αf(x)‖: contribution",
     "alpha": "α: weight",
-    "v_norm": "‖v‖: value vector",
     "f_norm": "‖f(x)‖: vector",
-    "alpha_f": "‖αf(x)‖: weighted vector",
+    "v_norm": "‖v‖: value vector",
 }
+"""Panels in order: what sinks contribute comes first."""
 
 
 def describe_figures(
@@ -79,11 +80,22 @@ def _drains(table: pd.DataFrame) -> Lines:
         y_label="mean over heads",
         log_y=True,
         caption=(
-            "Weight and norms of the vectors of each head's sink, the key that receives the most weight, and of the other "
-            "keys; each panel has its own logarithmic scale. However short its vector is, a sink contributes less than another "
-            "key only where its line is the lower one in the last panel."
+            f"{_contribution(means)} A sink is the key that receives the most weight in a head. The other panels show its "
+            "weight and its vectors, beside those of the other keys; each panel has its own logarithmic scale."
         ),
     )
+
+
+def _contribution(means: pd.DataFrame) -> str:
+    """In how many layers sinks contribute more than another key does on average."""
+    by_key = means.pivot_table(index="layer", columns="key", values="alpha_f").dropna()
+    if SINK not in by_key or OTHER not in by_key:
+        return "What sinks contribute, ‖αf(x)‖."
+    layers, more = len(by_key), int((by_key[SINK] > by_key[OTHER]).sum())
+    if not more:
+        return "In no layer does a sink contribute more than another key on average (‖αf(x)‖)."
+    where = "every layer" if more == layers else f"{more} of {layers} layers"
+    return f"In {where}, a sink contributes more than another key does on average (‖αf(x)‖)."
 
 
 def _in_words(position: str) -> tuple[str, str, str, str]:

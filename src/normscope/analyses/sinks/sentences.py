@@ -111,7 +111,8 @@ def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
             f"key, {contrast} {number(contribution)} times as much: a mean ‖αf(x)‖ of "
             f"{number(known['sink', 'alpha_f'])}, compared with {number(known['other', 'alpha_f'])}."
         )
-    return [Sentence(text, figure="drains", table="drains") for text in texts]
+    drained = known["sink", "f_norm"] < known["other", "f_norm"] / 2
+    return [Sentence(text, figure="drains", table="drains", surprising=drained) for text in texts]
 
 
 def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -129,7 +130,7 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
         f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
         "median.",
     ]
-    return [Sentence(text, figure="norms", table="massive") for text in texts]
+    return [Sentence(text, figure="norms", table="massive", surprising=True) for text in texts]
 
 
 def _losses(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines
+from normscope.analyses.findings import Dots, Figure, HeatmapPanels, Lines
 from normscope.analyses.syntax.maps import HEAD_MEASURES
-from normscope.analyses.syntax.scoring import CANDIDATES
 
 TITLES = {
     "attn_w": "weights",
@@ -17,13 +16,8 @@ TITLES = {
 }
 """Titles of the measures, in order."""
 
-SINKS = {
-    "all": ("with sinks", "itself counts"),
-    "no_self": ("with sinks", "itself masked"),
-    "no_special": ("sinks masked", "itself counts"),
-    "words": ("sinks masked", "itself masked"),
-}
-"""How the figure of gains names the candidates. Special tokens are the sinks."""
+SPECIAL = {"no_self": "special tokens allowed", "words": "special tokens excluded"}
+"""Panels of the figure of gains, by candidates: in neither may a word choose itself."""
 
 # More columns would not be legible.
 _MOST_RELATIONS = 24
@@ -52,29 +46,29 @@ def describe_figures(
 
 
 def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
-    accuracy = pooled.set_index(["relation", "candidates", "measure"])["accuracy"]
+    table = pooled.set_index(["relation", "candidates", "measure"])
+    accuracy, counts = table["accuracy"], table["count"]
     rows = [
         {
-            "sinks": SINKS[candidates][0],
-            "itself": SINKS[candidates][1],
-            "relation": relation,
+            "candidates": candidates,
+            "relation": f"{relation} ({int(counts[relation, candidates, 'attn_w']):,})",
             "gain": 100 * (accuracy[relation, candidates, "attn_n"] - accuracy[relation, candidates, "attn_w"]),
         }
-        for candidates in CANDIDATES
+        for candidates in SPECIAL
         for relation in relations
     ]
-    return HeatmapGrid(
+    return Dots(
         table=pd.DataFrame(rows),
-        grid_row="sinks",
-        values={"gain": "vectors − weights (percentage points)"},
-        row="itself",
-        column="relation",
+        row="relation",
+        value="gain",
+        panel="candidates",
+        panel_titles=SPECIAL,
+        value_label="vectors − weights (percentage points)",
         caption=(
-            "What norms add to weights: accuracy of the best head by ‖αf(x)‖ minus that of the best head by α, in percentage "
-            "points, by relation, on the half of the corpus not used to select the heads. If the gain vanishes when special "
-            "tokens are masked, norms merely discount these sinks."
+            "What norms add to weights: accuracy of the best head by ‖αf(x)‖ minus that of the best head by α, by relation "
+            "(number of arcs), on the half of the corpus not used to select the heads. If the gain vanishes when special "
+            "tokens are excluded, norms merely discount these tokens."
         ),
-        diverging=True,
     )
 
 

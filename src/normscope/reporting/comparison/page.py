@@ -14,6 +14,7 @@ from normscope.reporting.comparison.map_pairs import heatmap_data
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
+from normscope.reporting.comparison.verdict import significant, verdict
 from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
 from normscope.rounding import duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
@@ -57,6 +58,7 @@ def comparison_page(comparison: RunComparison, folder: Path) -> str:
             libraries=vega() if curves or maps or training else "",
             script=script(*_SCRIPTS),
             title=comparison.title,
+            verdict=verdict(comparison),
             failures=comparison.failures,
             runs=table(_runs(comparison, folder), "Runs"),
             names=list(tables),
@@ -142,6 +144,7 @@ def _curves(comparison: RunComparison) -> dict[str, Any]:
     layers = comparison.values[comparison.values["layer"] > 0]
     runs = dict(iter(layers.groupby("metric", sort=False)))
     means = dict(iter(comparison.seed_curves.groupby("metric", sort=False)))
+    differing = significant(comparison)
     return {
         key: {
             "title": family.title,
@@ -152,6 +155,7 @@ def _curves(comparison: RunComparison) -> dict[str, Any]:
                     "label": panel.label,
                     "runs": _lines(runs[name], "label", panel.factor),
                     "means": _lines(means[name], "group", panel.factor) if name in means else [],
+                    "differs": name in differing,
                 }
                 for name, panel in family.panels.items()
             ],

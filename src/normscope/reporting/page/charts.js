@@ -67,7 +67,10 @@ function sized(spec, width) {
   // If a title is long, its part in parentheses goes on a second line.
   const fits = Math.floor((panel + ROOM.axis) / ROOM.character);
   const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.axis, labelExpr: `length(datum.label) > ${fits} ? split(replace(datum.label, ' (', '\\n('), '\\n') : datum.label` } };
-  return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
+  // Rows with names need their own height, and names their own room.
+  const height = usermeta.rows ? usermeta.rows * 18 : Math.round(Math.min(200, Math.max(130, panel * 0.72)));
+  const room = usermeta.rows ? Math.max(0, axisOf(usermeta.rowLetters) - ROOM.axis) : 0;
+  return { ...spec, facet, columns, spec: { ...spec.spec, width: Math.max(120, panel - room), height } };
 }
 
 // In rows of equal length as far as possible: the number of columns for so many charts, of which that many fit.

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.analyses.findings import Dots, Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import medians
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.lines import coincide
@@ -49,6 +49,8 @@ def chart(figure: Figure) -> Spec:
             spec = _profiles(figure)
         case Scatter():
             spec = _scatter(figure)
+        case Dots():
+            spec = _dots(figure)
         case WordMaps():
             spec = _word_maps(figure)
         case _:
@@ -63,7 +65,7 @@ def is_wide(figure: Figure) -> bool:
             return len(figure.panel_titles) > 2
         case Lines():
             return figure.panel is not None and figure.table[figure.panel].nunique() > 2
-        case Scatter():
+        case Scatter() | Dots():
             return len(figure.panel_titles) > 2
     return True
 
@@ -502,6 +504,39 @@ def _range_of(figure: Scatter, panel: str) -> pd.DataFrame:
     x = axis_range(figure, figure.x, list(figure.panel_titles))[0]
     ends = axis_range(figure, figure.y, [panel])
     return pd.DataFrame({figure.panel: panel, figure.x: x, figure.y: ends, "kind": "range"})
+
+
+def _dots(figure: Dots) -> Spec:
+    """Dots with intervals; rows keep the table's order."""
+    rows = pd.DataFrame(
+        {
+            "panel": figure.table[figure.panel].map(dict(figure.panel_titles)),
+            "row": [figure.row_titles.get(name, str(name)) for name in figure.table[figure.row]],
+            "value": figure.table[figure.value],
+        }
+    )
+    fields = [("row", "", "N"), ("value", figure.value_label, "Q")]
+    if figure.interval is not None:
+        rows["low"], rows["high"] = (figure.table[end] for end in figure.interval)
+        fields += [("low", "95% from", "Q"), ("high", "to", "Q")]
+    number = _field("value", figure.value_label, scale={"zero": figure.reference == 0.0})
+    layer: list[Spec] = []
+    if figure.reference is not None:
+        line = {"type": "rule", "color": LINE_COLOURS[3]}
+        layer.append({"mark": line, "encoding": {"x": {"datum": figure.reference}, "y": None, "tooltip": None}})
+    if figure.interval is not None:
+        ends = {"x": _field("low", figure.value_label), "x2": {"field": "high"}}
+        layer.append({"mark": {"type": "rule", "strokeWidth": 2, "color": LINE_COLOURS[0]}, "encoding": ends})
+    dot = {"type": "point", "filled": True, "size": 55, "color": LINE_COLOURS[0]}
+    layer.append({"mark": dot, "encoding": {"x": number}})
+    order = list(dict.fromkeys(rows["row"]))
+    unit: Spec = {
+        "encoding": {"y": _field("row", "", "nominal", sort=order, axis={"title": None}), "tooltip": _tooltip(*fields)},
+        "layer": layer,
+    }
+    spec = _panelled(unit, rows, "panel", {title: title for title in figure.panel_titles.values()})
+    spec["usermeta"] |= {"across": len(figure.panel_titles), "rows": len(order), "rowLetters": _letters(rows["row"])}
+    return spec
 
 
 def _word_maps(figure: WordMaps) -> Spec:

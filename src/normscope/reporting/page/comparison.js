@@ -19,16 +19,28 @@ function fromZero(lines) {
   return least >= 0 ? least < most / 2 : most <= 0 && most > least / 2;
 }
 
+// The range of an axis that would zoom into noise, widened to a tenth of what is possible: 10 points of a percentage, otherwise a
+// tenth of the largest magnitude. Nothing is widened where a difference was detected.
+function widened([least, most], { label, differs }) {
+  const smallest = label?.endsWith("(%)") ? 10 : Math.max(Math.abs(least), Math.abs(most)) / 10;
+  if (differs || most - least >= smallest) return null;
+  const from = (least + most - smallest) / 2;
+  if (least >= 0 && from < 0) return [0, smallest];
+  return label?.endsWith("(%)") && most <= 100 && from + smallest > 100 ? [100 - smallest, 100] : [from, from + smallest];
+}
+
 // The range of a family's panels: the same for all, unless that would flatten one of them.
 function sharedRange(panels, kind) {
   const ranges = panels.map((panel) => rangeOf(panel[kind]));
   const [least, most] = [Math.min(...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
   const span = most - (least > 0 && least < most / 2 ? 0 : least);
   const flat = ranges.some(([low, high]) => high > low && high - low < span / 12);
-  return panels.length > 1 && !flat ? [least > 0 && least < most / 2 ? 0 : least, most] : null;
+  const shared = [least > 0 && least < most / 2 ? 0 : least, most];
+  const differs = panels.some((panel) => panel.differs);
+  return panels.length > 1 && !flat ? widened(shared, { label: panels[0].label, differs }) ?? shared : null;
 }
 
-function panelSpec({ title, label, lines, domain, along, first, range }) {
+function panelSpec({ title, label, lines, domain, along, first, range, differs }) {
   const values = lines.flatMap(({ label, layer, depth, value, low, high }) => value.map((number, at) => ({ run: label, layer: layer[at], depth: depth[at], value: number, low: low?.[at], high: high?.[at] })));
   const style = (channel) => ({ field: "run", type: "nominal", legend: { title: null, symbolType: "stroke" }, scale: { domain, range: domain.map(channel) } });
   const axis = along === "layer" ? { title: "layer", tickMinStep: 1, format: "d" } : { title: "relative depth" };
@@ -37,7 +49,8 @@ function panelSpec({ title, label, lines, domain, along, first, range }) {
   const interval = lines.some(({ low }) => low);
   const number = { type: "quantitative", format: ",.3r" };
   const bounds = interval ? [{ field: "low", title: "95% from", ...number }, { field: "high", title: "to", ...number }] : [];
-  const y = { type: "quantitative", title: label || title, axis: { titleLimit: 130 }, scale: range ? { domain: range, nice: true } : { zero: fromZero(lines) } };
+  const own = range ?? (fromZero(lines) ? null : widened(rangeOf(lines), { label, differs }));
+  const y = { type: "quantitative", title: label || title, axis: { titleLimit: 130 }, scale: own ? { domain: own, nice: true } : { zero: fromZero(lines) } };
   return {
     ...(label && title ? { title } : {}),
     data: { values },

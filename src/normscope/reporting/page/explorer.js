@@ -15,7 +15,8 @@ class Explorer {
   constructor(root, data, { usesAddress = false } = {}) {
     Object.assign(this, { root, data, usesAddress });
     const last = data.sentences[0].layers.length - 1;
-    this.state = { sentence: 0, layer: last, head: BLOCK, ...DEFAULTS };
+    this.defaults = { ...DEFAULTS, measure: data.measure ?? DEFAULTS.measure };
+    this.state = { sentence: 0, layer: last, head: BLOCK, ...this.defaults };
     this.pinned = undefined; // a row and, unless keys are another sequence, the same column
     this.build();
     if (usesAddress) {
@@ -276,7 +277,7 @@ class Explorer {
     const layer = this.sentence.layers.indexOf(number("layer"));
     state.layer = layer < 0 ? this.sentence.layers.length - 1 : layer;
     state.head = number("head", BLOCK);
-    for (const name of ["measure", "minus", "scale"]) state[name] = given.get(name) ?? DEFAULTS[name];
+    for (const name of ["measure", "minus", "scale"]) state[name] = given.get(name) ?? this.defaults[name];
     for (const name of TICKS) state[name] = given.has(name);
     if (state.measure === WHOLE_LAYER) state.measure = measuresOf(data, this.sentence, BLOCK).at(-1);
     const token = number("token");

@@ -10,7 +10,7 @@ const SHARES = Float64Array.from({ length: 5200 }, (_, code) => share(code));
 
 // Inflates the codes of every map. High bytes precede low bytes.
 async function unpackData(data) {
-  const maps = data.sentences.flatMap(({ weights, norms, weighted, maps }) => [weights, ...[norms, weighted].filter(Boolean), ...Object.values(maps)]);
+  const maps = data.sentences.flatMap(({ weights, norms, weighted, maps }) => [...[weights, norms, weighted].filter(Boolean), ...Object.values(maps)]);
   await Promise.all(maps.map(async (packed) => {
     const bytes = await inflated(packed.codes);
     const count = bytes.length / 2;
@@ -49,7 +49,7 @@ function tokenValues(sentence, measure, layer, head) {
 // The measures that exist for single heads, and for the block.
 function measuresOf(data, sentence, head) {
   const names = Object.keys(data.measures);
-  return names.filter((name) => (head === BLOCK ? name === "attn_w" || name in sentence.maps : data.head_measures.includes(name)));
+  return names.filter((name) => (head === BLOCK ? (name === "attn_w" && sentence.weights) || name in sentence.maps : data.head_measures.includes(name)));
 }
 
 // The tokens of each word: [[0], [1, 2], …].

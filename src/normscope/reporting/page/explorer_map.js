@@ -50,7 +50,11 @@ class MapView {
     const labelWidth = Math.max(...map.rows.map((token) => clipped(token).length)) * 7.3 + 14;
     this.width = this.node.clientWidth;
     const room = (this.width || 700) - labelWidth - 4;
-    const size = Math.min(Math.max(Math.floor(room / columns), CELL.smallest), CELL.largest);
+    // The whole map is to be seen without scrolling, unless its cells would be too small to read.
+    const labelHeight = Math.max(...map.columns.map((token) => clipped(token).length)) * 7.3 + 16;
+    const fits = Math.floor((Math.min(736, 0.82 * innerHeight) - labelHeight) / rows);
+    const wide = Math.min(Math.max(Math.floor(room / columns), CELL.smallest), CELL.largest);
+    const size = fits >= CELL.smallest ? Math.min(wide, fits) : wide;
     this.size = size;
     for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
       this.grid.style.setProperty(name, value);

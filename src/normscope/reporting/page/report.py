@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from normscope.analyses.findings import Figure, Findings
+from normscope.analyses.findings import Figure, Findings, ranked
 from normscope.analyses.registry import analyses
 from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
@@ -60,6 +60,8 @@ def page(report: Report) -> str:
         for figure_name, figure in findings.figures.items()
         if figure_name not in findings.text_pairs
     }
+    top, others = ranked({name: findings.sentences for name, findings in report.findings.items()})
+    measure = getattr(top[0][1], "measure", "") if top else ""
     pairs = {name: text_pairs.payload(findings.text_pairs.values()) for name, findings in report.findings.items()}
     tables = {
         _table_id(name, table_name): _table_data(name, table_name, rows)
@@ -78,13 +80,15 @@ def page(report: Report) -> str:
             libraries=vega(),
             script=script(*EXPLORER_SCRIPTS, "charts.js", "tables.js", "report.js"),
             sections=sections,
+            top=[_linked(name, sentence, report.findings[name]) for name, sentence in top],
+            others=[_linked(name, sentence, report.findings[name]) for name, sentence in others],
             charts=packed_data(charts),
             pairs=script_data(pairs),
             tables=packed_data(tables),
             notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
             comparison=report.comparison and _published(report.comparison),
             unit=config["level"],
-            explorer=script_data(payload(report.sentences)) if report.sentences else None,
+            explorer=script_data(payload(report.sentences, measure)) if report.sentences else None,
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),
             provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
@@ -151,7 +155,6 @@ def _section(name: str, findings: Findings) -> dict[str, Any]:
     return {
         "name": name,
         "title": _title(name),
-        "sentences": [_linked(name, sentence, findings) for sentence in findings.sentences],
         "figures": _figures(
             name, {figure: it for figure, it in findings.figures.items() if figure not in findings.text_pairs}
         ),

@@ -1,0 +1,85 @@
+"""A sample of pairs of texts: translations, with what people say of their words, or texts and answers."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from normscope.data.examples import Example, WrongWords
+from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
+from normscope.errors import InputError
+
+PAIRS = "sampled_pairs"
+"""Name of the resource that holds them."""
+
+
+class SampledPairs(Resource[tuple[Example, ...]]):
+    """Reads a whole corpus and keeps random pairs of texts, in the order of the corpus.
+
+    Which pairs are kept depends on the seed and on their texts alone.
+
+    Args:
+        size: Number of pairs.
+        seed: Seed of the sample.
+        expected: The key that needs pairs and what it expects, for the message if there are none.
+    """
+
+    reads_corpus = True
+    content = "a sample of the pairs"
+
+    def __init__(self, size: int, seed: int, expected: str) -> None:
+        self._size, self._seed, self._expected = size, seed, expected
+
+    def start(self, _context: ResourceContext) -> None:
+        """Prepare for the first pairs."""
+        self._rows = 0
+        # Priority and row decide; the row also keeps examples from being compared.
+        self._kept: list[tuple[float, int, Example]] = []
+
+    def read(self, examples: Sequence[Example | str]) -> None:
+        """Offer the next pairs."""
+        for row, example in enumerate(examples, start=self._rows + 1):
+            if isinstance(example, Example) and example.text_pair is not None:
+                pair = Example(example.text, example.text_pair, row=row, wrong=example.wrong)
+                self._kept.append((self._priority(pair), row, pair))
+        self._rows += len(examples)
+        self._kept = sorted(self._kept)[: self._size]
+
+    def finish(self) -> tuple[Example, ...]:
+        """The pairs, which know their rows.
+
+        Raises:
+            InputError: If the corpus has none.
+        """
+        if not self._kept:
+            raise InputError(f"{self._expected}; the corpus has none")
+        return tuple(pair for _, _, pair in sorted(self._kept, key=lambda kept: kept[1]))
+
+    def state(self) -> State:
+        """The finished sample."""
+        return packed([_packed(pair) for pair in self.finish()])
+
+    def add(self, state: State) -> None:
+        """Take the sample that was made before."""
+        pairs = [_unpacked(pair) for pair in unpacked(state)]
+        self._kept = [(self._priority(pair), pair.row, pair) for pair in pairs]
+
+    def digest(self, value: tuple[Example, ...]) -> str:
+        """A hash of the texts and their labels."""
+        return hashlib.sha256(repr([_packed(pair) for pair in value]).encode()).hexdigest()
+
+    def _priority(self, pair: Example) -> float:
+        digest = hashlib.sha256(repr((pair.text, pair.text_pair)).encode()).digest()
+        return float(np.random.default_rng([self._seed, int.from_bytes(digest[:16], "little")]).random())
+
+
+def _packed(pair: Example) -> list[Any]:
+    wrong = pair.wrong or WrongWords()
+    return [pair.row, pair.text, pair.text_pair, wrong.hallucinated, wrong.omitted]
+
+
+def _unpacked(content: Sequence[Any]) -> Example:
+    row, text, text_pair, *labels = content
+    wrong = WrongWords(*(None if of_side is None else tuple(map(bool, of_side)) for of_side in labels))
+    return Example(str(text), str(text_pair), row=int(row), wrong=wrong if wrong.known else None)

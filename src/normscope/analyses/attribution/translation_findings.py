@@ -1,0 +1,114 @@
+"""The findings about a sample of translations: figures and a summary, from their tables."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.attribution.published import OF_TRANSLATIONS, PUBLISHED
+from normscope.analyses.attribution.sentences import sentences_of
+from normscope.analyses.attribution.translated import DrawnTranslation
+from normscope.analyses.findings import Findings, Lines, WordMaps
+from normscope.analyses.finite import require_finite
+from normscope.results.rollups import by_axes, roll_up
+from normscope.rounding import counted
+from normscope.statistics.tidy import tidy
+
+
+def translation_findings(
+    tables: Mapping[str, pd.DataFrame],
+    drawn: Sequence[DrawnTranslation],
+    options: AttributionOptions,
+    without_rows: int,
+) -> Findings:
+    """Tables, metrics, figures and sentences.
+
+    Args:
+        tables: See `TranslationSample.tables`.
+        drawn: A few short translations.
+        options: The options of the analysis.
+        without_rows: Number of sampled translations that could not be attributed.
+    """
+    require_finite(tables["target_words"]["source"].to_numpy(dtype=float), "the shares of the source")
+    rolled = roll_up(PUBLISHED, tables)
+    notes = []
+    if without_rows:
+        notes.append(
+            f"{counted(without_rows, 'sampled translation has', 'sampled translations have')} no words to attribute"
+        )
+    return Findings(
+        tables=tables,
+        metrics=rolled.metrics,
+        curves=rolled.curves,
+        figures={"source_share": _by_position(tables["translation_positions"])}
+        | {f"translation_{place}": _shares(each) for place, each in enumerate(drawn, start=1)},
+        summary=_summary(rolled.metrics),
+        summary_digits=3,
+        summary_caption="share of the source, and shares of words that are flagged as hallucinated and omitted",
+        sentences=sentences_of(rolled.metrics, below=(options.hallucinated_below, options.omitted_below)),
+        notes=notes,
+    )
+
+
+def _summary(metrics: Mapping[str, float]) -> pd.DataFrame:
+    columns = {
+        "source": "translation/<method>/source",
+        "hallucinated": "translation/<method>/hallucinated",
+        "omitted": "translation/<method>/omitted",
+        "AUC hallucinated": "detection/<method>/hallucinated/auc",
+        "AUC omitted": "detection/<method>/omitted/auc",
+    }
+    values = {column: by_axes(name, metrics) for column, name in columns.items()}
+    table = pd.DataFrame({column: of_methods for column, of_methods in values.items() if of_methods})
+    return table.rename_axis("method")
+
+
+def _by_position(positions: pd.DataFrame) -> Lines:
+    percent = {column: positions[column] * 100 for column in ("source", "low", "high")}
+    return Lines(
+        table=positions.assign(**percent),
+        x="word",
+        y="source",
+        series="method",
+        series_titles={
+            method: title for method, title in OF_TRANSLATIONS.items() if (positions["method"] == method).any()
+        },
+        y_label="share from the source (%)",
+        x_label="word of the target",
+        band=("low", "high"),
+        caption=(
+            "How much of each word of the target comes from the source, by its place; the rest comes from the target so far. "
+            f"Means and 95% intervals over {counted(positions['count'].max(), 'translation')}, fewer for later words."
+        ),
+    )
+
+
+def _shares(drawn: DrawnTranslation) -> WordMaps:
+    tables = []
+    for method, shares in drawn.shares.items():
+        columns = [
+            *(drawn.source[word] for word in shares.source),
+            "…",
+            *(drawn.target[word] for word in shares.read),
+            "<s>",
+        ]
+        table = tidy(
+            {
+                "query_token": np.array([drawn.target[word] for word in shares.target], dtype=object)[:, None],
+                "key_token": np.array(columns, dtype=object),
+                "value": shares.shares,
+            },
+            query=range(len(shares.target)),
+            key=range(len(columns)),
+        )
+        tables.append(table.assign(method=method))
+    return WordMaps(
+        table=pd.concat(tables, ignore_index=True).assign(frame="none"),
+        panel="method",
+        panel_titles={method: OF_TRANSLATIONS[method] for method in drawn.shares},
+        caption=(
+            "What each word of the target (row) comes from: the words of the source, its special tokens (…), the words of the "
+            "target so far, and its first token (<s>). Rows add up to 100%."
+        ),
+    )

@@ -1,0 +1,101 @@
+"""The verdict of a comparison, in sentences: what differs beyond noise, and by how much."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from normscope.reporting.comparison.curve_families import families
+from normscope.reporting.comparison.run_comparison import RunComparison
+from normscope.reporting.comparison.significance import FEWEST_PAIRS, is_extreme
+from normscope.rounding import counted, number, percentage
+
+SIGNIFICANT = 0.05
+"""The adjusted p-value below which a difference counts."""
+
+_MOST = 5
+"""Groups that have a sentence of their own."""
+
+
+def verdict(comparison: RunComparison) -> list[str]:
+    """A sentence for each group of runs beside the baseline, at most five; empty without a second group.
+
+    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
+    measures. The measure that is named is the one whose difference is largest beside its confidence interval.
+    """
+    whole = comparison.values[comparison.values["layer"] == 0]
+    whole = whole[~whole["metric"].map(is_extreme).astype(bool)]
+    groups = [name for name in whole["group"].unique() if name != comparison.baseline_group]
+    if not groups:
+        return []
+    means = whole.groupby(["group", "metric"], sort=False)["value"].mean()
+    sentences = [_of_group(comparison, group, means) for group in groups[:_MOST]]
+    if len(groups) > _MOST:
+        sentences.append(f"{counted(len(groups) - _MOST, 'more group')} of runs: see the tables.")
+    return sentences
+
+
+def _of_group(comparison: RunComparison, group: str, means: "pd.Series[float]") -> str:
+    baseline = comparison.baseline_group
+    by_basis = {"seeds": comparison.tests, "sequences": comparison.sequence_tests}
+    for basis, tests in by_basis.items():
+        own = tests[tests["group"] == group]
+        if len(own):
+            return _tested(own.reset_index(drop=True), basis, (group, baseline), means)
+    return _untested(group, baseline, means)
+
+
+def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd.Series[float]") -> str:
+    """What tests of a group against the baseline say."""
+    group, baseline = groups
+    found = tests[tests["adjusted"] < SIGNIFICANT]
+    if found.empty:
+        return f"No detectable difference between {group} and {baseline}: {counted(len(tests), 'measure')} tested over {basis}."
+    most = found.iloc[int((found["difference"].abs() / (found["high"] - found["low"])).to_numpy().argmax())]
+    metric = str(most["metric"])
+    values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
+    written = ": " + " instead of ".join(_value(metric, value) for value in values) if len(values) == 2 else ""
+    low, high = (_value(metric, float(most[end]), signed=True) for end in ("low", "high"))
+    points = " points" if low.endswith("%") else ""
+    interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
+    return (
+        f"{group} differs from {baseline} in {len(found):,} of {counted(len(tests), 'measure')} tested over {basis}, most "
+        f"clearly in {title(metric)}{written} (difference {interval}, 95% interval)."
+    )
+
+
+def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
+    """What can be said where no test is valid."""
+    own, other = (means[means.index.get_level_values("group") == name].droplevel("group") for name in (group, baseline))
+    pairs = pd.concat([own, other], axis=1, keys=["own", "other"]).dropna()
+    if pairs.empty:
+        return f"{group} and {baseline} have no measure in common."
+    relative = (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
+    metric = str(relative.idxmax())
+    values = [_value(metric, float(pairs[name][metric])) for name in ("own", "other")]
+    return (
+        f"Whether {group} differs from {baseline} cannot be tested: that takes several seeds of each, or trained models that "
+        f"have read at least {FEWEST_PAIRS} sequences. The largest relative difference is in {title(metric)}: {values[0]} "
+        f"instead of {values[1]}."
+    )
+
+
+def title(metric: str) -> str:
+    """A metric in words: `mixing ratio (attnresln_n)`; its name if no analysis describes it."""
+    (family,) = families([metric]).values()
+    panel = family.panels[metric]
+    if not panel.label:
+        return metric
+    label = panel.label.removesuffix(" (%)")
+    return f"{label} ({panel.title})" if panel.title else label
+
+
+def _value(metric: str, value: float, *, signed: bool = False) -> str:
+    (family,) = families([metric]).values()
+    write = percentage if family.panels[metric].factor == 100 else number
+    return write(value, signed=signed)
+
+
+def significant(comparison: RunComparison) -> Sequence[str]:
+    """The metrics in which some group differs from the baseline beyond noise."""
+    tests = pd.concat([comparison.tests, comparison.sequence_tests])
+    return [str(metric) for metric in tests[tests["adjusted"] < SIGNIFICANT]["metric"].unique()]

@@ -1,0 +1,268 @@
+"""What the words of translations draw on, by brute force: vectors of single tokens, one translation and one word at a time."""
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from normscope.analyses.attribution.options import AttributionOptions
+from normscope.data.examples import Example, WrongWords
+from normscope.rounding import number
+from tests.contract.test_translations import through
+from tests.oracles.attribution_oracle import interval
+from tests.oracles.comparison import Expected, Picture, percent, table
+from tests.oracles.specimens import Specimen
+from tests.unit.test_translation_maps import by_hand, untouched_maps
+
+NAMES = {"alti": "ALTI+", "decompx": "DecompX"}
+KINDS = {
+    "hallucinated": "hallucinated has a smaller share from the source",
+    "omitted": "omitted has a smaller largest share in a word of the target",
+}
+
+
+class Translated:
+    """One translation: the share of every word of the target that comes from each word, or from special tokens."""
+
+    def __init__(self, specimen: Specimen, example: Example) -> None:
+        self.example, self.wrong = example, example.wrong or WrongWords()
+        self.specimen, self.model = specimen, specimen.loaded.model
+        self.source, self.target = example.text.split(), example.text_pair.split()
+        self.inputs = {
+            name: tensor
+            for name, tensor in specimen._inputs(example.text, example.text_pair).items()
+            if name != "token_type_ids"
+        }
+        # Every word's tokens come one after the other; the source ends, and the target begins, with a special token.
+        self.of_source = _places(self.source, 0)
+        self.of_target = _places(self.target, 1)
+        self.tokens = sum(map(len, self.of_source)) + 1
+        read = [[self.tokens + place for place in word] for word in self.of_target]
+        self.columns = [*self.of_source, [self.tokens - 1], *read, [self.tokens]]
+
+    def shares(self, method: str) -> np.ndarray:
+        scores = self._vectors() if method == "decompx" else self._maps()
+        rows = []
+        for word in self.of_target:
+            # A token is predicted one place before it is read.
+            mean = np.mean([scores[place - 1] for place in word], axis=0)
+            sizes = [abs(sum(mean[place] for place in column if place < len(mean))) for column in self.columns]
+            rows.append([size / sum(sizes) for size in sizes])
+        return np.array(rows)
+
+    def _maps(self) -> np.ndarray:
+        masks = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+        inputs = self.inputs | {name: torch.ones_like(self.inputs[ids]) for name, ids in masks.items()}
+        return by_hand(untouched_maps(self.model, inputs))[1][-1][0].numpy()
+
+    def _vectors(self) -> np.ndarray:
+        """What each token's vector alone, without biases, makes of the logit of every following token."""
+        with torch.inference_mode():
+            seen = self.specimen.loaded.translator(**self.inputs, output_hidden_states=True)
+        sides = seen.encoder_hidden_states[0][0], seen.decoder_hidden_states[0][0]
+        ids = self.inputs["decoder_input_ids"][0, 1:]
+        columns = []
+        for token in range(len(sides[0]) + len(sides[1])):
+            vectors = torch.cat(sides)
+            vectors[torch.arange(len(vectors)) != token] = 0.0
+            source, target = vectors[: len(sides[0])], vectors[len(sides[0]) :]
+            for layer, x in zip(self.model.encoder.layers, seen.encoder_hidden_states, strict=False):
+                source, _ = through(layer, source, x[0])
+            for layer, x in zip(self.model.decoder.layers, seen.decoder_hidden_states, strict=False):
+                target, _ = through(layer, target, x[0], (source, seen.encoder_last_hidden_state[0]))
+            logits = target[:-1] @ self.specimen.loaded.translator.lm_head.weight.T
+            columns.append([float(logits[place, each]) for place, each in enumerate(ids)])
+        return np.array(columns).T
+
+
+def _places(words: Sequence[str], start: int) -> list[list[int]]:
+    places, at = [], start
+    for word in words:
+        places.append(list(range(at, at + word.count("_") + 1)))
+        at += len(places[-1])
+    return places
+
+
+def sample(examples: Sequence[Example], options: AttributionOptions) -> list[Example]:
+    """The sampled pairs, in the order of the corpus."""
+
+    def priority(example: Example) -> float:
+        digest = hashlib.sha256(repr((example.text, example.text_pair)).encode()).digest()
+        return np.random.default_rng([options.seed, int.from_bytes(digest[:16], "little")]).random()
+
+    chosen = sorted(examples, key=priority)[: options.sequences]
+    return sorted(chosen, key=lambda example: example.row)
+
+
+def expected(specimen: Specimen, examples: Sequence[Example], options: AttributionOptions) -> Expected:
+    """Everything that the analysis publishes about translations."""
+    every = [Translated(specimen, example) for example in sample(examples, options)]
+    methods = [*map(str, options.methods or NAMES)]
+    shares = {(method, one.example.row): one.shares(method) for method in methods for one in every}
+    target, source, sentences = [], [], []
+    for method, one in itertools.product(methods, every):
+        of_words, words = shares[method, one.example.row], len(one.source)
+        key = {"method": method, "row": one.example.row}
+        flags = {"hallucinated": 0, "omitted": 0}
+        for place, text in enumerate(one.target):
+            share = sum(of_words[place, : words + 1])
+            flagged = int(share < options.hallucinated_below)
+            flags["hallucinated"] += flagged
+            gold = _gold(one.wrong.hallucinated, place)
+            target.append(key | {"word": place, "text": text, "source": share, "flagged": flagged, "gold": gold})
+        for place, text in enumerate(one.source):
+            largest = max(of_words[:, place])
+            flagged = int(largest < options.omitted_below)
+            flags["omitted"] += flagged
+            gold = _gold(one.wrong.omitted, place)
+            source.append(key | {"word": place, "text": text, "drawn": largest, "flagged": flagged, "gold": gold})
+        mean = np.mean([row["source"] for row in target if row["method"] == method and row["row"] == one.example.row])
+        special = np.mean(of_words[:, words])
+        counts = {"target_words": len(one.target), "source_words": words}
+        sentences.append(key | {"source": mean, "target": 1 - mean, "special": special} | counts | flags)
+    found = [
+        {"method": method, "flag": flag, "below": below} | detected
+        for flag, rows, column, below in (
+            ("hallucinated", target, "source", options.hallucinated_below),
+            ("omitted", source, "drawn", options.omitted_below),
+        )
+        for method in methods
+        if (detected := _detected([row for row in rows if row["method"] == method and row["gold"]], column, below))
+    ]
+    positions = _positions(target, methods)
+    tables = {
+        "translations": table(["method", "row"], sentences),
+        "translation_positions": positions,
+        "target_words": table(["method", "row", "word"], target),
+        "source_words": table(["method", "row", "word"], source),
+    }
+    if found:
+        tables["detection"] = table(["method", "flag"], found)
+    metrics = _metrics(methods, sentences, target, source, found)
+    return Expected(
+        tables=tables,
+        metrics=metrics,
+        curves={},
+        figures=_figures(every, methods, positions, shares),
+        summary=_summary(methods, metrics),
+        sentences=_sentences(methods, metrics, options),
+    )
+
+
+def _gold(labels: Sequence[bool] | None, place: int) -> str:
+    if labels is None:
+        return ""
+    return "bad" if labels[place] else "ok"
+
+
+def _detected(rows: Sequence[Mapping], column: str, below: float) -> dict[str, float]:
+    """Every measure from its definition, pair by pair and threshold by threshold."""
+    if not rows:
+        return {}
+    bad, ok = ([round(row[column], 9) for row in rows if row["gold"] == gold] for gold in ("bad", "ok"))
+    flagged = [value < below for value in bad], [value < below for value in ok]
+    pairs = [1.0 if one < other else 0.5 if one == other else 0.0 for one in bad for other in ok]
+    area, before = 0.0, 0.0
+    for threshold in sorted({*bad, *ok}):
+        right, wrong = (sum(value <= threshold for value in values) for values in (bad, ok))
+        area += (right / len(bad) - before) * right / (right + wrong) if bad else np.nan
+        before = right / len(bad) if bad else np.nan
+    return {
+        "precision": sum(flagged[0]) / sum(map(sum, flagged)) if any(map(any, flagged)) else np.nan,
+        "recall": sum(flagged[0]) / len(bad) if bad else np.nan,
+        "auc": np.mean(pairs) if pairs else np.nan,
+        "average_precision": area if bad else np.nan,
+        "marked": len(bad),
+        "labelled": len(rows),
+    }
+
+
+def _positions(target: Sequence[Mapping], methods: Sequence[str]) -> pd.DataFrame:
+    rows = []
+    for method, place in itertools.product(methods, range(20)):
+        values = [row["source"] for row in target if row["method"] == method and row["word"] == place]
+        if values:
+            mean, low, high = interval(values)
+            rows.append(
+                {"method": method, "word": place, "source": mean, "low": low, "high": high, "count": len(values)}
+            )
+    return table(["method", "word"], rows)
+
+
+def _metrics(methods, sentences, target, source, found) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for method in methods:
+        mine = [[row for row in rows if row["method"] == method] for rows in (sentences, target, source)]
+        metrics |= {f"translation/{method}/{of}": np.mean([row[of] for row in mine[0]]) for of in ("source", "special")}
+        metrics[f"translation/{method}/hallucinated"] = np.mean([row["flagged"] for row in mine[1]])
+        metrics[f"translation/{method}/omitted"] = np.mean([row["flagged"] for row in mine[2]])
+    for row in found:
+        for of in ("precision", "recall", "auc", "average_precision"):
+            if not np.isnan(row[of]):
+                metrics[f"detection/{row['method']}/{row['flag']}/{of}"] = row[of]
+    return metrics
+
+
+def _summary(methods: Sequence[str], metrics: Mapping[str, float]) -> pd.DataFrame:
+    rows = []
+    for method in methods:
+        row = {of: metrics[f"translation/{method}/{of}"] for of in ("source", "hallucinated", "omitted")}
+        for column, flag in {"AUC hallucinated": "hallucinated", "AUC omitted": "omitted"}.items():
+            if f"detection/{method}/{flag}/auc" in metrics:
+                row[column] = metrics[f"detection/{method}/{flag}/auc"]
+        rows.append({"method": method} | row)
+    return table(["method"], rows)
+
+
+def _figures(every, methods, positions, shares) -> dict[str, Picture]:
+    figures = {
+        "source_share": Picture(
+            {
+                (None, NAMES[method], place): (100 * row["source"], 100 * row["low"], 100 * row["high"])
+                for (method, place), row in positions.iterrows()
+            }
+        )
+    }
+    for at, one in enumerate(sorted(every, key=lambda one: len(one.source) + len(one.target))[:2], start=1):
+        columns = [*one.source, "…", *one.target, "<s>"]
+        figures[f"translation_{at}"] = Picture(
+            {
+                (NAMES[method], i, word, k, column, "none"): shares[method, one.example.row][i, k]
+                for method in methods
+                for i, word in enumerate(one.target)
+                for k, column in enumerate(columns)
+            }
+        )
+    return figures
+
+
+def _sentences(methods: Sequence[str], metrics: Mapping[str, float], options: AttributionOptions) -> list[str]:
+    sentences = []
+    for method in methods:
+        of = {name: percent(metrics[f"translation/{method}/{name}"]) for name in ("source", "special", *KINDS)}
+        sentences += [
+            f"According to {NAMES[method]}, {of['source']} of the words of the translations comes from the source "
+            f"({of['special']} from its special tokens), and the rest from the target so far.",
+            f"{NAMES[method]} flags {of['hallucinated']} of the target's words as hallucinated, since less than "
+            f"{percent(options.hallucinated_below)} of them comes from the source, and {of['omitted']} of the source's words "
+            f"as omitted, since they make up less than {percent(options.omitted_below)} of every word of the target.",
+        ]
+    for flag, method in itertools.product(KINDS, methods):
+        name = f"detection/{method}/{flag}"
+        if f"{name}/auc" not in metrics:
+            continue
+        noun, rest = KINDS[flag].split(" ", 1)
+        flags = "none is flagged"
+        if f"{name}/precision" in metrics:
+            flags = (
+                f"the flags have a precision of {percent(metrics[f'{name}/precision'])} and a recall of "
+                f"{percent(metrics[f'{name}/recall'])}"
+            )
+        sentences.append(
+            f"By {NAMES[method]}, a word labelled as {noun} {rest} than one that is not with a probability of "
+            f"{number(metrics[f'{name}/auc'])} (AUC); {flags}."
+        )
+    return sentences

@@ -1,0 +1,76 @@
+"""The verdict of a comparison, written out by hand for each kind of comparison."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from normscope.reporting.comparison.verdict import significant, title, verdict
+
+COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
+MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
+
+
+def comparison(values, tests=(), sequence_tests=()):
+    rows = [(group, metric, 0, value) for group, metric, value in values]
+    return SimpleNamespace(
+        values=pd.DataFrame(rows, columns=["group", "metric", "layer", "value"]),
+        tests=pd.DataFrame(tests, columns=COLUMNS),
+        sequence_tests=pd.DataFrame(sequence_tests, columns=COLUMNS),
+        baseline_group="base",
+    )
+
+
+VALUES = [
+    *(("base", metric, value) for metric, value in ((MEAN, 0.25), (SHARE, 0.125), (LEAST, 0.01))),
+    *(("tuned", metric, value) for metric, value in ((MEAN, 0.375), (SHARE, 0.13), (LEAST, 0.02))),
+]
+
+
+def test_the_measure_with_the_clearest_difference_is_named():
+    tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
+    assert verdict(comparison(VALUES, sequence_tests=tests)) == [
+        "tuned differs from base in 2 of 2 measures tested over sequences, most clearly in mixing ratio (AttnResLn-N: the "
+        "attention block): 37.5% instead of 25.0% (difference +10.0 to +15.0 points, 95% interval)."
+    ]
+
+
+def test_seeds_come_before_sequences():
+    noise = [("tuned", MEAN, 0.125, -0.2, 0.4, 0.3)]
+    certain = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001)]
+    found = comparison(VALUES, tests=noise, sequence_tests=certain)
+    assert verdict(found) == ["No detectable difference between tuned and base: 1 measure tested over seeds."]
+
+
+@pytest.mark.parametrize(("adjusted", "differs"), [(0.0499, True), (0.05, False)])
+def test_the_bound_of_significance(adjusted, differs):
+    found = comparison(VALUES, tests=[("tuned", MEAN, 0.1, 0.0, 0.2, adjusted)])
+    assert verdict(found)[0].startswith("tuned differs") is differs
+    assert list(significant(found)) == ([MEAN] if differs else [])
+
+
+def test_without_a_test_the_largest_relative_difference_is_given_as_such():
+    """0.375 against 0.25 is a third less, 0.13 against 0.125 little; minima do not count."""
+    (sentence,) = verdict(comparison(VALUES))
+    assert sentence.startswith("Whether tuned differs from base cannot be tested")
+    assert sentence.endswith("in mixing ratio (AttnResLn-N: the attention block): 37.5% instead of 25.0%.")
+
+
+def test_groups_without_a_common_measure():
+    values = [("base", MEAN, 0.25), ("other", SHARE, 0.5)]
+    assert verdict(comparison(values)) == ["other and base have no measure in common."]
+
+
+def test_at_most_five_groups_have_a_sentence():
+    values = [("base", MEAN, 0.25), *((f"run {number}", MEAN, 0.3) for number in range(8))]
+    sentences = verdict(comparison(values))
+    assert len(sentences) == 6
+    assert sentences[-1] == "3 more groups of runs: see the tables."
+
+
+def test_one_group_needs_no_verdict():
+    assert verdict(comparison([("base", MEAN, 0.25)])) == []
+
+
+def test_a_metric_that_nobody_describes_has_its_name():
+    assert title("own/number") == "own/number"
