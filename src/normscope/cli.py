@@ -111,6 +111,7 @@ def _execute(main: Callable[[], object]) -> int:
         translate_command()
         expand_checkpoints()
         overrides = command_line.overrides()
+        _sweep.quiet = f"verbosity={Verbosity.quiet}" in overrides
         main()
         if _sweep.error is not None:
             raise _sweep.error

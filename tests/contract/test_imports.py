@@ -152,7 +152,7 @@ ALLOWED = {
         "running.options",
     },
     "command_line": {"config"},
-    "sweep": {"data.corpus_memory", "reporting", "running"},
+    "sweep": {"data.corpus_memory", "options", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution", "oldest_versions"},
 }

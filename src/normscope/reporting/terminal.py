@@ -105,10 +105,16 @@ def show_comparison(comparison: Comparison) -> None:
 def show_findings(name: str, findings: Findings) -> None:
     """Print what an analysis has found: its first finding, and its summary table; nothing if the run is quiet."""
     title, caption = name, findings.summary_caption
-    for sentence in () if _quiet else findings.sentences[:1]:
-        print(f"\n{wrapped(f'{name}: {sentence}')}", flush=True)
+    for sentence in findings.sentences[:1]:
+        show_sentence(f"{name}: {sentence}")
         title, caption = caption[:1].upper() + caption[1:] or name, ""
     show_table(title, findings.summary, findings.summary_digits, caption)
+
+
+def show_sentence(sentence: str) -> None:
+    """Print a result in words, in lines that fit into a terminal; nothing if the run is quiet."""
+    if not _quiet:
+        print(f"\n{_wrapped(sentence)}", flush=True)
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
@@ -120,10 +126,10 @@ def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") 
         table = table.rename_axis(columns=str(table.index.name)).rename_axis(index=None)
     whole = dict.fromkeys(map(str, table.select_dtypes("integer")), "{:,}".format)
     text = table.to_string(float_format=lambda value: _fixed(value, digits), formatters=whole, na_rep="")
-    print(f"\n{wrapped(f'{title}: {caption}' if caption else title)}\n{text}\n", flush=True)
+    print(f"\n{_wrapped(f'{title}: {caption}' if caption else title)}\n{text}\n", flush=True)
 
 
-def wrapped(text: str) -> str:
+def _wrapped(text: str) -> str:
     """A text in lines that fit into a terminal."""
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
 
