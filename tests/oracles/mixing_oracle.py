@@ -94,8 +94,8 @@ def summary_by_category(tokens: pd.DataFrame, layers: Sequence[int], categories:
             _, low, high, _ = mean_test(sample, resamples=999)
         rows[category] = {
             "mean %": 100 * chosen["ratio"].mean(),
-            "low %": 100 * low,
-            "high %": 100 * high,
+            "low %": 100 * np.clip(low, 0, 1),
+            "high %": 100 * np.clip(high, 0, 1),
             "tokens": len(chosen) // len(layers),
         }
     return pd.DataFrame.from_dict(rows, orient="index")

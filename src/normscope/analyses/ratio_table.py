@@ -118,7 +118,8 @@ class RatioTable:
             if count and category in self._reported:
                 mean = float(of_category["mean"].mean())  # every layer has the same tokens
                 below, above = _margins(sums[place], terms[place].round())
-                rows[category] = (100 * mean, 100 * (mean - below), 100 * (mean + above), count)
+                low, high = np.clip([mean - below, mean + above], 0.0, 1.0)  # of few sequences, they may lie beyond
+                rows[category] = (100 * mean, 100 * float(low), 100 * float(high), count)
         columns = ["mean %", "low %", "high %", "tokens"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("category")
 
