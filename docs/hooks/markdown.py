@@ -21,11 +21,3 @@ def cell(text: str) -> str:
 def code(text: object) -> str:
     """A text as inline code."""
     return f"`{text}`"
-
-
-def head_comment(path: Path) -> tuple[str, str]:
-    """The command in the first comment of a preset, and the sentences in the lines after it."""
-    comments = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
-    commands = [line for line in comments if line.startswith("python run.py")]
-    sentences = [line for line in comments if not line.startswith(("python run.py", "@package"))]
-    return commands[0].replace("python run.py", "normscope", 1), " ".join(sentences)

@@ -3,8 +3,9 @@
 import yaml
 
 from docs.architectures import stored
-from docs.hooks.markdown import ROOT, code, head_comment, table
+from docs.hooks.markdown import ROOT, code, table
 from normscope.analyses.registry import analyses
+from normscope.config.presets import head_comment
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 
 BLOCKS: dict[str, str] = {
@@ -76,7 +77,7 @@ def _methods(block: str, stack: str) -> list[Method]:
 def _presets() -> str:
     rows = []
     for path in sorted((ROOT / "conf" / "model").glob("*.yaml")):
-        _, sentence = head_comment(path)
+        _, sentence = head_comment(path.read_text())
         name = yaml.safe_load(path.read_text()).get("name", "")
         rows.append((code(f"model={path.stem}"), code(name) if name else "", sentence))
     return table(("preset", "on the Hub", ""), rows)

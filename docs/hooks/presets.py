@@ -1,6 +1,7 @@
 """The page of all presets, from `conf/`."""
 
-from docs.hooks.markdown import ROOT, code, head_comment, table
+from docs.hooks.markdown import ROOT, code, table
+from normscope.config.presets import head_comment
 
 GROUPS = {
     "model": "Models. A preset is a name on the Hub and what belongs to it; `model.name=NAME` takes any other.",
@@ -23,7 +24,7 @@ def page() -> str:
     for group, introduction in GROUPS.items():
         rows = []
         for path in sorted((ROOT / "conf" / group).glob("*.yaml")):
-            command, sentence = head_comment(path)
+            command, sentence = head_comment(path.read_text())
             rows.append((code(path.stem), sentence, code(command)))
         parts.append(f"## {code(group)}\n\n{introduction}\n\n{table(('preset', 'what it is', 'command'), rows)}")
     return "\n".join(parts)

@@ -33,6 +33,7 @@ from normscope.config.composition import explain
 from normscope.data.options import DatasetOptions
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
+from normscope.help_page import help_page
 from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
 from normscope.reporting.earlier_runs import is_complete
@@ -103,10 +104,14 @@ def _execute(main: Callable[[], object]) -> int:
     try:
         global _text
         refuse_old_versions()
+        if (topics := command_line.help_topics()) is not None:
+            print(help_page(program(), topics, command_line.preset_folders()), flush=True)
+            return 0
         _text = command_line.text_to_explain()
         translate_command()
         expand_checkpoints()
         overrides = command_line.overrides()
+        _sweep.quiet = f"verbosity={Verbosity.quiet}" in overrides
         main()
         if _sweep.error is not None:
             raise _sweep.error
@@ -378,6 +383,3 @@ def _register() -> None:
 _register()
 OmegaConf.register_new_resolver("thousands", _thousands, replace=True)
 OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)
-# For the help page.
-OmegaConf.register_new_resolver("program", program, replace=True)
-OmegaConf.register_new_resolver("experiments", lambda: str(folder("experiments")), replace=True)

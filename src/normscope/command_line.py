@@ -1,6 +1,7 @@
 """The words of a command line: commands of ours, patterns of checkpoints, and the overrides for Hydra."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -36,6 +37,27 @@ def translate_command() -> None:
         raise InputError(f"merge: expected the folders of the runs of all shards: {program()} merge RUN…")
     listed = ",".join(map(_quoted, runs))
     sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
+
+
+def help_topics() -> list[str] | None:
+    """What `help KEY…` or `--help KEY…` asks about; None if the command line asks for no help."""
+    words = sys.argv[1:]
+    if words[:1] == ["explain"]:
+        return None
+    if words[:1] == ["help"]:
+        words = ["--help", *words[1:]]
+    if not {"--help", "-h"} & set(words):
+        return None
+    given, _ = get_args_parser().parse_known_args(words)
+    return [word for word in given.overrides if "=" not in word and word not in ("merge", "prepare")]
+
+
+def preset_folders() -> list[Path]:
+    """Folders with presets of the user's own, from `--config-dir` and `hydra.searchpath`."""
+    given, _ = get_args_parser().parse_known_args(sys.argv[1:])
+    searched = [text for text in given.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
+    paths = [path for text in searched for path in re.findall(r"file://([^,\]'\"]+)", text)]
+    return [Path(path) for path in ([given.config_dir] if given.config_dir else []) + paths]
 
 
 def text_to_explain() -> str | None:

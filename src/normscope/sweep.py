@@ -37,6 +37,8 @@ class Sweep:
     """How many failures an earlier sweep had recorded there."""
     memory: "CorpusMemory | None" = None
     """The corpora that its jobs in this process have read."""
+    quiet: bool = False
+    """Whether to print nothing at the end but the folder."""
     completed: int | None = None
     """How many jobs have completed, in any process; None until somebody asks, after the last job."""
 
@@ -97,11 +99,15 @@ class Sweep:
             InputError: If the record or the results of a run are damaged.
         """
         if self.folder is not None and self._completed():
-            from normscope.reporting.comparison import compare, runs
-            from normscope.reporting.terminal import say
+            from normscope.reporting.comparison import compare, in_terminal, runs
+            from normscope.reporting.options import Verbosity
+            from normscope.reporting.terminal import say, set_verbosity
 
+            if self.quiet:  # jobs in other processes have not set it in this one
+                set_verbosity(Verbosity.quiet)
             comparison = compare.compared(*runs.read([self.folder]))
             written = compare.write(comparison, self.folder)
+            in_terminal.show(comparison)
             say(f"\ncomparison in {written}")
         return 0
 

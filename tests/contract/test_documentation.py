@@ -174,7 +174,7 @@ def test_the_readme_says_what_the_first_run_says(tmp_path):
     outcome = run_once("tracking=disabled", f"output_dir={tmp_path}/run")
     assert outcome.status == 0, outcome.err
     printed = "\n".join(line.rstrip() for line in outcome.out.splitlines())
-    (shown,) = re.findall(r"^```\n( +mean % .*?)^```", readme, re.M | re.S)
+    (shown,) = re.findall(r"^```\n(How much of .*?)^```", readme, re.M | re.S)
     assert shown in printed
     assert shown in (ROOT / "docs" / "tutorials" / "first-run.md").read_text()
     table = pd.read_parquet(tmp_path / "run" / "tables" / "mixing_by_layer.parquet").set_index("method")

@@ -136,11 +136,13 @@ ALLOWED = {
         "data.corpora",
         "distribution",
         "explaining",
+        "help_page",
         "oldest_versions",
         "quick_imports",
         "reporting",
         "running",
     },
+    "help_page": {"config", "declarations", "distribution", "running.options"},
     "explaining": {
         "api",
         "models",
@@ -150,7 +152,7 @@ ALLOWED = {
         "running.options",
     },
     "command_line": {"config"},
-    "sweep": {"data.corpus_memory", "reporting", "running"},
+    "sweep": {"data.corpus_memory", "options", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution", "oldest_versions"},
 }

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import wandb
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -112,6 +114,8 @@ def tracked(run: RunOptions, folder: Path, during: Callable[[], None] = lambda: 
         tracker.table("mixing_by_layer", TABLE)
         tracker.table("frequency_by_token", RANKS)
         tracker.figure("mixing_lines", picture, "Lines fall | rise.")
+        tracker.table("mixing_nothing", TABLE.head(0))
+        tracker.findings({"mixing": ["A finding < 5."]})
         tracker.curves({"mixing/attn_n/mean": pd.Series(LAYERS)})
         tracker.page("report", page)
         tracker.summary(METRICS, {"device": "cpu", "versions": {"torch": "2.9"}})
@@ -125,19 +129,31 @@ def of_wandb(folder: Path) -> Kept:
     (files,) = folder.glob("wandb/offline-run-*/files")
     history, summary = run["history"], run["summary"]
     (media,) = [row for row in history if "report" in row]
+    assert run["charts"] == {"by_layer/mixing/mean": "wandb/lineseries/v0"}
+    drawn = of_table(files, summary["Custom Chart Tables/by_layer/mixing/mean_table"])
+    assert set(drawn["lineKey"]) == {"Attn-N: vectors"}
+    curves = of_table(files, summary["tables/curves"])
+    by_layer = dict(zip(curves["layer"], curves["value"], strict=True))
+    assert dict(zip(drawn["step"], drawn["lineVal"], strict=True)) == {1: 25.0, 3: 100 * LAYERS[3]}  # in per cent
+    assert "<li>A finding &lt; 5.</li>" in (files / media["findings"]["path"]).read_text()
     return Kept(
         name=run["name"],
         status="completed" if run["exit"] == 0 else "failed",
         about=f"{run['tags']} {run['job_type']} {run['notes']} {run['group']}",
         parameters={"seed": run["config"]["seed"], "model.name": run["config"]["model"]["name"]},
         metrics={name: value for name, value in summary.items() if name in METRICS},
-        curves={"mixing/attn_n/mean": _by_step(history, "layer", "by_layer/mixing/attn_n/mean")},
+        curves={str(curves["curve"].unique().item()): by_layer},
         progress={"tokens_per_second": _by_step(history, "progress/examples", "progress/tokens_per_second")},
-        tables={key.removeprefix("tables/") for key in media if key.startswith("tables/")},
+        tables={key.removeprefix("tables/") for key in summary if key.startswith("tables/")} - {"curves"},
         figures={"mixing_lines": (files / media["figures/mixing_lines"]["path"]).read_bytes()},
         page=(files / media["report"]["path"]).read_text(),
         provenance=str(summary["provenance"]),
     )
+
+
+def of_table(files: Path, kept: dict[str, Any]) -> pd.DataFrame:
+    content = json.loads((files / kept["path"]).read_text())
+    return pd.DataFrame(content["data"], columns=content["columns"])
 
 
 def _by_step(history: list[dict[str, Any]], step: str, name: str) -> dict[int, float]:
@@ -193,9 +209,9 @@ def of_tensorboard(folder: Path) -> Kept:
 
     def scalars(prefix: str) -> dict[str, dict[int, float]]:
         return {
-            tag.removeprefix(prefix): {event.step: event.tensor_proto.double_val[0] for event in events.Tensors(tag)}
-            for tag in tags["tensors"]
-            if tag.startswith(prefix) and not tag.startswith("figures/") and not tag.endswith("text_summary")
+            tag.removeprefix(prefix): {event.step: event.value for event in events.Scalars(tag)}
+            for tag in tags["scalars"]
+            if tag.startswith(prefix)
         }
 
     starts = [
@@ -221,9 +237,7 @@ def of_tensorboard(folder: Path) -> Kept:
             **{key: value for key, value in parameters.items() if key not in ("seed", "model.name")},
         },
         metrics={
-            name: values[0]
-            for name, values in scalars("").items()
-            if not name.startswith(("by_layer", "progress", "_"))
+            name: values[0] for name, values in scalars("").items() if not name.startswith(("by_layer", "progress"))
         },
         curves=scalars("by_layer/"),
         progress=scalars("progress/"),
@@ -243,6 +257,14 @@ NAMES = {
 }
 
 
+# TensorBoard's readers find simple values alone, which are in single precision.
+PRECISION: dict[TrackerName, Callable[[float], float]] = {
+    TrackerName.wandb: float,
+    TrackerName.mlflow: float,
+    TrackerName.tensorboard: lambda value: float(np.float32(value)),
+}
+
+
 @pytest.mark.parametrize("tracker", TrackerName)
 @pytest.mark.spread(1)
 def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
@@ -257,8 +279,10 @@ def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
     for text in ("bert", "sample", "mixing", "mine", "analysis", "normscope layers=all", "a sweep"):
         assert text in kept.about
     assert (kept.parameters["seed"], kept.parameters["model.name"]) == (0, "some/model")
-    assert kept.metrics == {"mixing/attn_n/mean": 0.1 + 0.2, NAMES[tracker]: 2.0}, "to the last digit"
-    assert kept.curves == {"mixing/attn_n/mean": LAYERS}
+    assert kept.metrics == {"mixing/attn_n/mean": PRECISION[tracker](0.1 + 0.2), NAMES[tracker]: 2.0}, (
+        "to the last digit"
+    )
+    assert kept.curves == {"mixing/attn_n/mean": {layer: PRECISION[tracker](value) for layer, value in LAYERS.items()}}
     assert kept.progress == {"tokens_per_second": {8: 12.5, 16: 25.0}}
     assert kept.tables == {"mixing_by_layer", "frequency_by_token"}
     assert kept.figures == {"mixing_lines": (folder / "figures/mixing_lines.png").read_bytes()}
@@ -365,16 +389,34 @@ def test_a_whole_run(capsys, monkeypatch, saved_model, tmp_path):
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0}).Reload()
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
     for name, value in metrics.items():
-        (event,) = events.Tensors(name)
-        assert event.tensor_proto.double_val[0] == value
+        (event,) = events.Scalars(name)
+        assert event.value == np.float32(value)
     curves = pd.read_parquet(folder / "tables" / "curves.parquet")
     for name, rows in curves.groupby("curve"):
-        points = [(event.step, event.tensor_proto.double_val[0]) for event in events.Tensors(f"by_layer/{name}")]
-        assert points == list(zip(rows["layer"], rows["value"], strict=True))
+        points = [(event.step, event.value) for event in events.Scalars(f"by_layer/{name}")]
+        assert points == list(zip(rows["layer"], rows["value"].astype(np.float32), strict=True))
     for kind, suffix in (("figures", "png"), ("tables", "parquet")):
         files = {path.stem for path in folder.glob(f"{kind}/*.{suffix}")} - {"curves", "heatmaps", "sequences"}
         logged = {tag.split("/")[1] for tag in events.Tags()["tensors"] if tag.startswith(f"{kind}/")}
         assert logged == files
+
+
+def test_scalars_are_simple_values_as_readers_of_event_files_expect(tmp_path):
+    """Read as tbparse does: a long table of tags, steps and values, without TensorBoard's own conversions."""
+    folder = tmp_path / "runs" / "first"
+    tracked(options(TrackerName.tensorboard), folder)
+    rows = [
+        (value.tag, event.step, value.simple_value)
+        for path in (folder / "tensorboard").glob("events.out.tfevents.*")
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    ]
+    table = pd.DataFrame(rows, columns=["tag", "step", "value"])
+    wide = table.pivot(index="step", columns="tag", values="value")
+    assert wide["mixing/attn_n/mean"].dropna().to_dict() == {0: np.float32(0.1 + 0.2)}
+    assert wide["by_layer/mixing/attn_n/mean"].dropna().to_dict() == {1: 0.25, 3: np.float32(1 / 3)}
+    assert wide["progress/tokens_per_second"].dropna().to_dict() == {8: 12.5, 16: 25.0}
 
 
 @pytest.mark.parametrize("tracker", [TrackerName.mlflow, TrackerName.tensorboard])

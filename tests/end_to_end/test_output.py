@@ -1,5 +1,6 @@
 """What a run prints: progress and notes on stderr, tables and the folder of the results on stdout."""
 
+import re
 import subprocess
 import sys
 
@@ -53,7 +54,7 @@ def test_jobs_stand_with_their_tables(capsys, monkeypatch, tmp_path, saved_model
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}", *(["--quiet"] if quiet else []))
     assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
-    marks = [line for line in lines if line.startswith(("job ", "mixing", str(folder)))]
+    marks = [line for line in lines if line.startswith(("job ", "mixing:", str(folder)))]
     heads = [f"job {number}: model.name={saved_model} layers=[{number + 1}]" for number in range(2)]
     printed = [line.partition(":")[0] if line.startswith("mixing") else line for line in marks]
     if quiet:
@@ -62,6 +63,11 @@ def test_jobs_stand_with_their_tables(capsys, monkeypatch, tmp_path, saved_model
     else:
         start = [f"{head} dataset.limit=2 tracking=disabled output_dir={folder}" for head in heads]
         assert printed == [start[0], "mixing", str(folder / "0"), start[1], "mixing", str(folder / "1"), str(folder)]
+        end = "\n".join(lines[lines.index(str(folder / "1")) + 1 :])
+        assert re.match(
+            r"\n2 choices of layers of tiny-bert on the sample corpus: .*\.\n\nMeasures that differ most\n", end, re.S
+        )
+        assert outcome.out.count("Measures that differ most") == 1
 
 
 def test_type_checkers_find_the_package():

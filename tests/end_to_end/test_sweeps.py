@@ -145,17 +145,16 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     built = wandb_report.report("me", "normscope", "my-sweep", found)
     panels = [panel for block in built.blocks if isinstance(block, wr.PanelGrid) for panel in block.panels]
     kinds = {type(panel).__name__ for panel in panels}
-    assert kinds == {"RunComparer", "LinePlot", "BarPlot", "MediaBrowser", "WeavePanelSummaryTable"}
+    assert kinds == {"RunComparer", "CustomChart", "BarPlot", "MediaBrowser", "WeavePanelSummaryTable"}
     metrics = json.loads((tmp_path / "0/results.json").read_text())["metrics"]
     bars = {panel.title: panel.metrics for panel in panels if isinstance(panel, wr.BarPlot)}
     assert set(bars) == {f"<method>/{name}" for name in ("mean", "max", "min", "share", "own", "residual", "bias")}
     assert {getattr(name, "name", name) for names in bars.values() for name in names} == set(metrics)
-    curves, shares = [panel for panel in panels if isinstance(panel, wr.LinePlot)]
-    assert (curves.title_x, curves.title_y) == ("layer", "<method>/mean")
-    assert (shares.title_x, shares.title_y) == ("layer", "<method>/share")
-    assert {getattr(name, "name", name) for name in curves.y} == {
-        f"by_layer/mixing/{method}/mean" for method in ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
-    }
+    charts = [panel for panel in panels if isinstance(panel, wr.CustomChart)]
+    assert [chart.query["summaryTable"]["tableKey"] for chart in charts] == [
+        f"Custom Chart Tables/by_layer/mixing/{name}_table" for name in ("mean", "share")
+    ]
+    assert charts[0].chart_strings == {"title": "mixing: mixing ratio (%)", "xname": "layer"}
     assert all("Group" in str(block.runsets[0].filters) for block in built.blocks if isinstance(block, wr.PanelGrid))
     texts = "\n".join(block.text for block in built.blocks if isinstance(block, wr.MarkdownBlock))
     for part in (

@@ -22,7 +22,7 @@ from normscope.running.options import RunOptions
 from normscope.running.status import describe
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
-from tests.end_to_end.wandb_file import contents, run_of
+from tests.end_to_end.wandb_file import contents, panels, run_of
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def recorded(folder):
     return run_of(folder)
 
 
-def test_a_run_is_one_step_of_media_and_one_for_each_layer(capsys, monkeypatch, tmp_path, saved_model):
+def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path, saved_model):
     folder = tmp_path / "run"
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "seed=3", "layers=[1,3]", f"output_dir={folder}"]
     outcome = run_here(capsys, monkeypatch, *arguments, "analysis=[mixing,norms]", "tracking.tags=[mine]")
@@ -89,17 +89,27 @@ def test_a_run_is_one_step_of_media_and_one_for_each_layer(capsys, monkeypatch, 
     (progress,) = [row for row in run["history"] if "progress/examples" in row]
     assert progress["progress/examples"] == 2
     assert {"progress/tokens_per_second", "progress/peak_memory_gib", "progress/seconds_left"} <= set(progress)
-    assert [row["layer"] for row in run["history"] if "layer" in row] == [1, 3]
     (media,) = [step for step in steps if "report" in step]
-    drawn = {f"figures/{path.stem}" for path in folder.glob("figures/*.png")}
-    assert drawn <= media
-    assert {"tables/mixing_by_layer", "tables/norms_by_layer"} <= media
-    assert len(steps) == 4
-    assert run["metrics"]["by_layer/*"] == "layer"
+    figures = {f"figures/{path.stem}" for path in folder.glob("figures/*.png")}
+    charts = {f"by_layer/{name}" for name in ("mixing/mean", "mixing/share", "norms/alpha", "norms/alpha_f")}
+    assert figures <= media
+    assert len(steps) == 2
+    assert set(panels(run)) == {"report", "findings", *figures, *charts}
+    for analysis in ("mixing", "norms"):
+        assert sum(f"/{analysis}" in panel or "/" not in panel for panel in panels(run)) <= 12
     assert run["metrics"]["progress/*"] == "progress/examples"
 
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
-    assert {key for key in run["summary"] if not key.startswith("_")} == {*metrics, *media, "provenance"}
+    tables = {key for key in run["summary"] if key.startswith("tables/")}
+    assert {"tables/mixing_by_layer", "tables/norms_by_layer", "tables/curves"} <= tables
+    behind = {f"Custom Chart Tables/by_layer/norms/{name}_table" for name in ("f", "share", "expansion")}
+    shown = {key for key in run["summary"] if not key.startswith("_")}
+    assert shown == {*metrics, *media, *tables, *behind, "provenance"}
+    (kept,) = folder.glob("wandb/offline-run-*/files")
+    assert media >= {f"Custom Chart Tables/{chart}_table" for chart in charts}
+    assert (kept / run["summary"]["report"]["path"]).samefile(folder / "report.html")
+    for name in figures:
+        assert (kept / run["summary"][name]["path"]).stat().st_nlink > 1  # no copy of the run folder's file
 
     (artifact,) = [artifact for artifact in run["artifacts"] if artifact["type"] == "normscope-run"]
     assert artifact["name"] == "mixing-norms-tiny-bert-sample-layers-1-3-seed-3"
@@ -182,9 +192,17 @@ def test_long_names_are_shortened():
     run = options(tags=["x" * 64])
     run.model.name = run.dataset.name = "n" * 300
     description = describe(run, "normscope", "bert")
-    assert len(description.name) == 128
+    assert len(description.name) == 60
+    assert description.name.endswith("… · seed 0")
     assert 100 < len(description.slug) <= 128
     assert max(len(tag) for tag in description.tags) == 64
+
+
+def test_many_analyses_are_counted_in_names():
+    run = options()
+    for name in ("feedforward", "norms", "frequency", "outliers", "score"):
+        getattr(run.analysis, name).enabled = True
+    assert describe(run, "normscope", "bert").name == "5 analyses · model · sample · seed 0"
 
 
 def test_the_environment_describes_a_run_that_the_config_does_not(monkeypatch, tmp_path):

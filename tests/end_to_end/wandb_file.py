@@ -4,6 +4,7 @@ The format is LevelDB's log: after a seven-byte header, blocks of 32 KiB filled 
 length and type (whole, first, middle, last) before its bytes; the joined bytes are one protocol buffer record each.
 """
 
+import fnmatch
 import json
 import struct
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,7 @@ def run_of(folder: Path) -> dict[str, Any]:
 def contents(path: Path) -> dict[str, Any]:
     """What a W&B file contains: description, config, history rows, definitions of metrics, summary, artifacts, exit code."""
     found: dict[str, Any] = {"history": [], "summary": {}, "config": {}, "exit": None, "artifacts": [], "metrics": {}}
-    found["system"] = 0
+    found |= {"system": 0, "charts": {}, "hidden": []}
     for record in records(path):
         match record.WhichOneof("record_type"):
             case "run":
@@ -64,6 +65,9 @@ def contents(path: Path) -> dict[str, Any]:
             case "metric":
                 metric = record.metric
                 found["metrics"][metric.name or metric.glob_name] = metric.step_metric
+                found["hidden"] += [metric.name or metric.glob_name] * metric.options.hidden
+            case "config":
+                found["charts"] |= _charts(_nested(record.config.update))
             case "stats":
                 found["system"] += 1
             case "request" if record.request.WhichOneof("request_type") == "log_artifact":
@@ -73,6 +77,19 @@ def contents(path: Path) -> dict[str, Any]:
             case "exit":
                 found["exit"] = record.exit.exit_code
     return found
+
+
+def panels(run: dict[str, Any]) -> list[str]:
+    """The panels that a workspace makes of a run by itself: of keys of the history that are not hidden, and of charts."""
+    keys = {key for row in run["history"] for key in row if not key.startswith("_")}
+    shown = [key for key in keys if not any(fnmatch.fnmatch(key, pattern) for pattern in run["hidden"])]
+    return sorted([*shown, *run["charts"]])
+
+
+def _charts(config: dict[str, Any]) -> dict[str, str]:
+    """The kind of each chart, by key."""
+    drawn = config.get("_wandb", {}).get("visualize", {})
+    return {key: chart["panel_config"]["panelDefId"] for key, chart in drawn.items()}
 
 
 def _artifact(artifact: Any) -> dict[str, Any]:

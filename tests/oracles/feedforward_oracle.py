@@ -21,6 +21,7 @@ from tests.oracles.mixing_oracle import (
     shares_by_sequence,
     shares_of_tokens,
     statistics_of,
+    summary_by_category,
     tokens_of,
 )
 from tests.oracles.specimens import Specimen
@@ -103,12 +104,7 @@ def expected(
         metrics=metrics,
         curves=curves | share_curves(shares) | {f"change/{step}": curve for step, curve in flattened.items()},
         figures=_figures(specimen, layers, categories, pairs, methods, ratios, change, flattened),
-        summary=pd.DataFrame(
-            {
-                f"{name} %": {method: metrics[f"{method}/{name}"] * 100 for method in own}
-                for name in ("mean", "max", "min")
-            }
-        ),
+        summary=summary_by_category(tokens[tokens["method"] == own[-1]], layers, categories),
         sentences=_sentences(metrics, post),
         by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own}
         | shares_by_sequence(shares, layers),

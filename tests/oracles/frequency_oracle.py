@@ -73,7 +73,7 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         figures={
             "scatter": Picture(cloud(points) if len(sample) else {}, {"log_x": True, "sharey": False, "medians": True})
         },
-        summary=overall["spearman"].unstack().reindex(measures).rename(columns=lambda name: f"ρ {name} specials"),
+        summary=overall["spearman"].unstack().reindex(measures).rename(columns=lambda name: f"ρ {name} special tokens"),
         sentences=_sentences(metrics),
         notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
     )

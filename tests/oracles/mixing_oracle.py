@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from normscope.statistics.intervals import Sample, mean_test
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, table
 from tests.oracles.specimens import Specimen
@@ -46,12 +47,6 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     )
     metrics |= share_metrics(shares)
     of_shares = {(method, layer): rows for (method, layer), rows in shares.groupby(["method", "layer"])}
-    summary = pd.DataFrame(
-        {
-            f"{name} %": {method: metrics[f"{method}/{name}"] * 100 for method in methods}
-            for name in ("mean", "max", "min")
-        }
-    )
     return Expected(
         tables={"by_layer": by_layer, "shares": share_table(shares, categories)},
         metrics=metrics,
@@ -80,9 +75,30 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
                 }
             ),
         },
-        summary=summary,
+        summary=summary_by_category(tokens[tokens["method"] == methods[-1]], layers, categories),
         sentences=_sentences(metrics),
     )
+
+
+def summary_by_category(tokens: pd.DataFrame, layers: Sequence[int], categories: Sequence[str]) -> pd.DataFrame:
+    """Mean over tokens and layers by category, its interval over sequences, and the number of tokens."""
+    rows = {}
+    for category in categories:
+        chosen = tokens if category == "all" else tokens[tokens["category"] == category]
+        if not len(chosen):
+            continue
+        sequences = chosen.groupby("sequence")["ratio"].agg(["size", "mean"]).sort_values(["size", "mean"])
+        low = high = np.nan
+        if len(sequences) >= 5 and sequences["mean"].max() - sequences["mean"].min() > 1e-6:
+            sample = Sample(sequences["mean"].to_numpy(), sequences["size"].to_numpy(float))
+            _, low, high, _ = mean_test(sample, resamples=999)
+        rows[category] = {
+            "mean %": 100 * chosen["ratio"].mean(),
+            "low %": 100 * np.clip(low, 0, 1),
+            "high %": 100 * np.clip(high, 0, 1),
+            "tokens": len(chosen) // len(layers),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 PARTS = {

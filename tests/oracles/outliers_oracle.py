@@ -56,7 +56,7 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         [{"dimension": j, "share_of_layers": share[j], "largest_score": np.abs(scores[:, j]).max()} for j in outliers],
         ["share_of_layers", "largest_score"],
     )
-    counts = pd.DataFrame({"outliers of the layer": is_outlier.sum(axis=1)}, index=layers)
+    counts = pd.DataFrame({"outliers": is_outlier.sum(axis=1)}, index=layers)
     return Expected(
         tables={"dimensions": every, "by_category": by_category, "layernorm": norms, "model": model},
         metrics={"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers},
@@ -104,7 +104,7 @@ def _hidden(specimen: Specimen) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _means(hidden: np.ndarray, dimension: int) -> pd.Series:
-    return pd.Series(hidden[:, :, dimension].mean(axis=1), name=f"mean of {dimension}")
+    return pd.Series(hidden[:, :, dimension].mean(axis=1), name=f"mean, dimension {dimension}")
 
 
 def _norms(specimen: Specimen, outliers: Sequence[int]) -> pd.DataFrame:

@@ -381,8 +381,8 @@ def _compared(rows: pd.DataFrame, lines: Mapping[str, pd.Series], controls: str)
 
 def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> pd.DataFrame:
     titles = {
-        "half": "dims for 50%",
-        "ninety": "dims for 90%",
+        "half": "dimensions for 50%",
+        "ninety": "dimensions for 90%",
         "outliers": "outliers' share",
         "key_bias": "b_K's share",
     }
@@ -393,8 +393,8 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
         first = next(category for category in categories if category in present)
         own = together.xs(first, level="category")
         name = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}.get(first, first)
-        summary[f"α on {name}"], summary["no outliers"] = own["before"], own["after"]
-        summary["no random dims"] = own["before"] + own["controls_mean"]
+        summary[f"α on {name}"], summary["without outliers"] = own["before"], own["after"]
+        summary["without random dimensions"] = own["before"] + own["controls_mean"]
     return summary
 
 

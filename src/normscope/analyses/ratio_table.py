@@ -1,8 +1,9 @@
 """Mixing ratios by layer, method and token category: the accumulators and tables of every analysis that reports them."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -13,9 +14,9 @@ from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.shares import PARTS, Shares
-from normscope.results.rollups import by_axes
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.intervals import FEWEST, Sample, mean_test
 from normscope.statistics.mean import Mean
 from normscope.statistics.sequence_totals import SequenceTotals
 from normscope.statistics.tidy import tidy
@@ -24,14 +25,20 @@ _COLUMNS = {"others": "share"}
 """Columns of parts with other names."""
 
 SEQUENCES = 10_000
-"""Sequences whose means are kept, so that comparisons of runs can resample them."""
+"""Sequences whose means are kept, so that they can be resampled."""
+
+_RESAMPLES = 999
+"""Resamples of an interval in the terminal; comparisons of runs, which report p-values, draw more."""
+
+_ROUNDING = 1e-6
+"""Ratios that differ by no more than this may differ by rounding alone."""
 
 
 class RatioTable:
     """Mean, extremes and count of the ratios of each method, over the tokens of each category, and mean signed shares.
 
     Args:
-        methods: The methods that have ratios.
+        methods: The methods that have ratios. The last one covers the most of the layer.
         context: The layers and categories.
         shared: The methods that have shares.
     """
@@ -40,10 +47,12 @@ class RatioTable:
         # `all` is always counted: the metrics cover all tokens, whichever categories are reported.
         categories = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=categories)
+        self._reported = context.categories
         self._methods, self._shared = methods, shared
         self.moments = GroupedMoments(len(context.layers), len(methods), len(categories))
         self.shares = Mean(len(context.layers), len(categories), len(shared), len(PARTS))
-        self.sequences = SequenceTotals(SEQUENCES, len(methods) + len(shared))
+        # After the methods, by category: sums of the last method's ratios, and numbers of terms.
+        self.sequences = SequenceTotals(SEQUENCES, len(methods) + len(shared) + 2 * len(categories))
         """All three are the state, for the analysis's `accumulators`."""
 
     @property
@@ -61,14 +70,17 @@ class RatioTable:
         # What is left of the ratios and of all parts, method by method, is only added up.
         values = torch.stack([*ratios, *(part for each in shares for part in each)])
         values = values.to(accumulation_device(values.device)).double()
-        members = members.to(values.device)
+        members = members.to(values)
         mask = batch.token_mask.to(values.device)
         values = values.masked_fill_(~mask, 0.0)
+        counts = members.sum(dim=-1)
         if shares:
-            sums = members.flatten(1).to(values) @ values[len(ratios) :].flatten(1).T
-            self.shares.update(place, sums.unflatten(1, (len(shares), -1)), members.sum(dim=(1, 2)))
+            sums = members.flatten(1) @ values[len(ratios) :].flatten(1).T
+            self.shares.update(place, sums.unflatten(1, (len(shares), -1)), counts.sum(dim=-1).long())
         kept = torch.cat([values[: len(ratios)], values[len(ratios) :: len(PARTS)]])  # of parts, the first: the others
-        self.sequences.update(batch.fingerprints, kept.sum(dim=-1), mask.sum(dim=-1))
+        by_category = torch.einsum("gbt,bt->gb", members, values[len(ratios) - 1])
+        sums = torch.cat([kept.sum(dim=-1), by_category, counts])
+        self.sequences.update(batch.fingerprints, sums, mask.sum(dim=-1))
 
     def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
         """Means over the tokens and layers of single sequences, by the names of the metrics that average them.
@@ -86,6 +98,30 @@ class RatioTable:
             if method in methods:
                 columns[f"{method}/{name}"] = totals.means[:, place].numpy()
         return pd.DataFrame(columns)
+
+    def by_category(self) -> pd.DataFrame:
+        """The last method's mean over all tokens and layers, by reported category, with its interval over sequences.
+
+        Returns:
+            By category, those with tokens: `mean %`, `low %` and `high %`, and the number of `tokens`. The ends are NaN where
+            no interval is valid: with fewer than FEWEST sequences, or if nothing varies between them. Sequences beyond
+            the first SEQUENCES narrow no interval.
+        """
+        table, totals = self.compute(), self.sequences.compute()
+        table = table[table["method"] == self._methods[-1]]
+        first = len(self._methods) + len(self._shared)
+        sums, terms = (totals.means[:, first:] * totals.counts[:, None]).numpy().T.reshape(2, -1, len(totals.counts))
+        rows = {}
+        for place, category in enumerate(self._counted.categories):
+            of_category = table[table["category"] == category]
+            count = int(of_category["count"].iloc[0])
+            if count and category in self._reported:
+                mean = float(of_category["mean"].mean())  # every layer has the same tokens
+                below, above = _margins(sums[place], terms[place].round())
+                low, high = np.clip([mean - below, mean + above], 0.0, 1.0)  # of few sequences, they may lie beyond
+                rows[category] = (100 * mean, 100 * float(low), 100 * float(high), count)
+        columns = ["mean %", "low %", "high %", "tokens"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("category")
 
     def compute(self) -> pd.DataFrame:
         """One row per layer, method and category (`all` included): mean, sequence_mean, max, min, count.
@@ -132,7 +168,18 @@ def reported_rows(table: pd.DataFrame, categories: Sequence[str]) -> pd.DataFram
     return table[(table["count"] > 0) & table["category"].isin(categories)].reset_index(drop=True)
 
 
-def percentages(metrics: Mapping[str, float]) -> pd.DataFrame:
-    """Mean, maximum and minimum of each method over all tokens of all layers, for the terminal."""
-    table = pd.DataFrame({f"{how} %": by_axes(f"<method>/{how}", metrics) for how in ("mean", "max", "min")}) * 100
-    return table.rename_axis("method")
+def caption_by_category(title: str, summary: pd.DataFrame) -> str:
+    """The caption of `RatioTable.by_category`, which mentions intervals if there are any."""
+    interval = "; low and high are the 95% interval over sequences" if summary["low %"].notna().any() else ""
+    return f"{title}, by token category{interval}"
+
+
+def _margins(sums: np.ndarray, terms: np.ndarray) -> tuple[float, float]:
+    """By how much the interval of a mean over terms extends below and above it, from the sums of single sequences."""
+    present = terms > 0
+    means, weights = sums[present] / terms[present], terms[present]
+    if len(means) < FEWEST or np.ptp(means) <= _ROUNDING:
+        return np.nan, np.nan
+    order = np.lexsort((means, weights))  # draws do not depend on the sequences' numbers
+    test = mean_test(Sample(means[order], weights[order]), resamples=_RESAMPLES)
+    return float(test.mean - test.low), float(test.high - test.mean)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -77,6 +77,9 @@ class _StartingTracker(Tracker):
 
     def page(self, name: str, path: Path) -> None:
         self.wait().page(name, path)
+
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        self.wait().findings(sentences)
 
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         self.wait().curves(curves)

@@ -1,6 +1,7 @@
 """Terminal output: messages and progress on stderr, summary tables and the folder of the results on stdout."""
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from normscope.analyses.findings import Findings
 from normscope.reporting.options import Verbosity
 from normscope.reporting.published import Comparison
 from normscope.reporting.throughput import Throughput, duration
@@ -19,6 +21,9 @@ T = TypeVar("T")
 _SECONDS_BETWEEN_LINES = 30.0
 """How often progress is printed where stderr is not a terminal."""
 
+
+_WIDTH = 100
+"""Columns into which sentences are wrapped."""
 
 _quiet = False
 
@@ -97,13 +102,36 @@ def show_comparison(comparison: Comparison) -> None:
         show_table(title, rows.set_index("metric")[["value", "published", "difference", *columns]], 4)
 
 
+def show_findings(name: str, findings: Findings) -> None:
+    """Print what an analysis has found: its first finding, and its summary table; nothing if the run is quiet."""
+    title, caption = name, findings.summary_caption
+    for sentence in findings.sentences[:1]:
+        show_sentence(f"{name}: {sentence}")
+        title, caption = caption[:1].upper() + caption[1:] or name, ""
+    show_table(title, findings.summary, findings.summary_digits, caption)
+
+
+def show_sentence(sentence: str) -> None:
+    """Print a result in words, in lines that fit into a terminal; nothing if the run is quiet."""
+    if not _quiet:
+        print(f"\n{_wrapped(sentence)}", flush=True)
+
+
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
-    """Print the summary table of one analysis below its title and caption; nothing if it is empty or the run quiet."""
+    """Print a table below its title and caption, without empty columns; nothing if the table is empty or the run quiet."""
     if table.empty or _quiet:
         return
-    title = f"{title}: {caption}" if caption else title
-    text = table.to_string(float_format=lambda value: _fixed(value, digits), na_rep="")
-    print(f"\n{title}\n{text}\n", flush=True)
+    table = table.dropna(axis="columns", how="all")
+    if table.index.name is not None and table.columns.name is None:  # in one line with the names of the columns
+        table = table.rename_axis(columns=str(table.index.name)).rename_axis(index=None)
+    whole = dict.fromkeys(map(str, table.select_dtypes("integer")), "{:,}".format)
+    text = table.to_string(float_format=lambda value: _fixed(value, digits), formatters=whole, na_rep="")
+    print(f"\n{_wrapped(f'{title}: {caption}' if caption else title)}\n{text}\n", flush=True)
+
+
+def _wrapped(text: str) -> str:
+    """A text in lines that fit into a terminal."""
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
 
 
 def _fixed(value: float, digits: int) -> str:

@@ -43,6 +43,10 @@ class Tracker(abc.ABC):
         """Log a self-contained HTML page."""
 
     @abc.abstractmethod
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        """Log the findings of each analysis in words."""
+
+    @abc.abstractmethod
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         """Log values by layer."""
 
@@ -75,6 +79,9 @@ class NoTracker(Tracker):
     def page(self, name: str, path: Path) -> None:
         """Do nothing."""
 
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        """Do nothing."""
+
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         """Do nothing."""
 
@@ -83,3 +90,10 @@ class NoTracker(Tracker):
 
     def run_folder(self, files: Mapping[str, Path], results: bytes) -> None:
         """Do nothing."""
+
+
+def as_markdown(sentences: Mapping[str, Sequence[str]]) -> str:
+    """Findings as lists under the names of their analyses."""
+    return "\n\n".join(
+        "\n".join([f"**{analysis}**\n", *(f"- {text}" for text in texts)]) for analysis, texts in sentences.items()
+    )

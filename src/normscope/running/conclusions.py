@@ -175,6 +175,7 @@ def about_words(findings: Findings) -> Findings:
         findings,
         sentences=sentences,
         notes=[_of_words(note) for note in findings.notes],
+        summary=findings.summary.rename(columns=lambda name: _of_words(str(name))),
         summary_caption=_of_words(findings.summary_caption),
         figures={
             name: dataclasses.replace(figure, caption=_of_words(figure.caption))

@@ -50,7 +50,7 @@ class RunOptions:
     device: DeviceOptions = field(default_factory=DeviceOptions)
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
     layers: Any = "all"
-    """`all`, or a list of layer numbers from 1. (Structured configs have no union of a string and a list.)"""
+    """`all`, or a list of layer numbers from 1."""
     categories: Any = "all"
     """`all`, or a list of token categories to report."""
     level: Level = Level.token

@@ -21,7 +21,7 @@ from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label, model_label
 from normscope.reporting.run_folder import RunFolder, results_content
-from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
+from normscope.reporting.terminal import say, show_comparison, show_findings, steps_bar
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.rounding import counted
 from normscope.running.conclusions import (
@@ -75,7 +75,7 @@ class Publication:
         self.results.finish(Status.COMPLETED, self.metrics, self.facts)
         self.run.remove_checkpoints()
         for name, findings in self.findings.items():
-            show_table(name, findings.summary, findings.summary_digits, findings.summary_caption)
+            show_findings(name, findings)
         # Several analyses may have the same note.
         for note in dict.fromkeys(note for findings in self.findings.values() for note in findings.notes):
             say(note)
@@ -119,6 +119,7 @@ def _write_findings(
             results.write_table(f"{name}_{table_name}", table)
             tracker.table(f"{name}_{table_name}", table)
     tracker.curves(curves_of(findings))
+    tracker.findings({name: result.sentences for name, result in findings.items()})
     for table_name, table in tables_of_all(findings, depth).items():
         results.write_table(table_name, table)
     return metrics_of(findings)

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from normscope.config.sections import plain
 from normscope.errors import InputError
@@ -15,6 +15,11 @@ from normscope.reporting.tracking import track
 from normscope.running.options import RunOptions, enabled_analyses
 from normscope.running.run import Run
 from normscope.running.shutdown import Terminated, deferred_signals
+
+_NAME_LENGTH = 60
+"""Characters of a run's name, which stands in a narrow column."""
+_SHORTEST = 10
+"""Characters of a part that is not cut any further."""
 
 
 @contextlib.contextmanager
@@ -86,7 +91,7 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
         *layers,
         *_seeds(options.seed, options.model.seed),
     ]
-    name = " · ".join(parts)[:NAME_LENGTH]
+    name = " · ".join(parts)
     kind = (
         "reproduction"
         if options.reproduce is not None
@@ -97,13 +102,26 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
     config = plain(options)
     config["dataset"]["name"] = dataset
     return RunDescription(
-        name=tracking.name or name,
+        name=tracking.name or _short(analyses, parts),
         slug=re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-")[:NAME_LENGTH],
         job_type=tracking.job_type or kind,
         tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys([family, dataset, *analyses, *tracking.tags]) if tag.strip()],
         notes=tracking.notes or command,
         config=config | {"analyses": analyses, "model_family": family},
     )
+
+
+def _short(analyses: Sequence[str], parts: Sequence[str]) -> str:
+    """The parts of a name as people read it in a list of hundreds: many analyses as their number, and the longest part cut."""
+    short = list(parts)
+    if len(" · ".join(short)) > _NAME_LENGTH and len(analyses) > 1:
+        short[0] = f"{len(analyses)} analyses"
+    while (beyond := len(" · ".join(short)) - _NAME_LENGTH) > 0:
+        longest = max(range(len(short)), key=lambda place: len(short[place]))
+        if len(short[longest]) <= _SHORTEST:
+            break
+        short[longest] = f"{short[longest][: max(_SHORTEST - 1, len(short[longest]) - beyond - 1)]}…"
+    return " · ".join(short)[:_NAME_LENGTH]
 
 
 def _seeds(seed: int, of_model: int) -> list[str]:

@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-import scipy.stats
 from jaxtyping import Float
 
 CONFIDENCE = 0.95
 RESAMPLES = 4_999
 """Resamples of a test; no p-value is below 2 / (RESAMPLES + 1)."""
+
+FEWEST = 5
+"""Observations below which no interval is reported."""
 
 _FEWEST_DRAWN, _MOST_DRAWN = 4, 300
 """A resample has half as many observations as the sample, but no fewer and no more than these."""
@@ -39,7 +41,7 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
     if len(values) == 1:
         return Interval(mean, float("nan"), float("nan"))
     error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
-    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    half = float(scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
     return Interval(mean, mean - half, mean + half)
 
 
@@ -118,7 +120,7 @@ def mean_test(sample: Sample, other: Sample | None = None, *, resamples: int = R
     statistic = mean / error
     statistics = np.sort(_resampled(samples, observed, error, resamples), axis=-1)
     freedom = np.min([_freedom(one.weights) for one in samples], axis=0)
-    student = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom)
+    student = scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
     cut = round((resamples + 1) * (1 - CONFIDENCE) / 2)
     low = mean - error * np.maximum(student, statistics[..., resamples - cut])
     high = mean + error * np.maximum(student, -statistics[..., cut - 1])
@@ -126,7 +128,7 @@ def mean_test(sample: Sample, other: Sample | None = None, *, resamples: int = R
         (statistics >= statistic[..., None]).sum(axis=-1), (statistics <= statistic[..., None]).sum(axis=-1)
     )
     bootstrap = np.minimum(1.0, smallest_p(resamples) * (1 + beyond))
-    p = np.maximum(bootstrap, 2 * scipy.stats.t.sf(np.abs(statistic), freedom))
+    p = np.maximum(bootstrap, 2 * scipy.special.stdtr(freedom, -np.abs(statistic)))
     testable = np.isfinite(low) & np.isfinite(high)
     return MeanTest(mean, *(np.where(testable, values, np.nan) for values in (low, high, p)))
 

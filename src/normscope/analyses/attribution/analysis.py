@@ -145,7 +145,8 @@ class AttributionAnalysis(Analysis):
             summary=summary,
             summary_digits=3,
             summary_caption=(
-                f"fall of the {FALLING.get(quantity, quantity)} when the highest-scoring tokens are erased, or kept alone"
+                f"drop in {FALLING.get(quantity, quantity)} when the top tokens are removed (comprehensiveness), "
+                "or kept alone (sufficiency)"
             ),
             sentences=sentences_of(
                 rolled.metrics,

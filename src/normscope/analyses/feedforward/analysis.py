@@ -7,7 +7,7 @@ from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptio
 from normscope.analyses.feedforward.published import TITLES
 from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
-from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
+from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
@@ -74,6 +74,8 @@ class FeedForwardAnalysis(Analysis):
         overall = overall_rows(table)
         counted = {"mixing_by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, {"change": change} | counted)
+        summary = self._ratios.by_category()
+        title = f"how much of a token's vector comes from other tokens after the whole layer ({self._stages[-1]}_n)"
         return Findings(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),
@@ -88,8 +90,8 @@ class FeedForwardAnalysis(Analysis):
             by_sequence=self._ratios.by_sequence(set(overall["method"])),
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
             summary_digits=1,
-            summary_caption="how much of a token's vector comes from other tokens after each step of the layer",
-            summary=percentages(rolled.metrics),
+            summary_caption=caption_by_category(title, summary),
+            summary=summary,
             notes=self._notes(),
         )
 

@@ -157,11 +157,12 @@ class FrequencyAnalysis(Analysis):
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
             figures=self._figures(),
-            summary_caption="rank correlation with token frequency, with and without special tokens",
+            summary_caption="rank correlation ρ of each measure with token frequency, with and without special tokens",
             summary=overall.assign(spearman=overall["spearman"].astype(float))
             .pivot(index="measure", columns="specials", values="spearman")
             .loc[list(self._measures)]
-            .rename(columns=lambda name: f"ρ {name} specials"),
+            .rename(columns=lambda name: f"ρ {name} special tokens")
+            .rename_axis(columns=None),
             notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
         )
 

@@ -8,7 +8,7 @@ from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.analyses.mixing.options import MIXING, MixingOptions
 from normscope.analyses.mixing.published import PARTS
 from normscope.analyses.mixing.sentences import sentences_of
-from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
+from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
@@ -52,13 +52,15 @@ class MixingAnalysis(Analysis):
         )
 
     def result(self) -> Findings:
-        """Tables, figures and the summary of K21: mean, maximum and minimum over all tokens of all layers."""
+        """Tables, figures, and a summary by token category."""
         table = self._ratios.compute()
         self._check_shares()
         shares = self._ratios.compute_shares()
         overall, shown = overall_rows(table), reported_rows(table, self.context.categories)
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, counted)
+        summary = self._ratios.by_category()
+        title = f"how much of a token's output vector comes from other tokens ({self.context.methods[-1]})"
         return Findings(
             tables={"by_layer": shown, "shares": reported_rows(shares, self.context.categories)},
             rolled_up_from=counted,
@@ -68,8 +70,8 @@ class MixingAnalysis(Analysis):
             by_sequence=self._ratios.by_sequence([str(method) for method in self.context.methods]),
             figures=self._figures(shown, overall) | {"shares": _shares(counted["shares"])},
             summary_digits=1,
-            summary_caption="how much of a token's output vector comes from other tokens, by method",
-            summary=percentages(rolled.metrics),
+            summary_caption=caption_by_category(title, summary),
+            summary=summary,
         )
 
     def _check_shares(self) -> None:

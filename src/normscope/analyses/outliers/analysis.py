@@ -168,9 +168,9 @@ class OutliersAnalysis(Analysis):
 
 
 def _summary(dimensions: pd.DataFrame, outliers: list[int]) -> pd.DataFrame:
-    counts = dimensions.groupby("layer")["is_outlier"].sum().rename("outliers of the layer").to_frame()
+    counts = dimensions.groupby("layer")["is_outlier"].sum().rename("outliers").to_frame()
     if not outliers:
         return counts
     means = dimensions[dimensions["dimension"].isin(outliers)].pivot(index="layer", columns="dimension", values="mean")
-    means.columns = pd.Index([f"mean of {dimension}" for dimension in means.columns])
+    means.columns = pd.Index([f"mean, dimension {dimension}" for dimension in means.columns])
     return counts.join(means)

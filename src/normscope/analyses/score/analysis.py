@@ -134,7 +134,7 @@ class ScoreAnalysis(Analysis):
             curves=rolled.curves,
             figures=describe_figures(tables, outliers),
             summary=report.summary(tables),
-            summary_caption="how few dimensions explain attention scores, by layer",
+            summary_caption="how few dimensions explain attention scores, and what attention is without the outlier dimensions",
             notes=notes,
         )
 

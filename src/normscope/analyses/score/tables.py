@@ -47,8 +47,8 @@ class ScoreReport:
         """By layer: how few dimensions explain the scores, and attention to one category with and without the outliers."""
         table = means_by_layer(tables["concentration"]).rename(
             columns={
-                "half": "dims for 50%",
-                "ninety": "dims for 90%",
+                "half": "dimensions for 50%",
+                "ninety": "dimensions for 90%",
                 "outliers": "outliers' share",
                 "key_bias": "b_K's share",
             }
@@ -58,8 +58,8 @@ class ScoreReport:
             for category in together["category"].unique()[:1]:  # [CLS] where there is one
                 by_layer = together[together["category"] == category].set_index("layer")
                 table[f"α on {category_name(category)}"] = by_layer["before"]
-                table["no outliers"] = by_layer["after"]
-                table["no random dims"] = by_layer["before"] + by_layer["controls_mean"]
+                table["without outliers"] = by_layer["after"]
+                table["without random dimensions"] = by_layer["before"] + by_layer["controls_mean"]
         return table
 
     def _by_head(self, values: Mapping[str, np.ndarray], **axes: Labels) -> pd.DataFrame:

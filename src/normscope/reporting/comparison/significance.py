@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.statistics.intervals import CONFIDENCE, Sample, mean_test
+from normscope.statistics.intervals import CONFIDENCE, FEWEST, Sample, mean_test
 
-FEWEST_PAIRS, FEWEST_UNPAIRED = 5, 10
+FEWEST_PAIRS, FEWEST_UNPAIRED = FEWEST, 10
 """Sequences below which nothing is tested. Unpaired groups may be of different spread, which takes more of them to see."""
 
 _ROUNDING = 1e-6

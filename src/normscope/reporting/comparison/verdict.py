@@ -53,8 +53,8 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd
     most = found.iloc[int((found["difference"].abs() / (found["high"] - found["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
     values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
-    written = ": " + " instead of ".join(_value(metric, value) for value in values) if len(values) == 2 else ""
-    low, high = (_value(metric, float(most[end]), signed=True) for end in ("low", "high"))
+    written = ": " + " instead of ".join(as_written(metric, value) for value in values) if len(values) == 2 else ""
+    low, high = (as_written(metric, float(most[end]), signed=True) for end in ("low", "high"))
     points = " points" if low.endswith("%") else ""
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
     return (
@@ -71,7 +71,7 @@ def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
         return f"{group} and {baseline} have no measure in common."
     relative = (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
     metric = str(relative.idxmax())
-    values = [_value(metric, float(pairs[name][metric])) for name in ("own", "other")]
+    values = [as_written(metric, float(pairs[name][metric])) for name in ("own", "other")]
     return (
         f"Whether {group} differs from {baseline} cannot be tested: that takes several seeds of each, or trained models that "
         f"have read at least {FEWEST_PAIRS} sequences. The largest relative difference is in {title(metric)}: {values[0]} "
@@ -89,7 +89,8 @@ def title(metric: str) -> str:
     return f"{label} ({panel.title})" if panel.title else label
 
 
-def _value(metric: str, value: float, *, signed: bool = False) -> str:
+def as_written(metric: str, value: float, *, signed: bool = False) -> str:
+    """A value as readers see it: in per cent if its measure is."""
     (family,) = families([metric]).values()
     write = percentage if family.panels[metric].factor == 100 else number
     return write(value, signed=signed)

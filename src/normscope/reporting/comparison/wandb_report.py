@@ -18,6 +18,7 @@ from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison.runs import Run
+from normscope.reporting.layer_charts import layer_charts
 from normscope.results.declare import Published, Rollup, declared
 
 _WIDTH, _HEIGHT = 12, 8
@@ -71,7 +72,7 @@ _Section = tuple[str, list[Any], list[str]]
 
 
 def _sections(wr: Any, analysis: str, published: Published, runs: Sequence[Run]) -> list[_Section]:
-    """The sections on one analysis. All curves of a family share a panel, and likewise all metrics."""
+    """The sections on one analysis. All curves of a measure share a panel, and likewise all metrics of a family."""
     curves = _families(analysis, (str(name) for run in runs for name in run.curves["curve"]), published.curves)
     metrics = _families(analysis, (name for run in runs for name in run.metrics), published.metrics)
     tables, figures = (
@@ -81,9 +82,15 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Sequence[Run])
             ("figures", "[ps][nvd][gf]"),
         )  # .png, .svg or .pdf: W&B itself has a .png
     )
+    every = {str(name): rows.set_index("layer")["value"] for run in runs for name, rows in run.curves.groupby("curve")}
     lines = [
-        wr.LinePlot(title=family, x="layer", y=[f"by_layer/{name}" for name in names], title_x="layer", title_y=family)
-        for family, names in curves.items()
+        wr.CustomChart(
+            query={"summaryTable": {"tableKey": f"Custom Chart Tables/by_layer/{chart.name}_table"}},
+            chart_name="wandb/lineseries/v0",
+            chart_fields={name: name for name in ("step", "lineKey", "lineVal")},
+            chart_strings={"title": chart.title, "xname": "layer"},
+        )
+        for chart in layer_charts({name: every[name] for names in curves.values() for name in names})
     ]
     bars = [wr.BarPlot(title=family, metrics=names, title_x=family) for family, names in metrics.items()]
     media = [wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"]) for name in figures]

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from normscope.reporting.run_description import parameters
 from normscope.reporting.run_folder import CSV_ROWS
 from normscope.reporting.spreadsheets import as_csv
 from normscope.reporting.threads import contained_threads
-from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
+from normscope.reporting.tracker import NoTracker, RunDescription, Tracker, as_markdown
 from normscope.reporting.trackers.failures import Failures
 from normscope.untrusted.files import LONGEST_NAME, text
 
@@ -103,6 +103,9 @@ class _MLflow(Tracker):
 
     def page(self, name: str, path: Path) -> None:
         self._file(f"{name}{path.suffix}", path)
+
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        self._failures.attempt(lambda: self._client.log_text(self._run, as_markdown(sentences), "findings.md"))
 
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         self._metrics(

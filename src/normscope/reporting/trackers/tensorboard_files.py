@@ -18,7 +18,7 @@ from normscope.reporting.background import started_in_background
 from normscope.reporting.options import TrackingOptions
 from normscope.reporting.run_description import parameters
 from normscope.reporting.threads import contained_threads
-from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
+from normscope.reporting.tracker import NoTracker, RunDescription, Tracker, as_markdown
 from normscope.reporting.trackers.failures import Failures
 from normscope.rounding import number
 
@@ -95,6 +95,9 @@ class _TensorBoard(Tracker):
     def page(self, name: str, path: Path) -> None:
         self._text(name, f"`{path.resolve()}`")
 
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        self._text("findings", as_markdown(sentences))
+
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         for name, values in curves.items():
             for layer, value in values.items():
@@ -122,10 +125,9 @@ class _TensorBoard(Tracker):
             self._writer._get_file_writer().add_summary(summary)
 
     def _scalar(self, name: str, value: float, step: int) -> None:
-        # New-style scalars in double precision: tensors that keep every digit.
-        self._failures.attempt(
-            lambda: self._writer.add_scalar(_name(name), value, step, new_style=True, double_precision=True)
-        )
+        # Simple values, in single precision: other readers of event files, `EventAccumulator.Scalars` among them, do not find
+        # the tensors that would keep every digit.
+        self._failures.attempt(lambda: self._writer.add_scalar(_name(name), value, step))
 
     def _text(self, name: str, markdown: str) -> None:
         self._failures.attempt(lambda: self._writer.add_text(_name(name), markdown, 0))

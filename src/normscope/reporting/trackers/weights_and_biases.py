@@ -1,11 +1,14 @@
 """Weights & Biases: the only module that imports wandb. No result depends on it."""
 
 import contextlib
+import filecmp
+import functools
+import html
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pandas as pd
 
 from normscope.errors import InputError, one_line
 from normscope.reporting.background import started_in_background
+from normscope.reporting.layer_charts import LayerChart, layer_charts
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
@@ -23,9 +27,13 @@ from normscope.untrusted.files import LONGEST_NAME, text
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
 _FINISH_SECONDS = 60
-# wandb validates tables cell by cell: a hundred thousand rows take half a minute, and its browser view shows only the first ten
-# thousand. Longer tables are only in the artifact with the run folder.
-_TABLE_ROWS = 20_000
+# Every table is on disk three times, as JSON: wandb adds an artifact to its file. Longer ones are only in the artifact with the
+# run folder, as Parquet and CSV.
+_TABLE_ROWS = 500
+_PANELS = 12
+"""Panels of one analysis at most, those of the whole run included: figures come first, then a chart for each measure."""
+_CHART_TABLES = "Custom Chart Tables/*"
+"""The keys of the tables behind charts."""
 _RUN_ID = "run_id"
 """File in the run folder's `wandb/` with the W&B run's id, by which a resumed run continues it."""
 
@@ -72,7 +80,8 @@ class _Outage:
 class _Wandb(Tracker):
     """A Weights & Biases run. An error in W&B can end the tracking but never the run.
 
-    Tables, figures and the page are collected, and logged as one step of the history together with the summary.
+    Figures, charts, findings and the page are collected, and logged as one step of the history. Tables are in the summary,
+    where reports find them: in the history, each would be a panel.
 
     Args:
         run: What `wandb.init` returned.
@@ -82,13 +91,17 @@ class _Wandb(Tracker):
     def __init__(self, run: Any, description: RunDescription, outage: _Outage) -> None:
         self._run, self._description, self._outage = run, description, outage
         self._media: dict[str, Any] = {}
+        self._tables: dict[str, Any] = {}
+        self._charts: list[LayerChart] = []
+        self._originals: list[Path] = []
+        """The files of the run folder that W&B has copied."""
         self._send(self._define_metrics)
 
     def _define_metrics(self) -> None:
-        """Curves and progress have steps of their own, and their last values are no results of the run."""
-        for step, metrics in (("layer", "by_layer/*"), ("progress/examples", "progress/*")):
-            self._run.define_metric(step, summary="none", hidden=True)
-            self._run.define_metric(metrics, step_metric=step, summary="none")
+        """Progress has steps of its own, no panels, and last values that are no results of the run."""
+        self._run.define_metric("progress/examples", summary="none", hidden=True)
+        self._run.define_metric("progress/*", step_metric="progress/examples", summary="none", hidden=True)
+        self._run.define_metric(_CHART_TABLES, hidden=True)
 
     def _send(self, call: Callable[[], object]) -> None:
         """Call W&B unless it has failed for good. The call must contain nothing but W&B's own code."""
@@ -102,57 +115,83 @@ class _Wandb(Tracker):
     def finish(self, status: int) -> None:
         """Send what is pending; anything that cannot be sent stays on disk."""
         self._send(lambda: self._run.finish(exit_code=status))
+        with contextlib.suppress(OSError):  # where links are impossible, copies stay
+            _link_copies(Path(self._run.dir) / "media", self._originals)
 
     def progress(self, examples: int, values: Mapping[str, float]) -> None:
         named = {f"progress/{name}": value for name, value in values.items()}
         self._send(lambda: self._run.log({"progress/examples": examples} | named))
 
     def table(self, name: str, table: pd.DataFrame) -> None:
-        import wandb
-
-        if len(table) <= _TABLE_ROWS:
-            # Of a data frame, W&B would look up every cell by itself, which takes three times as long.
-            columns = {str(column): _cells(values) for column, values in table.items()}
-            rows = [list(row) for row in zip(*columns.values(), strict=True)]
-            self._collect(f"tables/{name}", lambda: wandb.Table(columns=list(columns), data=rows))
+        if 0 < len(table) <= _TABLE_ROWS:
+            self._send(lambda: self._tables.update({f"tables/{name}": _table(table)}))
 
     def figure(self, name: str, path: Path, caption: str) -> None:
         import wandb
 
+        self._originals.append(path)
         self._collect(f"figures/{name}", lambda: wandb.Image(str(path), caption=caption))
 
     def page(self, name: str, path: Path) -> None:
         import wandb
 
+        self._originals.append(path)
         self._collect(name, lambda: wandb.Html(str(path), inject=False))
 
     def _collect(self, key: str, medium: Callable[[], object]) -> None:
         self._send(lambda: self._media.update({key: medium()}))
 
+    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+        import wandb
+
+        page = "".join(
+            f"<h3>{html.escape(analysis)}</h3><ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
+            for analysis, texts in sentences.items()
+            if texts
+        )
+        if page:
+            self._collect("findings", lambda: wandb.Html(page))
+
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
-        layers = sorted({layer for values in curves.values() for layer in values.index})
-        points = [
-            {"layer": int(layer)}
-            | {f"by_layer/{name}": float(values[layer]) for name, values in curves.items() if layer in values.index}
-            for layer in layers
-        ]
+        if not curves:
+            return
+        self._charts = layer_charts(curves)
+        rows = pd.concat(
+            [
+                pd.DataFrame({"curve": name, "layer": values.index.astype(int), "value": values.to_numpy(float)})
+                for name, values in curves.items()
+            ]
+        )
+        self._send(lambda: self._tables.update({"tables/curves": _table(rows)}))
 
-        def send() -> None:
-            for point in points:
-                self._run.log(point)
+    def _collect_charts(self) -> None:
+        """A chart for as many measures of each analysis as leave it with _PANELS panels; reports find the others' tables."""
+        of_run = sum(not key.startswith("figures/") for key in self._media)
+        for analysis in dict.fromkeys(chart.analysis for chart in self._charts):
+            figures = sum(key.startswith(f"figures/{analysis}_") for key in self._media)
+            charts = [chart for chart in self._charts if chart.analysis == analysis]
+            room = max(0, _PANELS - of_run - figures)
+            for chart in charts[:room]:
+                self._collect(f"by_layer/{chart.name}", functools.partial(_line_series, chart))
+            for chart in charts[room:]:
+                self._send(functools.partial(self._keep_table, chart))
 
-        self._send(send)
+    def _keep_table(self, chart: LayerChart) -> None:
+        drawn = _line_series(chart)
+        drawn.set_key(f"by_layer/{chart.name}")
+        self._tables[drawn.spec.table_key] = drawn.table
 
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
-        media, self._media = self._media, {}
-        if self._outage.offline:  # Logging a table would wait for an answer from the server.
-            media = {key: medium for key, medium in media.items() if not key.startswith("tables/")}
+        if not self._outage.offline:  # Logging a table would wait for an answer from the server.
+            self._collect_charts()
+        media, tables = self._media, {} if self._outage.offline else self._tables
+        self._media, self._tables, self._charts = {}, {}, []
 
         def send() -> None:
             if media:
                 self._run.log(media)
             # Set them one by one: summaries declared through define_metric become dicts.
-            for name, value in metrics.items():
+            for name, value in {**metrics, **tables}.items():
                 self._run.summary[name] = value
             self._run.summary["provenance"] = dict(provenance)
 
@@ -256,6 +295,38 @@ def _start(options: TrackingOptions, description: RunDescription, folder: Path, 
         return run
     outage.report(f"Weights & Biases did not start ({errors[-1]}); the run continues without tracking")
     return None
+
+
+def _link_copies(media: Path, originals: Iterable[Path]) -> None:
+    """Replace W&B's copies of figures and of the report by links to the originals, which nothing changes any more."""
+    by_size = {path.stat().st_size: path for path in originals if path.is_file()}
+    for copy in [path for path in media.rglob("*") if path.is_file()]:
+        original = by_size.get(copy.stat().st_size)
+        if original is not None and filecmp.cmp(original, copy, shallow=False):
+            link = copy.with_name(f"{copy.name}.link")
+            os.link(original, link)
+            link.replace(copy)
+
+
+def _table(table: pd.DataFrame) -> Any:
+    import wandb
+
+    # Of a data frame, W&B would look up every cell by itself, which takes three times as long.
+    columns = {str(column): _cells(values) for column, values in table.items()}
+    return wandb.Table(columns=list(columns), data=[list(row) for row in zip(*columns.values(), strict=True)])
+
+
+def _line_series(chart: LayerChart) -> Any:
+    import wandb
+
+    return wandb.plot.line_series(
+        xs=[[int(str(layer)) for layer in values.index] for values in chart.lines.values()],
+        ys=[[float(value) for value in values] for values in chart.lines.values()],
+        keys=list(chart.lines),
+        title=chart.title,
+        xname="layer",
+        split_table=True,
+    )
 
 
 def _cells(values: "pd.Series[Any]") -> list[Any]:

@@ -1,0 +1,51 @@
+"""Curves as charts that a person would draw: one for each measure, with layers across and methods or categories as lines."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+from normscope.analyses.registry import analyses
+from normscope.results.declare import Published, Rollup, declared
+
+_PLACEHOLDERS = re.compile(r"<\w+>")
+
+
+@dataclasses.dataclass
+class LayerChart:
+    """The curves of one measure."""
+
+    analysis: str
+    name: str
+    """`mixing/share`: the curves' names without what tells them apart."""
+    title: str
+    lines: "dict[str, pd.Series[float]]" = dataclasses.field(default_factory=dict)
+    """Values by layer, by the title of the line; in per cent if the title of the chart says so."""
+
+
+def layer_charts(curves: "Mapping[str, pd.Series[float]]") -> list[LayerChart]:
+    """The charts of all curves, in the order in which their analyses declare them.
+
+    Args:
+        curves: Values by layer, by full name. Those that an analysis does not declare, as those of other packages' analyses may
+            be, are charts of their own.
+    """
+    charts: dict[str, LayerChart] = {}
+    for full, values in curves.items():
+        analysis, _, name = full.partition("/")
+        info = analyses().get(analysis)
+        published = Published() if info is None else info.published
+        rollup, axes = declared(published.curves, name) or (Rollup(name, ""), {})
+        key = f"{analysis}/{_without_axes(rollup.name)}"
+        label = published.label(rollup)
+        chart = charts.setdefault(key, LayerChart(analysis, key, f"{analysis}: {label}"))
+        line = ", ".join(published.title(axis, value) for axis, value in axes.items())
+        chart.lines[line or name] = 100 * values if label.endswith("(%)") else values
+    return list(charts.values())
+
+
+def _without_axes(pattern: str) -> str:
+    """`sink_rate` of `<inputs>/<bos>/sink_rate/<position>`."""
+    parts = (_PLACEHOLDERS.sub("", part).strip("_") for part in pattern.split("/") if not part.startswith("<"))
+    return "/".join(filter(None, parts)) or pattern

@@ -1,0 +1,67 @@
+"""The table at the end of a sweep: which measures, in which order, and how they are written."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+
+from normscope.reporting.comparison.in_terminal import most_different
+
+COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
+MEAN, SHARE, LEAST, OTHER = (
+    "mixing/attnresln_n/mean",
+    "mixing/attnresln_n/share",
+    "mixing/attnresln_n/min",
+    "own/number",
+)
+RATIO = "mixing ratio (AttnResLn-N: the attention block)"
+OF_OTHERS = "share of other tokens (AttnResLn-N: the attention block)"
+
+
+def comparison(metrics: dict[str, dict[str, float]], tests=()):
+    table = pd.DataFrame(metrics).T.rename_axis("metric").reset_index()
+    return SimpleNamespace(
+        metrics=table, tests=pd.DataFrame(columns=COLUMNS), sequence_tests=pd.DataFrame(tests, columns=COLUMNS)
+    )
+
+
+METRICS = {
+    LEAST: {"base": 0.01, "tuned": 0.5},
+    OTHER: {"base": 1.0, "tuned": 1000.0},
+    MEAN: {"base": 0.25, "tuned": 0.2625},
+    SHARE: {"base": 0.125, "tuned": 0.25},
+}
+
+
+def test_named_measures_come_before_others_and_larger_differences_before_smaller():
+    table = most_different(comparison(METRICS))
+    assert table.index.tolist() == [OF_OTHERS, RATIO, OTHER]
+    assert table.loc[RATIO].tolist() == ["25.0%", "26.3%"]
+    assert table.loc[OTHER].tolist() == ["1.00", "1,000"]
+
+
+def test_what_differs_beyond_noise_comes_first():
+    tests = [("tuned", MEAN, 0.0125, 0.01, 0.015, 0.001), ("tuned", SHARE, 0.125, -0.1, 0.35, 0.4)]
+    assert most_different(comparison(METRICS, tests)).index.tolist() == [RATIO, OF_OTHERS, OTHER]
+
+
+def test_the_clearest_difference_is_on_top():
+    """0.0125 in an interval of 0.02 is less clear than 0.125 in one of 0.1."""
+    tests = [("tuned", MEAN, 0.0125, 0.0025, 0.0225, 0.001), ("tuned", SHARE, 0.125, 0.075, 0.175, 0.001)]
+    assert most_different(comparison(METRICS, tests)).index.tolist() == [OF_OTHERS, RATIO, OTHER]
+
+
+def test_many_runs_are_rows_beside_three_measures():
+    runs = [f"run {number}" for number in range(8)]
+    metrics = {
+        metric: {run: float(at + 1) for at, run in enumerate(runs)} for metric in (MEAN, SHARE, OTHER, "own/more")
+    }
+    table = most_different(comparison(metrics))
+    assert table.index.tolist() == runs
+    assert table.shape == (8, 3)
+
+
+def test_a_value_that_a_run_does_not_have_is_empty():
+    assert most_different(comparison({MEAN: {"base": 0.25, "other": float("nan")}})).loc[RATIO].tolist() == [
+        "25.0%",
+        "",
+    ]
