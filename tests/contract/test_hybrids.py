@@ -115,7 +115,9 @@ def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model
     tokens = inputs["attention_mask"].bool()
     for layer in range(4):  # the last one is given after the final norm
         torch.testing.assert_close(hidden[layer][tokens], expected[layer][tokens])
-    with pytest.raises(InputError, match="layer 1 of this .* has no softmax attention; expected layers that do: 2, 4"):
+    with pytest.raises(
+        InputError, match="layer 1 of this .* has no softmax attention; expected layers that have it: 2, 4"
+    ):
         layout.check_attends("layers", 1)
     with pytest.raises(InputError, match="layers 1, 3 of this .* have no softmax attention"):
         defined_methods(layout, None, MapStage.BLOCK)

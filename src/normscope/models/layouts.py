@@ -106,7 +106,7 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
 def _check_own(layout: BlockLayout) -> None:
     """Check that attention which does not call transformers' function can be rebuilt from its weights."""
     if layout.scales is None:
-        raise NotInferredError("scores are no multiple of q·k plus other terms")
+        raise NotInferredError("scores are not a multiple of q·k plus other terms")
     for what, path in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
         if path is None:
             raise NotInferredError(
