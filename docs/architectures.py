@@ -109,7 +109,7 @@ def _limits(layout: BlockLayout) -> Iterator[str]:
     if layout.gate is not None:
         yield "gated: head outputs are multiplied by a gate that depends on the query"
     if layout.value is None:
-        yield "values are not the output of one linear layer"
+        yield "no single linear layer maps what attention reads to values"
 
 
 def text_config(model_type: str) -> Any:

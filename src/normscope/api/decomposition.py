@@ -51,7 +51,7 @@ class Decomposition:
     weights: Float[Tensor, "layer query key"]
     """α, averaged over heads."""
     vectors: Float[Tensor, "layer query key"] | None
-    """‖F_ij‖ = ‖Σ_h αf(x_j)‖. This map and the next three are None if `measures` leaves them out."""
+    """‖F_ij‖ = ‖Σ_h αf(x_j)‖. This map, `residual`, `normalised` and `shares` are None if `measures` leaves them out."""
     residual: Float[Tensor, "layer query key"] | None
     """‖R_ij‖: with the residual connection; None if a norm comes before it (OLMo 2)."""
     normalised: Float[Tensor, "layer query key"] | None

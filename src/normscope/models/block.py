@@ -28,7 +28,8 @@ GATED = "the outputs of the heads are multiplied by a gate that depends on the q
 """Why a measure of f(x) is not defined."""
 
 NOT_LINEAR = (
-    "the {} of this model are not a linear map of what attention reads, as in latent attention or with norms of values"
+    "no single linear layer maps what attention reads to the {} of this model, as in latent attention or with norms of "
+    "values"
 )
 """Why a measure of W_Q, W_K or W_V is not defined."""
 

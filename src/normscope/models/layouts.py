@@ -110,7 +110,8 @@ def _check_own(layout: BlockLayout) -> None:
     for what, path in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
         if path is None:
             raise NotInferredError(
-                f"{what} are not a linear map of what attention reads, and attention does not call transformers' function"
+                f"no single linear layer maps what attention reads to the {what}, and attention does not call transformers' "
+                "function"
             )
 
 

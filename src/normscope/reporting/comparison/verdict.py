@@ -1,4 +1,4 @@
-"""The verdict of a comparison, in sentences: what differs beyond noise, and by how much."""
+"""The verdict of a comparison, in sentences: which differences are detectable, and how large they are."""
 
 from collections.abc import Sequence
 
@@ -82,7 +82,7 @@ def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
 
 
 def title(metric: str) -> str:
-    """A metric in words: `mixing ratio (attnresln_n)`; its name if no analysis describes it."""
+    """A metric in words: `mixing ratio (AttnResLn-N: the attention block)`; its name if no analysis describes it."""
     (family,) = families([metric]).values()
     panel = family.panels[metric]
     if not panel.label:
@@ -98,6 +98,6 @@ def _value(metric: str, value: float, *, signed: bool = False) -> str:
 
 
 def significant(comparison: RunComparison) -> Sequence[str]:
-    """The metrics in which some group differs from the baseline beyond noise."""
+    """The metrics in which a group differs detectably from the baseline."""
     tests = pd.concat([comparison.tests, comparison.sequence_tests])
     return [str(metric) for metric in tests[tests["adjusted"] < SIGNIFICANT]["metric"].unique()]
