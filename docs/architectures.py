@@ -59,9 +59,9 @@ class Row(NamedTuple):
     block: str
     """The position of the block's norm; empty if it cannot be observed."""
     network: str
-    """Whether the whole layer can be observed, with its feed-forward network: yes, no, or part (in some layers only)."""
+    """Whether whole layers can be observed, with their feed-forward networks: yes, no, or part (some layers only)."""
     reason: str
-    """Why the stack, or the network of some layer, cannot be observed."""
+    """What cannot be observed, or not in the usual form, and why."""
 
 
 def architectures() -> list[str]:
@@ -101,15 +101,15 @@ def _network(layout: BlockLayout) -> str:
 
 
 def _limits(layout: BlockLayout) -> Iterator[str]:
-    """What of a stack cannot be observed, or not in the usual form."""
+    """What cannot be observed in a stack, or not in the usual form."""
     if layout.unknown_network:
         yield layout.unknown_network
     if layout.without:
         yield "hybrid: only layers with softmax attention have a block"
     if layout.gate is not None:
-        yield "gated: heads' outputs are multiplied by a gate that depends on the query"
+        yield "gated: head outputs are multiplied by a gate that depends on the query"
     if layout.value is None:
-        yield "latent: values are not a linear map of what attention reads"
+        yield "no single linear layer maps what attention reads to values"
 
 
 def text_config(model_type: str) -> Any:

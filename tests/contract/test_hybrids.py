@@ -115,7 +115,9 @@ def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model
     tokens = inputs["attention_mask"].bool()
     for layer in range(4):  # the last one is given after the final norm
         torch.testing.assert_close(hidden[layer][tokens], expected[layer][tokens])
-    with pytest.raises(InputError, match="layer 1 of this .* has no softmax attention; expected layers that do: 2, 4"):
+    with pytest.raises(
+        InputError, match="layer 1 of this .* has no softmax attention; expected layers that have it: 2, 4"
+    ):
         layout.check_attends("layers", 1)
     with pytest.raises(InputError, match="layers 1, 3 of this .* have no softmax attention"):
         defined_methods(layout, None, MapStage.BLOCK)
@@ -143,9 +145,9 @@ def test_measures_of_a_single_vector_for_each_key_refuse_gates():
 def test_latent_attention_has_no_weights_of_values():
     _, layout, _, blocks = observed("youtu")
     assert (layout.key, layout.value) == (None, None)
-    with pytest.raises(InputError, match="the values of this model are not a linear map"):
+    with pytest.raises(InputError, match="no single linear layer maps what attention reads to the values"):
         _ = blocks[0].parameters.value_weight
-    with pytest.raises(InputError, match="but the values of this model are not a linear map"):
+    with pytest.raises(InputError, match="but no single linear layer maps what attention reads to the values"):
         defined_methods(layout, None, MapStage.BLOCK)
 
 
@@ -203,8 +205,8 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
         ("afmoe", "frequency", {}, "frequency is not defined for .* gate that depends on the query"),
         ("afmoe", "feedforward", {}, "feedforward is not defined for .* gate that depends on the query"),
         ("afmoe", "mixing", {"level": "word"}, "level='?word'? is not defined for .* gate that depends on the query"),
-        ("youtu", "score", {}, "score is not defined for .* queries or keys .* are not a linear map"),
-        ("youtu", "attribution", {}, "but the values of this model are not a linear map"),
+        ("youtu", "score", {}, "score is not defined for .* no single linear layer maps .* to the queries or keys"),
+        ("youtu", "attribution", {}, "but no single linear layer maps what attention reads to the values"),
         ("bamba", "attribution", {}, "layers 1, 3 of this bamba have no softmax attention"),
         ("bamba", "mixing", {"layers": [1]}, "layer 1 of this bamba has no softmax attention"),
     ],

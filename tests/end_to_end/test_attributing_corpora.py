@@ -130,13 +130,13 @@ def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert {"attribution/answer/comprehensiveness/decompx", "attribution/answer/sufficiency/random"} <= metrics.keys()
     assert "more than the model reads" not in outcome.err
-    assert "fall of the probability of the answer" in outcome.out
+    assert "drop in answer probability" in outcome.out
 
 
 def test_answers_that_do_not_fit_are_left_out(questions):
     outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", "dataset.max_length=30")
     assert outcome.status == 0, outcome.err
-    assert "left out: the text or its answer has no tokens, or both are longer than the model reads" in (
+    assert "left out: the text or its answer has no tokens, or together they exceed the model's maximum length" in (
         outcome.out + outcome.err
     )
 
@@ -146,7 +146,7 @@ def test_losses_are_attributed(questions, tmp_path):
     assert outcome.status == 0, outcome.err
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert "attribution/loss/comprehensiveness/decompx" in metrics
-    assert "fall of the loss" in outcome.out
+    assert "drop in loss" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_losses_are_attributed(questions, tmp_path):
         (["analysis.attribution.target=answer", "dataset.pair_column=none"], "dataset.pair_column=none: row 1 of"),
         (
             ["analysis.attribution.target=answer", "dataset.pair_column=reply", "dataset.max_length=4"],
-            "none of the sampled texts and answers fits into what the model reads",
+            "in every sampled pair, the text or its answer has no tokens, or together they exceed the model's maximum length",
         ),
         (["analysis.attribution.target=loss", "analysis.attribution.erasure=mask"], "leave erasure out"),
         (["analysis.attribution.target=answers"], "analysis.attribution.target"),
@@ -231,7 +231,7 @@ def test_translations_are_attributed_to_source_and_target(translations, tmp_path
     assert (detection["marked"].xs("omitted", level="flag") == 0).all()
     page = (tmp_path / "run/report.html").read_text()
     assert "According to ALTI+" in page
-    assert "labelled as hallucinated" in page
+    assert "detects words labelled as hallucinated" in page
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_translations_are_attributed_to_source_and_target(translations, tmp_path
         (["analysis.attribution.omitted_below=5"], "omitted_below=5.0: expected a share above 0 and below 1"),
         (["analysis.attribution.methods=[globenc]"], "globenc is not defined for translations"),
         (["dataset.text_column=text_pair", "dataset.pair_column=text", "shards=2", "shard=0"], "normscope prepare"),
-        (["model.stack=decoder"], "set stack=encoder, or stack=cross for translations"),
+        (["model.stack=decoder"], "set stack=encoder, or attribute translations with stack=cross"),
     ],
 )
 def test_wrong_calls_about_translations(translations, arguments, message):

@@ -19,8 +19,8 @@ from tests.unit.test_translation_maps import by_hand, untouched_maps
 
 NAMES = {"alti": "ALTI+", "decompx": "DecompX"}
 KINDS = {
-    "hallucinated": "hallucinated has a smaller share from the source",
-    "omitted": "omitted has a smaller largest share in a word of the target",
+    "hallucinated": "The share that a target word takes from the source",
+    "omitted": "The largest share that a source word contributes to any target word",
 }
 
 
@@ -244,25 +244,24 @@ def _sentences(methods: Sequence[str], metrics: Mapping[str, float], options: At
     for method in methods:
         of = {name: percent(metrics[f"translation/{method}/{name}"]) for name in ("source", "special", *KINDS)}
         sentences += [
-            f"According to {NAMES[method]}, {of['source']} of the words of the translations comes from the source "
+            f"According to {NAMES[method]}, {of['source']} of a target word comes from the source on average "
             f"({of['special']} from its special tokens), and the rest from the target so far.",
-            f"{NAMES[method]} flags {of['hallucinated']} of the target's words as hallucinated, since less than "
-            f"{percent(options.hallucinated_below)} of them comes from the source, and {of['omitted']} of the source's words "
-            f"as omitted, since they make up less than {percent(options.omitted_below)} of every word of the target.",
+            f"{NAMES[method]} flags {of['hallucinated']} of target words as hallucinated (less than "
+            f"{percent(options.hallucinated_below)} comes from the source) and {of['omitted']} of source words as omitted "
+            f"(they contribute less than {percent(options.omitted_below)} to every target word).",
         ]
     for flag, method in itertools.product(KINDS, methods):
         name = f"detection/{method}/{flag}"
         if f"{name}/auc" not in metrics:
             continue
-        noun, rest = KINDS[flag].split(" ", 1)
-        flags = "none is flagged"
+        flags = "no word is flagged"
         if f"{name}/precision" in metrics:
             flags = (
                 f"the flags have a precision of {percent(metrics[f'{name}/precision'])} and a recall of "
                 f"{percent(metrics[f'{name}/recall'])}"
             )
         sentences.append(
-            f"By {NAMES[method]}, a word labelled as {noun} {rest} than one that is not with a probability of "
-            f"{number(metrics[f'{name}/auc'])} (AUC); {flags}."
+            f"{KINDS[flag]} ({NAMES[method]}) detects words labelled as {flag} with an AUC of "
+            f"{number(metrics[f'{name}/auc'])}; {flags}."
         )
     return sentences

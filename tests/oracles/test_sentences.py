@@ -496,14 +496,14 @@ CASES = {
             },
             {"below": (0.2, 0.05)},
             [
-                "According to ALTI+, 61.2% of the words of the translations comes from the source (10.0% from its special "
-                "tokens), and the rest from the target so far.",
-                "ALTI+ flags 25.0% of the target's words as hallucinated, since less than 20.0% of them comes from the source, "
-                "and 0.0% of the source's words as omitted, since they make up less than 5.0% of every word of the target.",
-                "By ALTI+, a word labelled as hallucinated has a smaller share from the source than one that is not with a "
-                "probability of 0.750 (AUC); the flags have a precision of 40.0% and a recall of 50.0%.",
-                "By DecompX, a word labelled as omitted has a smaller largest share in a word of the target than one that is "
-                "not with a probability of 0.900 (AUC); none is flagged.",
+                "According to ALTI+, 61.2% of a target word comes from the source on average (10.0% from its special tokens), "
+                "and the rest from the target so far.",
+                "ALTI+ flags 25.0% of target words as hallucinated (less than 20.0% comes from the source) and 0.0% of source "
+                "words as omitted (they contribute less than 5.0% to every target word).",
+                "The share that a target word takes from the source (ALTI+) detects words labelled as hallucinated with an AUC "
+                "of 0.750; the flags have a precision of 40.0% and a recall of 50.0%.",
+                "The largest share that a source word contributes to any target word (DecompX) detects words labelled as "
+                "omitted with an AUC of 0.900; no word is flagged.",
             ],
         ),
         (
@@ -560,7 +560,7 @@ CASES = {
                 [
                     f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
                     "falls by 0.500 on average, and by 0.250 without as many random tokens.",
-                    "Mean fall by method: DecompX 0.500, ALTI 0.450, GlobEnc 0.400, random order 0.250.",
+                    "Mean drop by method: DecompX 0.500, ALTI 0.450, GlobEnc 0.400, random order 0.250.",
                 ],
             )
             for more, below, start in (
@@ -594,7 +594,7 @@ CASES = {
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the cosine with the untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 "
                 "without as many random tokens.",
-                "Mean fall by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
+                "Mean drop by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
             ],
         ),
         (

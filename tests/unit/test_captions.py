@@ -54,7 +54,7 @@ def test_controls_are_drawn_and_described_if_there_are_any(controls):
     ("sinks", "others", "start"),
     [
         ((0.3, 0.3), (0.1, 0.1), "In every layer, a sink contributes more"),
-        ((0.1, 0.1), (0.3, 0.1), "In no layer does a sink contribute more"),
+        ((0.1, 0.1), (0.3, 0.1), "In every layer, a sink contributes no more"),
         ((0.3, 0.1), (0.1, 0.3), "In 1 of 2 layers, a sink contributes more"),
     ],
 )

@@ -117,10 +117,10 @@ def test_labels_of_words_are_lists_or_words(tmp_path, ending):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ('"OK"', "expected 2 labels, one for each word between spaces, got 1"),
-        ("[1, 0, 1]", "expected 2 labels, one for each word between spaces, got 3"),
-        ('"OK MAYBE"', "expected OK and BAD, or 0 and 1, for the words between spaces, got 'MAYBE'"),
-        ("[0, 2]", "expected OK and BAD, or 0 and 1, for the words between spaces, got 2"),
+        ('"OK"', "expected 2 labels, one for each word (separated by spaces), got 1"),
+        ("[1, 0, 1]", "expected 2 labels, one for each word (separated by spaces), got 3"),
+        ('"OK MAYBE"', "expected OK or BAD, or 0 or 1, for each word, got 'MAYBE'"),
+        ("[0, 2]", "expected OK or BAD, or 0 or 1, for each word, got 2"),
         ("0.5", "expected a label for each of 2 words, got a value of type float"),
         ('{"a": 1}', "expected a label for each of 2 words, got a value of type dict"),
     ],

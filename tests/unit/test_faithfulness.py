@@ -161,7 +161,8 @@ def test_answers_and_losses_by_hand():
 def test_losses_are_those_of_tokens_that_remain():
     options = AttributionOptions(enabled=True, target=ReadoutTarget.loss, erasure=Erasure.mask)
     with pytest.raises(
-        InputError, match=r"erasure=mask: target=loss measures the loss of the tokens that remain; leave"
+        InputError,
+        match=r"erasure=mask: target=loss measures the loss of the tokens that remain, so tokens are removed; leave",
     ):
         options.validate(None)
 
@@ -190,7 +191,8 @@ def test_an_embedding_is_tested_by_its_cosine():
             "marian",
             "decoder",
             {},
-            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder, or stack=cross",
+            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder, or "
+            "attribute translations with stack=cross",
         ),
     ],
 )

@@ -56,6 +56,12 @@ def test_without_a_test_the_largest_relative_difference_is_given_as_such():
     assert sentence.endswith("in mixing ratio (AttnResLn-N: the attention block): 37.5% instead of 25.0%.")
 
 
+def test_equal_groups_are_said_to_agree():
+    """Differences that are rounding have no test, and need none."""
+    values = [*VALUES[:2], ("same", MEAN, 0.25 * (1 + 1e-8)), ("same", SHARE, 0.125)]
+    assert verdict(comparison(values)) == ["same and base are equal up to rounding in every common measure (2)."]
+
+
 def test_groups_without_a_common_measure():
     values = [("base", MEAN, 0.25), ("other", SHARE, 0.5)]
     assert verdict(comparison(values)) == ["other and base have no measure in common."]

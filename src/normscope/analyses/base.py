@@ -44,9 +44,9 @@ class Requirements:
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
     vectors_of_keys: bool = False
-    """Whether it measures one vector f(x_j) for each key, which gates on the outputs of the heads do not leave."""
+    """Whether it measures one vector f(x_j) for each key, which does not exist if heads have gates."""
     weights_of_keys: bool = False
-    """Whether it needs W_Q and W_K, which latent attention does not have as such."""
+    """Whether it needs W_Q and W_K, which latent attention does not have."""
     bias_rule: NetworkBias = NetworkBias.summand
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     token_maps: int = 0

@@ -126,7 +126,7 @@ class Scatter:
 
 @dataclasses.dataclass(frozen=True)
 class Dots:
-    """One number for each row, with its interval, in one panel or several: a ranking, or gains beside zero."""
+    """One number with its interval for each row, in one or more panels: a ranking, or gains compared with zero."""
 
     table: pd.DataFrame
     """In the order in which rows are drawn, from top to bottom."""
@@ -142,7 +142,7 @@ class Dots:
     interval: tuple[str, str] | None = None
     """Columns with the ends of the intervals; NaN where there is none."""
     reference: float | None = 0.0
-    """Where a line marks what values are compared with; None without one."""
+    """Position of the line that values are compared with; None for no line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,9 +199,9 @@ class Sentence(str):
     figure: str
     table: str
     measure: str
-    """The measure of token maps that it is about; empty if there is none."""
+    """The measure of token maps that the sentence is about; empty if there is none."""
     surprising: bool
-    """Whether it contradicts what weights, or the usual picture, suggest."""
+    """Whether it contradicts what attention weights suggest, or what one would expect."""
 
     def __new__(
         cls, text: str, *, figure: str = "", table: str = "", measure: str = "", surprising: bool = False
@@ -213,13 +213,13 @@ class Sentence(str):
 
 
 MOST_ON_TOP = 5
-"""How many findings a reader sees first."""
+"""Number of findings at the top of a report."""
 
 
 def ranked(sentences: Mapping[str, Sequence[str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The findings of several analyses, in the order in which a reader wants them.
+    """The findings of several analyses, the most important first.
 
-    First come the answers to what the analyses ask, the first finding of each; then what surprises; then the rest.
+    The first finding of each analysis comes first, then surprising findings, then the rest.
 
     Args:
         sentences: The findings of each analysis, by its name.

@@ -97,11 +97,11 @@ def attributed_answer(
 def _effects(
     found: "Sequence[_Found]", names: Sequence[Sequence[str]], numbers: Sequence[np.ndarray], prompt: int
 ) -> pd.DataFrame:
-    """The effects on an answer, less those on the one that it is compared with, whose own tokens come after all others.
+    """The effects on an answer, less those on the answer that it is compared with, whose tokens come last.
 
     Args:
-        names: The tokens of each, or its words.
-        numbers: Which of these each token belongs to.
+        names: The tokens or words of each answer with its prompt.
+        numbers: The token or word that each token belongs to.
         prompt: Number of tokens or words of the prompt, which both share.
     """
     tables = []

@@ -112,7 +112,7 @@ class AttributionMap:
         )
 
     def explorer(self) -> Explorer:
-        """The map from the input up to each layer, interactively, as in a report; without the bias.
+        """The map from the input up to each layer, without the bias, as an interactive page like in a report.
 
         Raises:
             InputError: If there are too many values for one page.
@@ -143,7 +143,7 @@ class AttributionMaps(dict[str, AttributionMap]):
     """The maps of one text, by method."""
 
     def explorer(self) -> Explorer:
-        """The maps of all methods from the input up to each layer, interactively, as in a report; without the bias.
+        """The maps of all methods from the input up to each layer, without the bias, as an interactive page like in a report.
 
         Raises:
             InputError: If there are none, or too many values for one page.
@@ -198,7 +198,7 @@ def attribution_maps(
             output, and `decompx` merges the vectors before it measures them.
 
     Returns:
-        A map for each method, in the order of `methods`; together they have an `.explorer()`.
+        A dictionary with a map for each method, in the order of `methods`; its `.explorer()` shows them on one page.
 
     Raises:
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.

@@ -51,7 +51,7 @@ class Decomposition:
     weights: Float[Tensor, "layer query key"]
     """α, averaged over heads."""
     vectors: Float[Tensor, "layer query key"] | None
-    """‖F_ij‖ = ‖Σ_h αf(x_j)‖. This map and the next three are None if `measures` leaves them out."""
+    """‖F_ij‖ = ‖Σ_h αf(x_j)‖. This map, `residual`, `normalised` and `shares` are None if `measures` leaves them out."""
     residual: Float[Tensor, "layer query key"] | None
     """‖R_ij‖: with the residual connection; None if a norm comes before it (OLMo 2)."""
     normalised: Float[Tensor, "layer query key"] | None
@@ -367,8 +367,8 @@ def decompose(
         layers: Which layers, from 1; all by default. Those that are left out cost no more than the pass itself.
         queries: The receiving tokens, by their places in the text from 0 (−1 is the last one); all by default. For a long text,
             maps of a few tokens take a small part of the time and memory.
-        measures: Which maps of pairs to make beside the weights (`attn_w`): some of `attn_n`, `attnres_n`, `attnresln_n` and
-            `share`, as far as the family has them; all by default.
+        measures: Which maps of pairs to compute in addition to the weights (`attn_w`): any of `attn_n`, `attnres_n`,
+            `attnresln_n` and `share` that are defined for the family; all by default.
 
     Returns:
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,

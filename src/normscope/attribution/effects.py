@@ -44,7 +44,7 @@ def attribute_with_effects(
 ) -> tuple[ScalarAttribution, list[Effects]]:
     """The parts of scalars by token, and the effects of all parts of the model on each of them.
 
-    Total effects are noted while the gradients go back through the layers; direct ones take a way of their own.
+    Total effects are recorded while gradients go back through the layers; direct effects are computed separately.
 
     Args:
         passed: A pass of one text.
@@ -66,7 +66,7 @@ def attribute_with_effects(
 
 
 class _Noted:
-    """What the layers say of scalars that go back together, from the last layer to the first.
+    """The effects of the layers on scalars that go back together, from the last layer to the first.
 
     Args:
         after: What constants behind the last hidden vectors add to each scalar.
@@ -86,7 +86,7 @@ class _Noted:
         self._bias.append(wide(parts.bias) + self._after)
 
     def effects(self, *, direct: bool) -> list[Effects]:
-        """Those on each scalar."""
+        """The effects on each scalar."""
         # Of direct effects: those of the first layer's inputs, and all constants.
         rest, bias = (self._rest[-1:], self._bias[-1:]) if direct else (self._rest, self._bias)
         parts = [torch.stack(part[::-1], dim=1) for part in (self._heads, self._networks, rest, bias)]

@@ -48,7 +48,7 @@ NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapM
 
 
 NEEDS_VECTORS_OF_KEYS = frozenset(MapMethod) - {MapMethod.ROLLOUT, MapMethod.DECOMPX}
-"""The methods that measure what each key contributes as a multiple of one vector, which gates do not leave."""
+"""The methods that need the contribution of each key to be a multiple of one vector, which it is not with gates."""
 
 
 def check_defined_for_translations(method: MapMethod) -> None:
@@ -68,16 +68,16 @@ def check_supported(layout: BlockLayout) -> None:
     if layout.stack in ("decoder", "cross"):
         raise InputError(
             f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
-            "alternates self-attention and cross-attention; set stack=encoder, or stack=cross for translations"
+            "alternates self-attention and cross-attention; set stack=encoder, or attribute translations with stack=cross"
         )
     if layout.without:
         raise InputError(
             f"attribution follows vectors through every layer, but layers {numbered(layout.without)} of this "
-            f"{layout.family} have no softmax attention; use mixing, norms or decompose, which measure single layers"
+            f"{layout.family} have no softmax attention; use mixing or decompose, which measure single layers"
         )
     if layout.value is None:
         raise InputError(
-            f"attribution holds attention weights and follows values, but {NOT_LINEAR.format('values')}; use mixing, norms or "
+            f"attribution holds attention weights fixed and follows values, but {NOT_LINEAR.format('values')}; use mixing or "
             "decompose"
         )
 

@@ -74,7 +74,7 @@ class Readout(abc.ABC):
         """
 
     def remaining(self, untouched: Float[Tensor, "1 _"], _erased: Collection[int]) -> Float[Tensor, "1 _"]:
-        """The part of the untouched answer that can be compared with the answer for the text without some tokens."""
+        """The part of the untouched answer that is comparable with the answer for the text without some tokens."""
         return untouched
 
 
@@ -161,7 +161,7 @@ class ContinuationReadout(Readout):
 
     @property
     def takes_padding(self) -> bool:
-        """Texts come one by one: where they end is counted from the end."""
+        """No: the tokens of an answer are counted from the end of a text."""
         return False
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:

@@ -19,7 +19,7 @@ from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
 
 _LOGITS_AT_ONCE = 2**24
-"""Entries of gradients at logits that go back together."""
+"""Number of entries of gradients at logits that go back together."""
 
 
 def attribute_translation(passed: FrozenTranslation, targets: Float[Tensor, " scalar"]) -> ScalarAttribution:

@@ -59,8 +59,8 @@ class TokenCategories:
                 with one token per line. `punctuation` replaces the comma and period.
             causal: Whether the first token of a sequence is a category by itself.
             column: The values of a column of annotated words. Each is a category, to which the tokens of its words belong
-                unless the tokens alone put them into another one than `other`. Commas and periods belong to the column's own
-                category of punctuation (`PUNCT`, `punct`), if it has one.
+                unless the tokens alone put them into a category other than `other`. Commas and periods belong to the column's
+                own category of punctuation (`PUNCT`, `punct`), if it has one.
 
         Raises:
             InputError: If a definition is invalid or matches no token, or if two categories share a token.
@@ -74,7 +74,7 @@ class TokenCategories:
                 )
         names = (*names, *(value for value in column if value not in names))
         of_token = np.full(vocabulary, CATEGORIES.index("other"), dtype=np.int64)
-        # A column that knows punctuation itself (PUNCT, punct) leaves no second category of it.
+        # A column that has its own punctuation (PUNCT, punct) needs no second category for it.
         if "punctuation" not in custom and not any(value.lower() == "punct" for value in column):
             of_token[_punctuation_ids(tokenizer)] = CATEGORIES.index("punctuation")
         for name, tokens in _custom_tokens(tokenizer, vocabulary, custom).items():

@@ -250,7 +250,7 @@ class TranslatedTexts(ExampleEncoder):
         )
 
     def in_words(self, segmenter: Segmenter) -> Self:
-        """The same with the words of tokens."""
+        """The same with the word of each token."""
         return dataclasses.replace(self, translations=self.translations.in_words(segmenter))
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:

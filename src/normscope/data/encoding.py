@@ -162,9 +162,9 @@ class Encoder:
         return copied
 
     def answered(self, pair: Example) -> tuple[TokenSequence, int] | None:
-        """A text and its answer, joined by a space, with the number of the answer's tokens, after which nothing follows.
+        """A text and its answer, joined by a space, with the number of the answer's tokens; no token follows the answer.
 
-        None if either has no tokens, or both together are too long.
+        None if either has no tokens, or together they are too long.
         """
         text = f"{pair.text} {pair.text_pair}"
         spans = [(0, len(pair.text)), (len(pair.text) + 1, len(text))]

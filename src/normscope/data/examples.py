@@ -46,16 +46,16 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class WrongWords:
-    """What people say of the words of a translation and its source, the words between spaces: True where something is wrong."""
+    """Gold labels of the words of a translation and its source, separated by spaces: True where a word is wrong."""
 
     hallucinated: tuple[bool, ...] | None = None
-    """Words of the translation that the source does not say; None if nobody has looked."""
+    """Words of the translation that the source does not support; None without labels."""
     omitted: tuple[bool, ...] | None = None
-    """Words of the source that the translation leaves out."""
+    """Words of the source that the translation leaves out; None without labels."""
 
     @property
     def known(self) -> bool:
-        """Whether anybody has looked."""
+        """Whether there are labels for either text."""
         return self.hallucinated is not None or self.omitted is not None
 
 
@@ -80,7 +80,7 @@ class Example:
     messages: tuple[Message, ...] | None = None
     """The messages of a conversation, to be written in the tokenizer's chat template."""
     wrong: WrongWords | None = None
-    """Which words of a translation and its source are wrong, if the corpus says so."""
+    """Which words of a translation and its source are wrong, if the corpus has labels."""
 
 
 @dataclasses.dataclass

@@ -93,10 +93,10 @@ class DatasetOptions:
     score_column: str | int | None = None
     """Column of the gold score of a pair: a number that says how similar its texts are."""
     hallucinated_column: str | int | None = None
-    """Column of labels (OK or BAD, 0 or 1), one for each word between spaces of the second text, a translation: BAD where the
-    source does not say what it says."""
+    """Column with a label for each word of the second text, a translation: BAD (or 1) if the source does not support the word,
+    otherwise OK (or 0). Words are separated by spaces."""
     omitted_column: str | int | None = None
-    """Column of such labels for the words of the first text, the source: BAD where the translation leaves it out."""
+    """Column with such labels for the words of the first text, the source: BAD if the translation leaves the word out."""
     header: bool = True
     """Whether the first line of a .csv or .tsv names the columns."""
     delimiter: str | None = field(default=None, metadata=_ONE_CHARACTER)
@@ -131,7 +131,7 @@ class DatasetOptions:
 
 
 GOLD_COLUMNS = ("score_column", "hallucinated_column", "omitted_column")
-"""The keys of the columns with what people say of a pair."""
+"""The keys of the columns with gold scores and labels of a pair."""
 
 _READ_BY = {
     "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark, DatasetKind.conllu},

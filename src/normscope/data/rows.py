@@ -21,7 +21,7 @@ _WORD_LABELS = {"ok": False, "0": False, "false": False, "bad": True, "1": True,
 
 @dataclasses.dataclass(frozen=True)
 class GoldColumns:
-    """The columns with what people say of a pair; None where there is none."""
+    """The columns with gold scores and labels of a pair; None where there is none."""
 
     score: str | int | None = None
     """A number for the pair."""
@@ -113,7 +113,7 @@ class RowReader:
         return score
 
     def _labels(self, row: Row, number: int, key: str, column: str | int | None, text: str) -> tuple[bool, ...] | None:
-        """Whether something is wrong with each word of a text; None if there is no column, or its cell is empty."""
+        """Whether each word of a text is labelled as wrong; None if there is no column, or the cell is empty."""
         if column is None:
             return None
         cell = self._cell(row, number, column, key, required=True)
@@ -128,12 +128,11 @@ class RowReader:
         wrong = [label for label in labels if str(label).casefold() not in _WORD_LABELS]
         if wrong:
             raise InputError(
-                f"{where}: expected OK and BAD, or 0 and 1, for the words between spaces, got "
-                f"{printable(repr(wrong[0]), 60)}"
+                f"{where}: expected OK or BAD, or 0 or 1, for each word, got {printable(repr(wrong[0]), 60)}"
             )
         if len(labels) != words:
             raise InputError(
-                f"{where}: expected {counted(words, 'label')}, one for each word between spaces, got {len(labels)}"
+                f"{where}: expected {counted(words, 'label')}, one for each word (separated by spaces), got {len(labels)}"
             )
         return tuple(_WORD_LABELS[str(label).casefold()] for label in labels)
 

@@ -32,7 +32,7 @@ class Translations:
         return copied
 
     def in_words(self, segmenter: Segmenter) -> "Translations":
-        """The same with the words of tokens, as far as sides that are too long go: no links refer to the rest."""
+        """The same with the word of each token; sides that are too long are truncated, since no links refer to the rest."""
         copied = copy.copy(self)
         copied._segmenter, copied._cuts_words = segmenter, True
         return copied

@@ -28,7 +28,8 @@ GATED = "the outputs of the heads are multiplied by a gate that depends on the q
 """Why a measure of f(x) is not defined."""
 
 NOT_LINEAR = (
-    "the {} of this model are not a linear map of what attention reads, as in latent attention or with norms of values"
+    "no single linear layer maps what attention reads to the {} of this model, as in latent attention or with norms of "
+    "values"
 )
 """Why a measure of W_Q, W_K or W_V is not defined."""
 
@@ -137,8 +138,8 @@ class AttentionBlock:
     find_key_map: Callable[[], KeyMap]
     """Computes `key_map`."""
     gate: Float[Tensor, "batch head query #head_dim"] | None = None
-    """g_i, by which what each head has summed is multiplied before W_O; None without a gate. What key j contributes to query i
-    is then α_ij (g_i ⊙ v_j) W_O, and no multiple of one vector f(x_j)."""
+    """g_i, the factor on what each head has summed, before W_O; None without a gate. With a gate, key j contributes
+    α_ij (g_i ⊙ v_j) W_O to query i, which is not a multiple of one vector f(x_j)."""
 
     @cached_property
     def key_map(self) -> KeyMap:
@@ -209,7 +210,7 @@ class AttentionBlock:
         """Check that each key contributes a multiple of one vector f(x_j) to every query.
 
         Raises:
-            InputError: If a gate multiplies what the heads have summed.
+            InputError: If the block has a gate.
         """
         if self.gate is not None:
             raise InputError(f"layer {self.layer}: {GATED}")

@@ -276,7 +276,7 @@ def value_reading(graph: Graph, value: Heads | NotInferredError, read: Value) ->
 
 
 def _first_reader(graph: Graph, read: Value, values: Value) -> Projection | None:
-    """The first linear layer on the way to the values that reads a value."""
+    """The first linear layer on the way to the values that reads the given vector."""
     past = graph.ancestors(values)
     readers = [node for node, _ in graph.forward(graph.same(read), is_movement)]
     return next((node for node in readers if isinstance(node, Projection) and node.gives in past), None)

@@ -162,7 +162,7 @@ def concatenation(graph: Graph, head: Value) -> Operation | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InferredGate:
-    """A gate by which the outputs of the heads are multiplied before W_O: g(x W + b), with an x of the query."""
+    """A gate by which the outputs of the heads are multiplied before W_O: g(x W + b), where x belongs to the query."""
 
     projection: Projection
     columns: Tensor
@@ -224,6 +224,6 @@ def _gate(graph: Graph, heads: Value, places: Tensor, factor: Value) -> Inferred
     first = made // width == 0  # what belongs to the first token of the first text
     columns, places = made[first] % width, places[first]
     if bool((places // head_dim % queries != 0).any()):
-        raise NotInferredError("the gate of a token multiplies the outputs of another", graph.maker(factor))
+        raise NotInferredError("the gate of one token multiplies the outputs of another", graph.maker(factor))
     order = (places // (head_dim * queries) * head_dim + places % head_dim).argsort()
     return InferredGate(projection, columns[order].view(-1, head_dim), applied[0].name)  # type: ignore[union-attr]

@@ -105,7 +105,7 @@ class Layers(NamedTuple):
     calls: list[Call]
     """The calls of all layers."""
     with_blocks: list[Layer]
-    """Those that have a block: all but the layers of a hybrid in which something else than softmax attention mixes tokens."""
+    """Those that have a block: all but the layers of a hybrid in which something other than softmax attention mixes tokens."""
     places: Places
     """Where their parts are."""
 

@@ -223,7 +223,7 @@ class _Stack:
         shared = bool((gate.columns == gate.columns[:, :1]).all())
         columns = Columns.of(gate.columns[:, :1] if shared else gate.columns)
         if columns is None:
-            raise NotInferredError("the outputs of a linear layer that gate a head are not evenly spaced")
+            raise NotInferredError("the outputs of the linear layer that gate a head are not evenly spaced")
         return GateLayout(self._places.of(layer, gate.projection.path, "gate"), columns, gate.function)
 
     def _residual(self) -> str | None:

@@ -93,7 +93,7 @@ class InterventionRunner:
     def answered(self, pair: Example) -> tuple[Batch, int] | None:
         """A text and its answer, joined by a space, as a batch of one, with the number of the answer's tokens.
 
-        None if either has no tokens, or both are longer than the model reads.
+        None if either has no tokens, or together they exceed the model's maximum length.
         """
         answered = self._encoder.answered(pair)
         return None if answered is None else (collate([answered[0]], self._encoder).to(self._model.device), answered[1])

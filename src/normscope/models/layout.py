@@ -189,7 +189,7 @@ class BlockLayout:
     residual_scales: tuple[float, ...] = ()
     """For every layer, a factor on what attention and the feed-forward network add to the residual connection."""
     scales: tuple[float, ...] | None = None
-    """The factor on q·k in the score of every layer; None if scores are no multiple of q·k plus other terms."""
+    """The factor on q·k in the score of every layer; None if scores are not a multiple of q·k plus other terms."""
     registry: bool = True
     """Whether attention goes through transformers' registry; if not, the weights that the module returns are observed."""
     fused_reference: bool = True
@@ -332,7 +332,7 @@ class BlockLayout:
         """
         if layer in self.without:
             raise InputError(
-                f"{argument}: layer {layer} of this {self.family} has no softmax attention; expected layers that do: "
+                f"{argument}: layer {layer} of this {self.family} has no softmax attention; expected layers that have it: "
                 f"{numbered(self.attends)}"
             )
 
@@ -495,7 +495,7 @@ class BlockModules:
         scales = self.layout.scales
         if scales is None:
             raise InputError(
-                f"the attention of layer {self.layer} cannot be observed: its scores are no multiple of q·k plus other terms"
+                f"the attention of layer {self.layer} cannot be observed: its scores are not a multiple of q·k plus other terms"
             )
         return scales[self.layer - 1]
 

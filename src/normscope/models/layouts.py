@@ -106,11 +106,12 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
 def _check_own(layout: BlockLayout) -> None:
     """Check that attention which does not call transformers' function can be rebuilt from its weights."""
     if layout.scales is None:
-        raise NotInferredError("scores are no multiple of q·k plus other terms")
+        raise NotInferredError("scores are not a multiple of q·k plus other terms")
     for what, path in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
         if path is None:
             raise NotInferredError(
-                f"{what} are not a linear map of what attention reads, and attention does not call transformers' function"
+                f"no single linear layer maps what attention reads to the {what}, and attention does not call transformers' "
+                "function"
             )
 
 

@@ -213,7 +213,7 @@ class _Proof:
         self._layer = block.layer
 
     def _compare_values(self, values: Mapping[int, Tensor], block: AttentionBlock) -> None:
-        """Check that the value of a token depends on no other token, where no W_V shows it: the others have changed."""
+        """Without W_V, check that the value of a token depends on no other token, by changing the others."""
         before, after = (each[:, :, ::2].transpose(1, 2).flatten(2) for each in (values[block.layer], block.value))
         error = relative_error(after, before, before, block.token_mask[:, ::2])
         self._note([Difference(block.layer, "value of a token when other tokens change", error)])
@@ -288,7 +288,7 @@ def _check_evaluation(model: nn.Module, name: str) -> None:
 
 
 def _every_other_changed(vectors: Tensor) -> Replacement:
-    """Hidden vectors of which every second token has others."""
+    """Hidden vectors in which every second token is replaced."""
     changed = vectors.clone()
     changed[:, 1::2] = vectors[:, 1::2].roll(1, dims=-1) + vectors[:, :1]
     return Replacement(torch.arange(vectors.shape[-1], device=vectors.device), changed)

@@ -67,8 +67,8 @@ class TokenMaps:
     single_heads: bool
     """Whether there are maps of single heads besides those of the block."""
     weights: np.ndarray | None
-    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry; None where only maps through
-    several layers are known, which have none."""
+    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry; None for maps through several
+    layers, which have no weights."""
     norms: np.ndarray | None
     """‖f(x)‖: layer, head, key. Between words, ‖αf(x)‖: layer, head, query, key."""
     maps: Mapping[str, np.ndarray]

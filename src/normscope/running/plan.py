@@ -264,7 +264,7 @@ def _refuse_missing_feed_forward(
 
 
 def _refuse_missing_parts(needs: Mapping[type[Analysis], Requirements], level: Level, model: ModelInfo) -> None:
-    """Refuse analyses of parts that gates or latent attention do not leave."""
+    """Refuse analyses that gates or latent attention leave undefined."""
     layout = model.layout
     if layout is None:
         return
@@ -442,7 +442,7 @@ def _maps(
     needs: Mapping[type[Analysis], Requirements],
     inputs: Inputs,
 ) -> Maps:
-    # With a gate, what reaches the networks is no sum of multiples of one vector for each key.
+    # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
     rule = None if model.layout.gate is not None else _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
     maps = maps_per_layer(model.layout, rule) + added

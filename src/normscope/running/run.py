@@ -260,6 +260,6 @@ def require_examples(run: Run, counts: CorpusCounts) -> None:
 
 
 def _layers_of(layout: BlockLayout) -> str:
-    """How many layers a model has, and which of them have a block, if not all do."""
+    """Number of layers, and which of them have a block, if not all do."""
     layers = counted(len(layout.layers), "layer")
-    return f"{layers}, of which {numbered(layout.attends)} with softmax attention," if layout.without else layers
+    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.without else layers

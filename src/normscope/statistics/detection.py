@@ -1,4 +1,4 @@
-"""How well low values tell apart what people have marked from what they have not."""
+"""How well low values distinguish marked items from the others."""
 
 from typing import NamedTuple
 
@@ -7,28 +7,28 @@ import scipy.stats
 from jaxtyping import Bool, Float
 
 _DIGITS = 9
-"""Values that agree to so many decimals are equal: only rounding tells them apart."""
+"""Values that agree to this many decimals count as equal: they differ by rounding only."""
 
 
 class Detection(NamedTuple):
     """Measures of a detector; NaN where one is not defined."""
 
     precision: float
-    """Share of the flagged that are marked; NaN if nothing is flagged."""
+    """Share of the flagged items that are marked; NaN if nothing is flagged."""
     recall: float
-    """Share of the marked that are flagged; NaN if nothing is marked."""
+    """Share of the marked items that are flagged; NaN if nothing is marked."""
     auc: float
-    """Probability that a marked one has a lower value than one that is not, ties counting half; NaN without either."""
+    """Probability that a marked item has a lower value than an unmarked one, with ties counting half; NaN without either."""
     average_precision: float
-    """Mean over the marked of the precision at their value: the area below the curve of precision and recall, by steps."""
+    """Mean over the marked items of the precision at their value: the area under the precision–recall curve, in steps."""
     marked: int
-    """Number of marked ones."""
+    """Number of marked items."""
     labelled: int
-    """Number of all."""
+    """Number of all items."""
 
 
 def detection(values: Float[np.ndarray, " item"], marked: Bool[np.ndarray, " item"], below: float) -> Detection:
-    """How well values below a threshold detect what is marked.
+    """How well values below a threshold detect marked items.
 
     Args:
         values: Low where something should be marked.

@@ -57,7 +57,7 @@ class AttributionAnalysis(Analysis):
         """The feed-forward networks, and the classifier if there is one; for translations, a sample of them.
 
         Raises:
-            InputError: If a method is not defined for the model's family, or an option for translations.
+            InputError: If a method is not defined for the model's family, or an option is not defined for translations.
         """
         if model.is_cross_attention:
             return _requirements_of_translations(options)
@@ -101,7 +101,7 @@ class AttributionAnalysis(Analysis):
         self, _runner: InterventionRunner, batch: Batch
     ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
         """The maps from the input up to each layer, by every method that has maps; without the bias."""
-        if self._attributed is None:  # those of a translation have no rows between its target's tokens alone
+        if self._attributed is None:  # maps of translations also have the source's tokens as columns
             return {}
         return {
             str(method): np.stack([between_tokens(maps.cumulative[layer - 1]) for layer in self.context.layers])
@@ -110,7 +110,7 @@ class AttributionAnalysis(Analysis):
         }
 
     def result(self) -> Findings:
-        """Shares by layer and source, agreement between methods, and faithfulness; for translations, what words draw on."""
+        """Shares by layer and source, agreement between methods, and faithfulness; for translations, where words come from."""
         if self._translated is not None:
             sample = self._translated
             return translation_findings(sample.tables(), sample.drawn, self.options, sample.without_rows)
@@ -175,7 +175,7 @@ class AttributionAnalysis(Analysis):
         if self._left_out:
             texts = counted(self._left_out, "sampled pair is", "sampled pairs are")
             notes.append(
-                f"{texts} left out: the text or its answer has no tokens, or both are longer than the model reads"
+                f"{texts} left out: the text or its answer has no tokens, or together they exceed the model's maximum length"
             )
         if attributed.untested:
             notes.append(
@@ -198,8 +198,8 @@ def _requirements_of_translations(options: AttributionOptions) -> Requirements:
     for key, given in unusable.items():
         if given:
             raise InputError(
-                f"analysis.attribution.{key}={getattr(options, key)}: not defined for translations, whose words are attributed "
-                "(model.stack=cross); leave it out, or set model.stack=encoder"
+                f"analysis.attribution.{key}={getattr(options, key)}: not defined for translations (model.stack=cross), "
+                "where words are attributed; leave it out, or set model.stack=encoder"
             )
     pairs = SampledPairs(
         options.sequences,

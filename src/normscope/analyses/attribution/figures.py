@@ -92,7 +92,7 @@ def _agreement(agreement: pd.DataFrame) -> HeatmapPanels:
 def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
     """How much more faithful each method is than random orders, the most faithful first."""
     rows = ranking.dropna(subset="above_random").sort_values("above_random", ascending=False, kind="stable")
-    erased = "masked" if erasure is Erasure.mask else "taken out"
+    erased = "masked" if erasure is Erasure.mask else "removed"
     above = int((rows["above_random_low"] > 0).sum())
     return Dots(
         table=rows.assign(panel="methods"),
@@ -102,17 +102,17 @@ def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
         panel="panel",
         panel_titles={"methods": "comprehensiveness minus that of random orders"},
         row_titles=METHODS,
-        value_label=f"fall of the {quantity}, minus random",
+        value_label=f"drop in {FALLING.get(quantity, quantity)}, minus random",
         caption=(
-            f"How much further {QUANTITIES[quantity]} falls when the tokens with the highest scores are {erased} than when "
-            f"random ones are (AOPC), with 95% intervals over sequences. {above} of {counted(len(rows), 'method')} "
+            f"How much further {QUANTITIES[quantity]} falls when the highest-scoring tokens are {erased} than when random "
+            f"tokens are (AOPC), with 95% intervals over sequences. {above} of {counted(len(rows), 'method')} "
             f"{'is' if above == 1 else 'are'} detectably better than random."
         ),
     )
 
 
 def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Lines:
-    erased = "masked" if erasure is Erasure.mask else "taken out"
+    erased = "masked" if erasure is Erasure.mask else "removed"
     return Lines(
         table=faithfulness.assign(**{_SHARE: faithfulness["share"]}),
         x=_SHARE,
@@ -124,7 +124,7 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
             COMPREHENSIVENESS: "without the highest scores (comprehensiveness)",
             SUFFICIENCY: "with these alone (sufficiency)",
         },
-        y_label=f"fall of the {FALLING.get(quantity, quantity)}",
+        y_label=f"drop in {FALLING.get(quantity, quantity)}",
         sharey=True,
         band=("low", "high"),
         caption=(

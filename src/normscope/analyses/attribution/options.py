@@ -62,7 +62,7 @@ _SHARE = rule("a share above 0 and below 1", lambda share: 0 < share < 1, (0.0, 
 @dataclasses.dataclass
 class AttributionOptions(AnalysisConfig):
     """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences; with
-    `model.stack=cross`, what the words of translations draw on."""
+    `model.stack=cross`, how much of each word of a translation comes from the source."""
 
     methods: list[AttributionMethod] | None = dataclasses.field(
         default=None,
@@ -92,8 +92,8 @@ class AttributionOptions(AnalysisConfig):
     )
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
-    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one and
-    `target` is not `loss`."""
+    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if the
+    tokenizer has one and `target` is not `loss`."""
     orders: int = dataclasses.field(default=3, metadata=at_least(1))
     """Number of random orders of each sequence's tokens, as a baseline."""
     steps: int = dataclasses.field(default=50, metadata=at_least(1))
@@ -102,12 +102,13 @@ class AttributionOptions(AnalysisConfig):
     """Seed of the sampled sequences and the random orders."""
     target: ReadoutTarget | None = None
     """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
-    of the `embedding`; by default, what the checkpoint has weights for, in this order. Of a causal language model also the
-    `answer`, the second text of each pair (`dataset.pair_column`), or its `loss` on the text's own tokens."""
+    of the `embedding`; by default, what the checkpoint has weights for, in this order. For a causal language model, it can
+    also be the `answer`, the second text of each pair (`dataset.pair_column`), or the `loss` on the text's own tokens."""
     hallucinated_below: float = dataclasses.field(default=0.2, metadata=_SHARE)
-    """In translations (`model.stack=cross`), words of the target with a smaller share of the source are flagged."""
+    """In translations (`model.stack=cross`), target words that take a smaller share than this from the source are flagged as
+    hallucinated."""
     omitted_below: float = dataclasses.field(default=0.05, metadata=_SHARE)
-    """In translations, words of the source that make up a smaller share of every word of the target are flagged."""
+    """In translations, source words that contribute a smaller share than this to every target word are flagged as omitted."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""
@@ -118,7 +119,8 @@ class AttributionOptions(AnalysisConfig):
             )
         if self.enabled and self.target is ReadoutTarget.loss and self.erasure is Erasure.mask:
             raise InputError(
-                "analysis.attribution.erasure=mask: target=loss measures the loss of the tokens that remain; leave erasure out"
+                "analysis.attribution.erasure=mask: target=loss measures the loss of the tokens that remain, so tokens are "
+                "removed; leave erasure out"
             )
         wanted = [method for method in self.methods or () if method in CAPTUM]
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:

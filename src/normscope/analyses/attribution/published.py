@@ -23,7 +23,7 @@ METHODS = {
 """Titles of the methods."""
 
 OF_TRANSLATIONS = {"alti": "ALTI+", "decompx": "DecompX"}
-"""Titles of those that attribute translations."""
+"""Titles of the methods that attribute translations."""
 
 QUANTITIES = {
     "probability": "the probability of the predicted class or token",
@@ -33,8 +33,8 @@ QUANTITIES = {
 }
 """What `<quantity>` stands for, in sentences."""
 
-FALLING = {"answer": "probability of the answer"}
-"""What it is called in captions, if not by its name."""
+FALLING = {"answer": "answer probability"}
+"""What a quantity is called in labels, if not by its name."""
 
 _METHOD = Axis("method", "The attribution method.", titles=METHODS)
 _SCORES: Where = {"scope": "scores"}
@@ -46,11 +46,11 @@ def _deepest(layers: Any) -> Any:
 
 
 _ROW = Axis("row", "Row of the corpus, from 1.", noun="translation", kind="whole")
-_WORD = Axis("word", "Number of the word between spaces, from 0.", kind="whole")
+_WORD = Axis("word", "Number of the word, from 0; words are separated by spaces.", kind="whole")
 _TEXT = Column("The word.", kind="text")
-_FLAGGED = "Whether it is flagged: its share is below `analysis.attribution.{}` (1 or 0)."
-_GOLD = Column("The label of the corpus, `ok` or `bad`; empty without one.", kind="text")
-_OF_SOURCE = "Share of a word of the target that comes from the source, its special tokens included, in [0, 1]"
+_FLAGGED = "1 if the word is flagged because its share is below `analysis.attribution.{}`, otherwise 0."
+_GOLD = Column("The gold label, `ok` or `bad`; empty if the corpus has none.", kind="text")
+_OF_SOURCE = "Share of a target word that comes from the source, including the source's special tokens, in [0, 1]"
 
 PUBLISHED = Published(
     tables={
@@ -133,8 +133,8 @@ PUBLISHED = Published(
                 Axis("share", "Percentage of the ordinary tokens that are erased or kept.", kind="number"),
             ),
             values={
-                "mean": "Mean fall over sequences of the probability of the predicted class or next token, or of the answer "
-                "(the geometric mean over its tokens); of the cosine with the untouched embedding; or of the loss of the "
+                "mean": "Mean drop over sequences in the probability of the predicted class or next token, or of the answer "
+                "(the geometric mean over its tokens); in the cosine with the untouched embedding; or in the loss of the "
                 "remaining tokens (nats per token).",
                 "low": _LOW,
                 "high": _HIGH,
@@ -170,23 +170,23 @@ PUBLISHED = Published(
             rows=(_METHOD, _ROW),
             per="method and sampled translation, with `model.stack=cross`",
             values={
-                "source": f"{_OF_SOURCE}; the mean over its words.",
+                "source": f"{_OF_SOURCE}; the mean over target words.",
                 "target": "Share that comes from the target so far: 1 − `source`.",
-                "special": "Share that comes from the source's special tokens, which is part of `source`.",
-                "target_words": Column("Number of words of the target.", kind="whole"),
-                "source_words": Column("Number of words of the source.", kind="whole"),
-                "hallucinated": Column("Number of words of the target that are flagged.", kind="whole"),
-                "omitted": Column("Number of words of the source that are flagged.", kind="whole"),
+                "special": "Share that comes from the source's special tokens; part of `source`.",
+                "target_words": Column("Number of target words that have shares.", kind="whole"),
+                "source_words": Column("Number of source words that have tokens.", kind="whole"),
+                "hallucinated": Column("Number of target words flagged as hallucinated.", kind="whole"),
+                "omitted": Column("Number of source words flagged as omitted.", kind="whole"),
             },
         ),
         "translation_positions": Table(
             rows=(_METHOD, _WORD),
-            per="method and place in the target, with `model.stack=cross`",
+            per="method and position in the target, with `model.stack=cross`",
             values={
                 "source": f"{_OF_SOURCE}; the mean over translations.",
                 "low": _LOW,
                 "high": _HIGH,
-                "count": Column("Number of translations that are so long.", kind="whole"),
+                "count": Column("Number of translations with a share for this word.", kind="whole"),
             },
         ),
         "target_words": Table(
@@ -204,7 +204,7 @@ PUBLISHED = Published(
             per="method and word of a source, with `model.stack=cross`",
             values={
                 "text": _TEXT,
-                "drawn": "Largest share that a word of the target takes from it, in [0, 1].",
+                "drawn": "Largest share that any target word takes from this source word, in [0, 1].",
                 "flagged": Column(_FLAGGED.format("omitted_below"), kind="whole"),
                 "gold": _GOLD,
             },
@@ -214,18 +214,17 @@ PUBLISHED = Published(
                 _METHOD,
                 Axis(
                     "flag",
-                    "What is detected: words of the target that are `hallucinated`, or words of the source that are `omitted`.",
+                    "What is detected: target words that are `hallucinated`, or source words that are `omitted`.",
                 ),
             ),
             per="method and flag, for translations with gold labels",
             values={
                 "below": "The threshold: words with a smaller share are flagged.",
-                "precision": "Share of the flagged words whose label is `bad`; missing if none is flagged.",
-                "recall": "Share of the words labelled `bad` that are flagged; missing if there is none.",
-                "auc": "Probability that a word labelled `bad` has a smaller share than one labelled `ok`, whatever the "
-                "threshold; ½ is chance.",
-                "average_precision": "Area below the curve of precision and recall over all thresholds; chance is the share of "
-                "words labelled `bad`.",
+                "precision": "Share of the flagged words that are labelled `bad`; missing if no word is flagged.",
+                "recall": "Share of the words labelled `bad` that are flagged; missing if no word is labelled `bad`.",
+                "auc": "Probability that a word labelled `bad` has a smaller share than one labelled `ok`, independent "
+                "of the threshold; chance is ½.",
+                "average_precision": "Area under the precision–recall curve; chance is the share of words labelled `bad`.",
                 "marked": Column("Number of words labelled `bad`.", kind="whole"),
                 "labelled": Column("Number of labelled words.", kind="whole"),
             },
@@ -258,22 +257,23 @@ PUBLISHED = Published(
         Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),
         Rollup(
             "translation/<method>/source",
-            "Mean over translations of the share of the target's words that comes from the source.",
+            "Mean share of a target word that comes from the source: over the words of each translation, then over "
+            "translations.",
             of="translations.source",
         ),
         Rollup(
             "translation/<method>/special",
-            "The part of it that comes from the source's special tokens.",
+            "The part of this share that comes from the source's special tokens.",
             of="translations.special",
         ),
         Rollup(
             "translation/<method>/hallucinated",
-            "Share of the target's words that are flagged as hallucinated.",
+            "Share of target words that are flagged as hallucinated.",
             of="target_words.flagged",
         ),
         Rollup(
             "translation/<method>/omitted",
-            "Share of the source's words that are flagged as omitted.",
+            "Share of source words that are flagged as omitted.",
             of="source_words.flagged",
         ),
         *(
@@ -282,7 +282,7 @@ PUBLISHED = Published(
                 ("precision", "Share of the flagged words that are labelled `bad`."),
                 ("recall", "Share of the words labelled `bad` that are flagged."),
                 ("auc", "Probability that a word labelled `bad` has a smaller share than one labelled `ok`."),
-                ("average_precision", "Area below the curve of precision and recall over all thresholds."),
+                ("average_precision", "Area under the precision–recall curve."),
             )
         ),
     ),

@@ -117,7 +117,8 @@ class SampleAttribution:
         """
         if not texts:
             raise InputError(
-                "analysis.attribution.target=answer: none of the sampled texts and answers fits into what the model reads"
+                "analysis.attribution.target=answer: in every sampled pair, the text or its answer has no tokens, or together "
+                "they exceed the model's maximum length"
             )
         lengths = sorted(text.batch.input_ids.shape[1] for text in texts)
         longest_drawn = min(lengths[:_DRAWN][-1], _DRAWN_TOKENS)
@@ -173,7 +174,7 @@ class SampleAttribution:
         )
 
     def _erasable(self, batch: Batch, answer: int) -> Int[np.ndarray, " ordinary"]:
-        """The ordinary tokens or words of a batch of one sequence, but for those that are predicted without being read."""
+        """The ordinary tokens or words of a batch of one sequence, except those that are predicted without being read."""
         ids = batch.measured.input_ids[0].cpu().numpy()
         ordinary = ~np.isin(ids, list(self._context.vocabulary.special))
         units = np.arange(len(ids)) if batch.units is None else batch.units[0].cpu().numpy()

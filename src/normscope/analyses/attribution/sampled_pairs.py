@@ -1,4 +1,4 @@
-"""A sample of pairs of texts: translations, with what people say of their words, or texts and answers."""
+"""A sample of pairs of texts: translations with the gold labels of their words, or texts and answers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class SampledPairs(Resource[tuple[Example, ...]]):
         self._kept = sorted(self._kept)[: self._size]
 
     def finish(self) -> tuple[Example, ...]:
-        """The pairs, which know their rows.
+        """The pairs, with their row numbers.
 
         Raises:
             InputError: If the corpus has none.
@@ -61,7 +61,7 @@ class SampledPairs(Resource[tuple[Example, ...]]):
         return packed([_packed(pair) for pair in self.finish()])
 
     def add(self, state: State) -> None:
-        """Take the sample that was made before."""
+        """Take a finished sample."""
         pairs = [_unpacked(pair) for pair in unpacked(state)]
         self._kept = [(self._priority(pair), pair.row, pair) for pair in pairs]
 

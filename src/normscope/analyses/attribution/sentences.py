@@ -16,8 +16,8 @@ def sentences_of(
     vector: str = "output vector",
     below: tuple[float, float] = (0.0, 0.0),
 ) -> list[Sentence]:
-    """Where vectors come from, which method is the most faithful, and how far methods agree; of translations, what they take
-    from their sources, which words are flagged, and how well flags agree with gold labels.
+    """Where vectors come from, which method is the most faithful, and how far methods agree; for translations, how much comes
+    from the source, how many words are flagged, and how well the flags agree with gold labels.
 
     Args:
         above_random: By method, the lower end of the interval of its difference from random orders, sequence by sequence.
@@ -81,7 +81,7 @@ def _faithfulness(
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
-            sentences.append(Sentence(f"Mean fall by method: {order}.", figure="faithfulness", table="ranking"))
+            sentences.append(Sentence(f"Mean drop by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 
@@ -174,22 +174,22 @@ def _translations(metrics: Mapping[str, float], hallucinated_below: float, omitt
         title, name = OF_TRANSLATIONS[method], f"translation/{method}"
         special, hallucinated, omitted = (metrics[f"{name}/{of}"] for of in ("special", "hallucinated", "omitted"))
         text = (
-            f"According to {title}, {percentage(share)} of the words of the translations comes from the source "
+            f"According to {title}, {percentage(share)} of a target word comes from the source on average "
             f"({percentage(special)} from its special tokens), and the rest from the target so far."
         )
         sentences.append(Sentence(text, figure="source_share", table="translations"))
         text = (
-            f"{title} flags {percentage(hallucinated)} of the target's words as hallucinated, since less than "
-            f"{percentage(hallucinated_below)} of them comes from the source, and {percentage(omitted)} of the source's words "
-            f"as omitted, since they make up less than {percentage(omitted_below)} of every word of the target."
+            f"{title} flags {percentage(hallucinated)} of target words as hallucinated (less than "
+            f"{percentage(hallucinated_below)} comes from the source) and {percentage(omitted)} of source words as omitted "
+            f"(they contribute less than {percentage(omitted_below)} to every target word)."
         )
         sentences.append(Sentence(text, table="target_words"))
     return sentences
 
 
 _FLAGS = {
-    "hallucinated": "hallucinated has a smaller share from the source",
-    "omitted": "omitted has a smaller largest share in a word of the target",
+    "hallucinated": "The share that a target word takes from the source",
+    "omitted": "The largest share that a source word contributes to any target word",
 }
 
 
@@ -197,12 +197,12 @@ def _detection(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     for (method, flag), auc in by_axes("detection/<method>/<flag>/auc", metrics).items():
         precision, recall = (metrics.get(f"detection/{method}/{flag}/{of}") for of in ("precision", "recall"))
-        flags = "none is flagged"
+        flags = "no word is flagged"
         if precision is not None and recall is not None:
             flags = f"the flags have a precision of {percentage(precision)} and a recall of {percentage(recall)}"
         text = (
-            f"By {OF_TRANSLATIONS[method]}, a word labelled as {_FLAGS[flag]} than one that is not with a probability of "
-            f"{number(auc)} (AUC); {flags}."
+            f"{_FLAGS[flag]} ({OF_TRANSLATIONS[method]}) detects words labelled as {flag} with an AUC of {number(auc)}; "
+            f"{flags}."
         )
         sentences.append(Sentence(text, table="detection"))
     return sentences

@@ -1,4 +1,5 @@
-"""What the words of translations draw on: the source, and the target so far. Words that draw on too little are flagged."""
+"""How much of each word of a translation comes from the source, and how much from the target so far; words whose shares are too
+small are flagged."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +29,7 @@ _DRAWN, _DRAWN_WORDS = 2, 40
 
 
 class WordShares(NamedTuple):
-    """What the words of one translation draw on."""
+    """Where the words of one translation come from."""
 
     target: Int[np.ndarray, " row"]
     """The words of the target that have a row, counted from 0."""
@@ -116,8 +117,8 @@ class TranslationSample:
         self._head = runner.model.translator if MapMethod.DECOMPX in self.methods else None
         if self._head is None and MapMethod.DECOMPX in self.methods:
             raise InputError(
-                f"analysis.attribution.methods: decompx attributes what a translator predicts, but {runner.model.name} has no "
-                "weights of one; set analysis.attribution.methods=[alti]"
+                f"analysis.attribution.methods: decompx attributes what a translation model predicts, but "
+                f"{runner.model.name} has no weights of a translation head; set analysis.attribution.methods=[alti]"
             )
         if MapMethod.ALTI in self.methods:
             _ = runner.model.stacks_verification
@@ -126,10 +127,10 @@ class TranslationSample:
         self._source: list[dict[str, object]] = []
         self.drawn: list[DrawnTranslation] = []
         self.without_rows = 0
-        """Pairs without a word that could be attributed."""
+        """Number of pairs without a word that can be attributed."""
 
     def run(self, pairs: Sequence[Example]) -> None:
-        """Attribute pairs that know their rows."""
+        """Attribute pairs that have row numbers."""
         for pair in self._runner.progress(pairs, len(pairs), "attribution of translations"):
             batch = self._runner.translation(pair, spaced)
             found = {} if batch is None else self._shares(batch)
@@ -199,7 +200,7 @@ class TranslationSample:
         """
         if not self._sentences:
             raise InputError(
-                "analysis=attribution: none of the sampled translations has words on both sides that could be attributed"
+                "analysis=attribution: no sampled translation has words on both sides that can be attributed"
             )
         target, source = pd.DataFrame(self._target), pd.DataFrame(self._source)
         tables = {

@@ -1,4 +1,4 @@
-"""The findings about a sample of translations: figures and a summary, from their tables."""
+"""The findings about a sample of translations: figures and a summary, from the tables."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,7 @@ def translation_findings(
     notes = []
     if without_rows:
         notes.append(
-            f"{counted(without_rows, 'sampled translation has', 'sampled translations have')} no words to attribute"
+            f"{counted(without_rows, 'sampled translation has', 'sampled translations have')} no words that can be attributed"
         )
     return Findings(
         tables=tables,
@@ -45,7 +45,7 @@ def translation_findings(
         | {f"translation_{place}": _shares(each) for place, each in enumerate(drawn, start=1)},
         summary=_summary(rolled.metrics),
         summary_digits=3,
-        summary_caption="share of the source, and shares of words that are flagged as hallucinated and omitted",
+        summary_caption="share from the source, and shares of words flagged as hallucinated or omitted",
         sentences=sentences_of(rolled.metrics, below=(options.hallucinated_below, options.omitted_below)),
         notes=notes,
     )
@@ -75,10 +75,10 @@ def _by_position(positions: pd.DataFrame) -> Lines:
             method: title for method, title in OF_TRANSLATIONS.items() if (positions["method"] == method).any()
         },
         y_label="share from the source (%)",
-        x_label="word of the target",
+        x_label="target word",
         band=("low", "high"),
         caption=(
-            "How much of each word of the target comes from the source, by its place; the rest comes from the target so far. "
+            "Share of each target word that comes from the source, by position; the rest comes from the target so far. "
             f"Means and 95% intervals over {counted(positions['count'].max(), 'translation')}, fewer for later words."
         ),
     )
@@ -108,7 +108,7 @@ def _shares(drawn: DrawnTranslation) -> WordMaps:
         panel="method",
         panel_titles={method: OF_TRANSLATIONS[method] for method in drawn.shares},
         caption=(
-            "What each word of the target (row) comes from: the words of the source, its special tokens (…), the words of the "
-            "target so far, and its first token (<s>). Rows add up to 100%."
+            "Where each target word (row) comes from: source words, the source's special tokens (…), the target words so far, "
+            "and the target's start and special tokens (<s>). Rows add up to 100%."
         ),
     )

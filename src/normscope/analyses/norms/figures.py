@@ -122,6 +122,9 @@ def _by_head(table: pd.DataFrame) -> HeatmapGrid:
 
 
 def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
+    counted = ""
+    if table["category"].value_counts().nunique() > 1:  # panels of the same size have no number in their titles
+        counted = " (number of pairs in brackets; points are larger where there are fewer)"
     return Scatter(
         table=table,
         x="f",
@@ -134,9 +137,8 @@ def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         trim=0.01,
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
-            "layers and heads; their number is in brackets, and points are larger where they are few. Where the cloud falls "
-            "to the right, large weights go to short vectors. The axes leave out at most 1% of each category's points at "
-            "either end."
+            f"layers and heads{counted}. Where the cloud falls to the right, large weights go to short vectors. The axes "
+            "leave out at most 1% of each category's points at either end."
         ),
     )
 

@@ -40,7 +40,10 @@ class ValueDrains:
         self.accumulator.update(self._context.index(block.layer), torch.stack([of_sink, of_others]), counts)
 
     def table(self) -> pd.DataFrame:
-        """The table `drains`; `other` is missing if every sequence has a single token. Empty where gates leave no f(x)."""
+        """The table `drains`; `other` is missing if every sequence has a single token.
+
+        Empty if heads have gates, since f(x) is not defined.
+        """
         try:
             summary = self.accumulator.compute()
         except EmptyAccumulatorError:

@@ -80,22 +80,22 @@ def _drains(table: pd.DataFrame) -> Lines:
         y_label="mean over heads",
         log_y=True,
         caption=(
-            f"{_contribution(means)} A sink is the key that receives the most weight in a head. The other panels show its "
-            "weight and its vectors, beside those of the other keys; each panel has its own logarithmic scale."
+            f"{_contribution(means)} A head's sink is the key that receives the most weight. The other panels compare its "
+            "weight and vectors with those of the other keys; each panel has its own logarithmic scale."
         ),
     )
 
 
 def _contribution(means: pd.DataFrame) -> str:
-    """In how many layers sinks contribute more than another key does on average."""
+    """In how many layers sinks contribute more than the average other key."""
     by_key = means.pivot_table(index="layer", columns="key", values="alpha_f").dropna()
     if SINK not in by_key or OTHER not in by_key:
         return "What sinks contribute, ‖αf(x)‖."
     layers, more = len(by_key), int((by_key[SINK] > by_key[OTHER]).sum())
     if not more:
-        return "In no layer does a sink contribute more than another key on average (‖αf(x)‖)."
+        return "In every layer, a sink contributes no more than the average other key (‖αf(x)‖)."
     where = "every layer" if more == layers else f"{more} of {layers} layers"
-    return f"In {where}, a sink contributes more than another key does on average (‖αf(x)‖)."
+    return f"In {where}, a sink contributes more than the average other key (‖αf(x)‖)."
 
 
 def _in_words(position: str) -> tuple[str, str, str, str]:

@@ -17,7 +17,7 @@ TITLES = {
 """Titles of the measures, in order."""
 
 SPECIAL = {"no_self": "special tokens allowed", "words": "special tokens excluded"}
-"""Panels of the figure of gains, by candidates: in neither may a word choose itself."""
+"""Panels of the figure of gains, by candidates; a word may choose itself in neither."""
 
 # More columns would not be legible.
 _MOST_RELATIONS = 24

@@ -12,7 +12,7 @@ from normscope.statistics.intervals import CONFIDENCE, FEWEST, Sample, mean_test
 FEWEST_PAIRS, FEWEST_UNPAIRED = FEWEST, 10
 """Sequences below which nothing is tested. Unpaired groups may be of different spread, which takes more of them to see."""
 
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Relative differences that rounding in single precision can cause."""
 
 _EXTREME = re.compile(r"(^|[/_])(min|max)$")
@@ -135,7 +135,7 @@ def _tested(own: pd.DataFrame, other: pd.DataFrame) -> dict[str, object] | None:
     if paired:
         differences = own.assign(value=own["value"] - other["value"])
         # Float rounding is no difference.
-        if (differences["value"].abs() <= _ROUNDING * own["value"].abs()).all():
+        if (differences["value"].abs() <= ROUNDING * own["value"].abs()).all():
             return None
         test = mean_test(_sample(differences))
     else:

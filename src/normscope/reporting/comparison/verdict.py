@@ -1,4 +1,4 @@
-"""The verdict of a comparison, in sentences: what differs beyond noise, and by how much."""
+"""The verdict of a comparison, in sentences: which differences are detectable, and how large they are."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ import pandas as pd
 
 from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.run_comparison import RunComparison
-from normscope.reporting.comparison.significance import FEWEST_PAIRS, is_extreme
+from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
 from normscope.rounding import counted, number, percentage
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""
 
 _MOST = 5
-"""Groups that have a sentence of their own."""
+"""Number of groups that have a sentence of their own."""
 
 
 def verdict(comparison: RunComparison) -> list[str]:
-    """A sentence for each group of runs beside the baseline, at most five; empty without a second group.
+    """A sentence for each group of runs other than the baseline, five at most; empty without a second group.
 
     Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
-    measures. The measure that is named is the one whose difference is largest beside its confidence interval.
+    tests. The named measure is the one whose difference is largest relative to its confidence interval.
     """
     whole = comparison.values[comparison.values["layer"] == 0]
     whole = whole[~whole["metric"].map(is_extreme).astype(bool)]
@@ -45,7 +45,7 @@ def _of_group(comparison: RunComparison, group: str, means: "pd.Series[float]") 
 
 
 def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd.Series[float]") -> str:
-    """What tests of a group against the baseline say."""
+    """The result of the tests of a group against the baseline."""
     group, baseline = groups
     found = tests[tests["adjusted"] < SIGNIFICANT]
     if found.empty:
@@ -64,23 +64,25 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd
 
 
 def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
-    """What can be said where no test is valid."""
+    """The sentence if no test is valid."""
     own, other = (means[means.index.get_level_values("group") == name].droplevel("group") for name in (group, baseline))
     pairs = pd.concat([own, other], axis=1, keys=["own", "other"]).dropna()
     if pairs.empty:
         return f"{group} and {baseline} have no measure in common."
     relative = (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
+    if relative.max() <= ROUNDING:
+        return f"{group} and {baseline} are equal up to rounding in every common measure ({len(pairs):,})."
     metric = str(relative.idxmax())
     values = [as_written(metric, float(pairs[name][metric])) for name in ("own", "other")]
     return (
-        f"Whether {group} differs from {baseline} cannot be tested: that takes several seeds of each, or trained models that "
-        f"have read at least {FEWEST_PAIRS} sequences. The largest relative difference is in {title(metric)}: {values[0]} "
-        f"instead of {values[1]}."
+        f"Whether {group} differs from {baseline} cannot be tested: a test needs several seeds of each, or trained models and "
+        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest relative "
+        f"difference is in {title(metric)}: {values[0]} instead of {values[1]}."
     )
 
 
 def title(metric: str) -> str:
-    """A metric in words: `mixing ratio (attnresln_n)`; its name if no analysis describes it."""
+    """A metric in words: `mixing ratio (AttnResLn-N: the attention block)`; its name if no analysis describes it."""
     (family,) = families([metric]).values()
     panel = family.panels[metric]
     if not panel.label:
@@ -97,6 +99,6 @@ def as_written(metric: str, value: float, *, signed: bool = False) -> str:
 
 
 def significant(comparison: RunComparison) -> Sequence[str]:
-    """The metrics in which some group differs from the baseline beyond noise."""
+    """The metrics in which a group differs detectably from the baseline."""
     tests = pd.concat([comparison.tests, comparison.sequence_tests])
     return [str(metric) for metric in tests[tests["adjusted"] < SIGNIFICANT]["metric"].unique()]

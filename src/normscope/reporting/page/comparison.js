@@ -19,8 +19,8 @@ function fromZero(lines) {
   return least >= 0 ? least < most / 2 : most <= 0 && most > least / 2;
 }
 
-// The range of an axis that would zoom into noise, widened to a tenth of what is possible: 10 points of a percentage, otherwise a
-// tenth of the largest magnitude. Nothing is widened where a difference was detected.
+// The range of an axis that would zoom into noise, widened: to 10 points for percentages, otherwise to a tenth of the largest
+// magnitude. Nothing is widened where a difference was detected.
 function widened([least, most], { label, differs }) {
   const smallest = label?.endsWith("(%)") ? 10 : Math.max(Math.abs(least), Math.abs(most)) / 10;
   if (differs || most - least >= smallest) return null;
