@@ -27,6 +27,7 @@ def page() -> str:
     text = (ROOT / "docs" / "guides" / "cost.md").read_text()
     for marker, content in (
         ("shapes", _shapes()),
+        ("shares", _shares()),
         ("lengths", _lengths()),
         ("startup", _startup()),
         ("corpora", _corpora()),
@@ -68,6 +69,15 @@ def _shapes() -> str:
         if row["way"] != "bare"
     ]
     return table(("shapes", "batch", "analyses", "time / bare", "memory / bare"), rows)
+
+
+def _shares() -> str:
+    rows = [
+        (row["shape"], _tokens(row), row["way"], f"{row['time_ratio']:.3f}")
+        for row in _rows("shares")
+        if "no shares" not in row["way"]
+    ]
+    return table(("shapes", "batch", "analyses", "time / without shares"), rows)
 
 
 def _lengths() -> str:
