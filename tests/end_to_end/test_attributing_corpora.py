@@ -130,7 +130,7 @@ def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert {"attribution/answer/comprehensiveness/decompx", "attribution/answer/sufficiency/random"} <= metrics.keys()
     assert "more than the model reads" not in outcome.err
-    assert "drop in answer probability" in outcome.out
+    assert "Drop in answer probability" in " ".join(outcome.out.split())
 
 
 def test_answers_that_do_not_fit_are_left_out(questions):
@@ -146,7 +146,7 @@ def test_losses_are_attributed(questions, tmp_path):
     assert outcome.status == 0, outcome.err
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert "attribution/loss/comprehensiveness/decompx" in metrics
-    assert "drop in loss" in outcome.out
+    assert "Drop in loss" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize(
