@@ -216,7 +216,8 @@ def _gate(graph: Graph, heads: Value, places: Tensor, factor: Value) -> Inferred
     start, way = graph.chain(factor, lambda node: not is_projection(node))
     projection = graph.maker(start)
     applied = [node for node in way if not is_movement(node)]
-    if not isinstance(projection, Projection) or len(applied) != 1 or applied[0].name not in GATES:  # type: ignore[union-attr]
+    operation = applied[0] if len(applied) == 1 else None
+    if not isinstance(projection, Projection) or not is_one_of(operation, *GATES):
         reason = "the outputs of the heads are multiplied by something other than a function of one linear layer"
         raise NotInferredError(reason, graph.maker(factor))
     width, (queries, head_dim) = start.shape[-1], heads.shape[-2:]
@@ -226,4 +227,4 @@ def _gate(graph: Graph, heads: Value, places: Tensor, factor: Value) -> Inferred
     if bool((places // head_dim % queries != 0).any()):
         raise NotInferredError("the gate of one token multiplies the outputs of another", graph.maker(factor))
     order = (places // (head_dim * queries) * head_dim + places % head_dim).argsort()
-    return InferredGate(projection, columns[order].view(-1, head_dim), applied[0].name)  # type: ignore[union-attr]
+    return InferredGate(projection, columns[order].view(-1, head_dim), operation.name.rstrip("_"))
