@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import families
+from normscope.reporting.comparison.curve_families import Panel, families, is_percentage, unitless
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
 from normscope.rounding import counted, number, percentage
@@ -47,10 +47,10 @@ def _of_group(comparison: RunComparison, group: str, means: "pd.Series[float]") 
 def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd.Series[float]") -> str:
     """The result of the tests of a group against the baseline."""
     group, baseline = groups
-    found = tests[tests["adjusted"] < SIGNIFICANT]
-    if found.empty:
+    detected = tests[tests["adjusted"] < SIGNIFICANT]
+    if detected.empty:
         return f"No detectable difference between {group} and {baseline}: {counted(len(tests), 'measure')} tested over {basis}."
-    most = found.iloc[int((found["difference"].abs() / (found["high"] - found["low"])).to_numpy().argmax())]
+    most = detected.iloc[int((detected["difference"].abs() / (detected["high"] - detected["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
     values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
     written = ": " + " instead of ".join(as_written(metric, value) for value in values) if len(values) == 2 else ""
@@ -58,7 +58,7 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd
     points = " points" if low.endswith("%") else ""
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
     return (
-        f"{group} differs from {baseline} in {len(found):,} of {counted(len(tests), 'measure')} tested over {basis}, most "
+        f"{group} differs from {baseline} in {len(detected):,} of {counted(len(tests), 'measure')} tested over {basis}, most "
         f"clearly in {title(metric)}{written} (difference {interval}, 95% interval)."
     )
 
@@ -83,19 +83,22 @@ def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
 
 def title(metric: str) -> str:
     """A metric in words: `mixing ratio (AttnResLn-N: the attention block)`; its name if no analysis describes it."""
-    (family,) = families([metric]).values()
-    panel = family.panels[metric]
+    panel = _panel(metric)
     if not panel.label:
         return metric
-    label = panel.label.removesuffix(" (%)")
+    label = unitless(panel.label)
     return f"{label} ({panel.title})" if panel.title else label
 
 
 def as_written(metric: str, value: float, *, signed: bool = False) -> str:
     """A value as readers see it: in per cent if its measure is."""
-    (family,) = families([metric]).values()
-    write = percentage if family.panels[metric].factor == 100 else number
+    write = percentage if is_percentage(_panel(metric).label) else number
     return write(value, signed=signed)
+
+
+def _panel(metric: str) -> Panel:
+    (family,) = families([metric]).values()
+    return family.panels[metric]
 
 
 def significant(comparison: RunComparison) -> Sequence[str]:
