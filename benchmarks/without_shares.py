@@ -36,7 +36,11 @@ class NormsWithoutShares(NormsAnalysis):
         def zeros(_block: AttentionBlock, _rows: Tensor | None = None) -> Tensor:
             return block.value.new_zeros(block.value.shape[:3])
 
-        with mock.patch.object(AttentionBlock, "received_shares", zeros):
+        # Without readers, α is not multiplied by them on the way.
+        with (
+            mock.patch.object(AttentionBlock, "received_shares", zeros),
+            mock.patch.object(AttentionBlock, "readers", None),
+        ):
             super().update_attention(block, batch)
 
 

@@ -48,23 +48,31 @@ class AttentionWeights:
         """α of all pairs."""
         return self.rows(slice(0, self.seen.lengths[1]))
 
-    def tiles(self, groups: WordGroups | None = None) -> Iterator[Tile]:
+    def tiles(
+        self, groups: WordGroups | None = None, vectors: Float[Tensor, "batch head query size"] | None = None
+    ) -> Iterator[Tile]:
         """α of all pairs, a few at a time; zero in rows of padding. Tiles without visible keys are left out.
 
         Iterating over all tiles of tokens also sums up `received`, which then costs nothing.
 
         Args:
             groups: Words, if each row is to be a word: the mean of the rows of its tokens.
+            vectors: One vector u_i by head and query, to sum up as well; `gathered` of the same tensor then costs nothing.
         """
         if groups is not None:
             yield from self._tiles_of_words(groups)
             return
         sums = self.seen.keys.new_zeros(*self.query.shape[:2], self.key.shape[2], dtype=self._dtype)
+        gathered = None if vectors is None else vectors.new_zeros(*sums.shape, vectors.shape[-1])
         for tile in self._tiles_of_tokens():
-            sums[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
+            some, rows, keys, weights = tile
+            sums[some, :, keys] += weights.sum(dim=2)
+            if vectors is not None and gathered is not None:
+                gathered[some, :, keys] += weights.transpose(-1, -2).to(vectors) @ vectors[some, :, rows]
             yield tile
         # Where `cached_property` stores it.
         vars(self).setdefault("received", sums.masked_fill_(~self.seen.keys.unsqueeze(1), 0))
+        vars(self)["_gathered"] = vectors, gathered
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -202,10 +210,17 @@ class AttentionWeights:
 
         Iterating over α for this also sums up `received`, which then costs nothing.
         """
-        sums = vectors.new_zeros(*vectors.shape[:2], self.key.shape[2], vectors.shape[-1])
-        for some, rows, keys, weights in self.tiles():
-            sums[some, :, keys] += weights.transpose(-1, -2).to(vectors) @ vectors[some, :, rows]
-        return sums
+        if self._gathered[0] is not vectors:
+            for _ in self.tiles(vectors=vectors):
+                pass
+        gathered = self._gathered[1]
+        assert gathered is not None
+        return gathered
+
+    @cached_property
+    def _gathered(self) -> tuple[Tensor | None, Tensor | None]:
+        """The vectors that were last summed up, and their sums."""
+        return None, None
 
     @cached_property
     def own(self) -> Float[Tensor, "batch head query"]:

@@ -67,10 +67,25 @@ class Readout(NamedTuple):
     """For the block's inputs, which the residual connection adds."""
 
 
-def along(output: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
-    """y/⟨y, y⟩; 0 where y is 0."""
-    squares = _product(output, output).clamp(min=torch.finfo(output.dtype).tiny)
-    return output / squares.unsqueeze(-1)
+def along(
+    output: Float[Tensor, "*token model"],
+    rows: Float[Tensor, "batch word source"] | None = None,
+    factors: Float[Tensor, "*token"] | None = None,
+) -> Float[Tensor, "*token model"]:
+    """y/⟨y, y⟩, with which parts of y are read out; 0 where y is 0.
+
+    Args:
+        rows: See `block_readout`.
+        factors: What to multiply each token's vector by; 1 by default.
+    """
+    if rows is not None:
+        rows = rows.to(output)
+        # Every token belongs to one word, so that the word's direction reaches each of its tokens once.
+        words = along(rows @ output)
+        direction = (rows > 0).to(output).transpose(1, 2) @ words
+        return direction if factors is None else direction * factors.unsqueeze(-1)
+    inverse = _product(output, output).clamp(min=torch.finfo(output.dtype).tiny).reciprocal()
+    return output * (inverse if factors is None else inverse * factors).unsqueeze(-1)
 
 
 def block_readout(
@@ -81,7 +96,7 @@ def block_readout(
     Args:
         rows: The share of each token in its word, to read out along the outputs of words, which are the means of their tokens'.
     """
-    direction = _direction(composition.whole(stage), rows)
+    direction = along(composition.whole(stage), rows)
     if stage is not Stage.NORMALISED:
         return Readout(direction, direction, direction)
     norm = composition.normalisation
@@ -196,7 +211,7 @@ def layer_shares(
     norm, deviation = composition.last_norm, composition.last_deviation
     shares = {}
     for stage in composition.stages:
-        direction = _direction(composition.whole(stage), rows)
+        direction = along(composition.whole(stage), rows)
         of_network = of_block = direction
         bias = torch.zeros_like(direction[..., 0])
         if stage is LayerStage.NORMALISED and norm is not None and deviation is not None:
@@ -222,14 +237,6 @@ def pair_readout(
     heads, head_dim, model = output_weight.shape
     read = readout @ output_weight.reshape(heads * head_dim, model).T.to(readout)
     return read.unflatten(-1, (heads, head_dim)).transpose(1, 2)
-
-
-def _direction(output: Tensor, rows: Tensor | None) -> Tensor:
-    if rows is None:
-        return along(output)
-    rows = rows.to(output)
-    # Every token belongs to one word, so that the word's direction reaches each of its tokens once.
-    return (rows > 0).to(output).transpose(1, 2) @ along(rows @ output)
 
 
 def _of_words(shares: Shares, rows: Tensor | None) -> Shares:

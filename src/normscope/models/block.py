@@ -17,7 +17,7 @@ from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms, weighted_norms
-from normscope.maths.shares import Shares, block_readout, block_shares, pair_readout, share_of_others
+from normscope.maths.shares import Shares, along, block_readout, block_shares, pair_readout, share_of_others
 from normscope.maths.tensors import as_double, pieces, widened
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
@@ -325,11 +325,20 @@ class AttentionBlock:
         Args:
             rows: The share of each token in its word, if the outputs are those of words, the means of their tokens'.
         """
-        readout = block_readout(self.composition, Stage.ATTENTION, rows).attended
-        if rows is not None:
-            readout = readout * rows.sum(dim=1).unsqueeze(-1)
-        read = pair_readout(readout * self.token_mask.unsqueeze(-1), self.parameters.output_weight)
-        return torch.linalg.vecdot(self.alpha.gathered(self._gated(read).contiguous()), self.value)
+        readers = self.readers if rows is None else self._readers(rows)
+        return torch.linalg.vecdot(self.alpha.gathered(readers), self.value)
+
+    @cached_property
+    def readers(self) -> Float[Tensor, "batch head query head_dim"]:
+        """r^h_i, which reads values out along a query's attention output: s^h_ij = α^h_ij ⟨v^h_j, r^h_i⟩; 0 at padding."""
+        return self._readers(None)
+
+    def _readers(self, rows: Tensor | None) -> Tensor:
+        # Only the attention output is needed, not all of `composition`, which costs a projection.
+        counted = self.token_mask.to(self.attention_output)
+        counted = counted if rows is None else counted * rows.sum(dim=1)
+        read = pair_readout(along(self.attention_output, rows, counted), self.parameters.output_weight)
+        return self._gated(read).contiguous()
 
     def _strips(
         self, queries: Int[Tensor, " chosen"] | None

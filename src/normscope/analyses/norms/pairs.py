@@ -55,7 +55,7 @@ class Pairs(abc.ABC):
     @property
     @abc.abstractmethod
     def received_shares(self) -> Float[Tensor, "batch head key"]:
-        """Σ_i s_ij: the signed shares of each key in the attention outputs of all queries."""
+        """Σ_i s_ij: the signed shares of each key in the attention outputs of all queries; cheap after `parts`."""
 
     @abc.abstractmethod
     def parts(self) -> Iterator[PairsPart]:
@@ -122,7 +122,7 @@ class TokenPairs(Pairs):
     def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
         block, before = self.block, None
-        for some, part, keys, weights in block.alpha.tiles():
+        for some, part, keys, weights in block.alpha.tiles(vectors=block.readers):
             place = part.start, part.stop, keys.start, keys.stop
             unseen = self.batch.once(("unseen", block.mask, *place), functools.partial(self._unseen, part, keys))
             seen = functools.partial(self._seen, part, keys, some)
