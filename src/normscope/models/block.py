@@ -338,7 +338,7 @@ class AttentionBlock:
         counted = self.token_mask.to(self.attention_output)
         counted = counted if rows is None else counted * rows.sum(dim=1)
         read = pair_readout(along(self.attention_output, rows, counted), self.parameters.output_weight)
-        return self._gated(read).contiguous()
+        return self._gated(read)
 
     def _strips(
         self, queries: Int[Tensor, " chosen"] | None
