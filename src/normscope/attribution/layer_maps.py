@@ -72,7 +72,7 @@ def cross_attention_map(block: AttentionBlock) -> Float[Tensor, "batch query sou
     Source: Ferrando et al. 2022b, ALTI+, section 3 (arXiv:2205.11631).
     """
     parts = _Compared(block)
-    missing = torch.linalg.vector_norm(parts.output - parts.own, ord=1, dim=-1)
+    missing = _l1(parts.output - parts.own)
     residual = (parts.size - missing).clamp(min=0) * block.token_mask.to(missing)
     return row_normalised(torch.cat([_reductions(block), residual.unsqueeze(-1)], dim=-1))
 
@@ -113,7 +113,7 @@ class _Compared:
             norm, self.divisor = _wide_norm(block.normalisation), wide(block.composition.deviation).unsqueeze(-1)
             self.weight = norm.scaled(self.weight)
             self.own = self.own if block.norm_position == "branch" else norm.scaled(self.own) / self.divisor
-        self.size = torch.linalg.vector_norm(self.output, ord=1, dim=-1)
+        self.size = _l1(self.output.clone())
 
 
 def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
@@ -132,9 +132,14 @@ def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
         if not block.is_cross_attention:
             queries, keys = tile.own()
             missing[keys, queries] -= parts.own[tile.sequence, tile.queries.start + queries]
-        distance = torch.linalg.vector_norm(missing, ord=1, dim=-1)
+        distance = _l1(missing)
         reductions[tile.sequence, tile.queries, tile.keys] = (parts.size[at] - distance).clamp(min=0).T
     return reductions
+
+
+def _l1(vectors: Float[Tensor, "*pair model"]) -> Float[Tensor, "*pair"]:
+    """The L1 norm of vectors, which are overwritten: that takes a third of the time of `vector_norm`."""
+    return vectors.abs_().sum(dim=-1)
 
 
 def _norms(block: AttentionBlock, stage: Stage) -> Tensor:

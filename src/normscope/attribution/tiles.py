@@ -12,6 +12,37 @@ from normscope.models.block import AttentionBlock
 _QUERIES = 32
 """Queries of a tile: enough for α and the values to be read seldom."""
 
+_KEPT = 2**22
+"""Entries of f(x) of a sequence that are kept between its tiles."""
+
+
+class KeyVectors:
+    """The vectors of a sequence's keys, before and after W.
+
+    Args:
+        value: v.
+    """
+
+    def __init__(self, value: Float[Tensor, "head key head_dim"]) -> None:
+        self._value = value
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def transformed(
+        self, keys: slice, output_weight: Float[Tensor, "head head_dim out"]
+    ) -> Float[Tensor, "some head out"]:
+        """v^h_j W^h of some keys, in the type of W."""
+        heads, count, _ = self._value.shape
+        if heads * count * output_weight.shape[-1] > _KEPT:
+            return _transformed(self._value[:, keys], output_weight)
+        if id(output_weight) not in self._kept:
+            # W is kept as well, so that no other tensor gets its id.
+            self._kept[id(output_weight)] = output_weight, _transformed(self._value, output_weight)
+        return self._kept[id(output_weight)][1][keys]
+
+
+def _transformed(value: Tensor, output_weight: Tensor) -> Tensor:
+    return torch.bmm(value.to(output_weight), output_weight).transpose(0, 1).contiguous()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairTile:
@@ -22,8 +53,8 @@ class PairTile:
     keys: slice
     weights: Float[Tensor, "head query key"]
     """α."""
-    value: Float[Tensor, "head key head_dim"]
-    """The keys' values."""
+    vectors: KeyVectors
+    """The vectors of all keys of the sequence."""
 
     def subtracted(
         self,
@@ -38,11 +69,11 @@ class PairTile:
             output_weight: W: W_O, or W_O with what follows folded into it.
             scale: c; one by default.
         """
-        transformed = torch.bmm(self.value.to(output_weight), output_weight)
         weights = self.weights.to(output_weight).permute(2, 1, 0)
         if scale is not None:
             weights = weights * scale
-        return torch.baddbmm(vectors, weights, transformed.transpose(0, 1), alpha=-1)
+        transformed = self.vectors.transformed(self.keys, output_weight)
+        return torch.baddbmm(vectors, weights.contiguous(), transformed, alpha=-1)
 
     def own(self) -> tuple[Int[Tensor, " token"], Int[Tensor, " token"]]:
         """The queries, and the keys, of the pairs in which both are the same token, counted from the tile's first."""
@@ -60,6 +91,7 @@ def pair_tiles(block: AttentionBlock, pairs: int) -> Iterator[PairTile]:
         pairs: Maximum number of pairs of a tile, unless a single one is more.
     """
     for sequence, length in enumerate(block.token_mask.sum(dim=-1).tolist()):
+        vectors = KeyVectors(block.value[sequence])
         for start in range(0, length, _QUERIES):
             queries = slice(start, min(start + _QUERIES, length))
             weights = block.alpha.rows(queries, slice(sequence, sequence + 1))[0]
@@ -70,4 +102,4 @@ def pair_tiles(block: AttentionBlock, pairs: int) -> Iterator[PairTile]:
             step = max(1, pairs // (queries.stop - start))
             for at in range(seen[0], seen[-1] + 1, step):
                 keys = slice(at, min(at + step, seen[-1] + 1))
-                yield PairTile(sequence, queries, keys, weights[..., keys], block.value[sequence, :, keys])
+                yield PairTile(sequence, queries, keys, weights[..., keys], vectors)

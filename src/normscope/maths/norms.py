@@ -11,6 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.tensors import pieces
+
+ENTRIES_AT_ONCE = {"cpu": 2**21}
+"""Entries of f(x) (key × head × model) to build at once, by device."""
+
+ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**26
+"""The same on other devices, which need large pieces of work to be busy."""
 
 
 def norm_factors(
@@ -68,13 +75,20 @@ def head_grams(
 ) -> Float[Tensor, "batch key head head"]:
     """K_j[h,g] = ⟨f^h(x_j), f^g(x_j)⟩, the Gram matrix of the heads' vectors at every key.
 
+    The vectors are built for some keys at a time.
+
     Args:
         value: v, with b_V inside.
         output_weight: W_O; for vectors after normalisation, centred and scaled (see `scaled_output_weight`).
     """
-    between_heads = torch.einsum("hdm,gem->hdge", output_weight, output_weight)
-    projected = torch.einsum("bhkd,hdge->bkhge", value, between_heads)
-    return torch.einsum("bkhge,bgke->bkhg", projected, value)
+    batch, heads, keys, _ = value.shape
+    by_head = value.transpose(0, 1).flatten(1, 2)
+    grams = value.new_empty(batch * keys, heads, heads)
+    at_once = ENTRIES_AT_ONCE.get(value.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    for some in pieces(slice(0, len(grams)), at_once // output_weight[:, 0].numel()):
+        transformed = torch.bmm(by_head[:, some], output_weight).transpose(0, 1)
+        torch.bmm(transformed, transformed.transpose(1, 2), out=grams[some])
+    return grams.unflatten(0, (batch, keys))
 
 
 def pair_norms(
