@@ -24,11 +24,12 @@ from normscope.analyses.registry import analyses
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
 from normscope.attribution.scalars import attribute_scalars
-from normscope.attribution.similarities import similarity_parts
+from normscope.attribution.similarities import EncodedTexts, similarity_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import BlockLayout
 from normscope.models.layouts import layout_of
@@ -289,7 +290,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         value_zeroing(model, inputs)
 
     def similar() -> None:
-        similarity_parts(model, layout, inputs, inputs, pooling=Pooling.mean)
+        similarity_parts(model, layout, EncodedTexts(inputs), EncodedTexts(inputs), embedder=Embedder(Pooling.mean))
 
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))

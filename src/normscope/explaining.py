@@ -18,10 +18,8 @@ from normscope.api.attribution import Attribution
 from normscope.api.decomposition import decompose
 from normscope.api.targets import Label, MaskedToken, NextToken, Target
 from normscope.errors import InputError, one_line
-from normscope.maths.choices import Pooling
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
-from normscope.models.pooling import pooling_of, pooling_weights
 from normscope.models.text_batches import batch_from_texts
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
@@ -137,13 +135,10 @@ def _most_likely_tokens(model: LoadedModel, logits: Float[Tensor, " vocabulary"]
 
 def _own_embedding(model: LoadedModel) -> Target:
     """The length of the text's embedding, along its own direction: the cosine with itself has a gradient of 0."""
-    try:
-        pooling = pooling_of(model.folder, model.name)
-    except InputError:
-        pooling = Pooling.last if model.causal else Pooling.mean
+    embedder, _ = model.guessed_embedder()
 
     def length(hidden: Float[Tensor, "token model"]) -> Tensor:
-        embedding = pooling_weights(pooling, hidden.new_ones(1, len(hidden)))[0] @ hidden
+        (embedding,) = embedder.embedding(hidden[None], hidden.new_ones(1, len(hidden)).bool())
         return embedding @ torch.nn.functional.normalize(embedding.detach(), dim=-1)
 
     return length

@@ -18,9 +18,9 @@ from normscope.api.arguments import single_text
 from normscope.api.targets import prepared
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
+from normscope.models.embedder_files import embedder_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
-from normscope.models.pooling import pooling_of
 from normscope.models.task_heads import Head, has_head
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, token_batch
 
@@ -262,29 +262,32 @@ def test_what_a_notebook_shows(encoder):
 
 
 def test_pooling_is_read_from_the_files_of_the_model(minilm_folder, tmp_path):
-    assert pooling_of(minilm_folder, "minilm") == "mean"
+    assert embedder_of(minilm_folder, "minilm").pooling == "mean"
     modules, pooling = tmp_path / "modules.json", tmp_path / "1_Pooling" / "config.json"
     pooling.parent.mkdir()
     kinds = '[{"type": "st.models.Transformer", "path": ""}, {"type": "st.models.Pooling", "path": "1_Pooling"}'
     for text, expected in [
         ('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}', "cls"),
         ('{"pooling_mode": "lasttoken", "include_prompt": true}', "last"),
-        ('{"pooling_mode_mean_sqrt_len_tokens": true}', "mean"),
+        ('{"pooling_mode_mean_sqrt_len_tokens": true}', "mean_sqrt"),
+        ('{"pooling_mode": "weightedmean"}', "weighted_mean"),
+        ('{"pooling_mode_max_tokens": true}', "max"),
     ]:
         modules.write_text(kinds + "]")
         pooling.write_text(text)
-        assert pooling_of(tmp_path, "x") == expected
+        assert embedder_of(tmp_path, "x").pooling == expected
     for text, rest, message in [
-        ('{"pooling_mode_max_tokens": true}', "]", "x pools by max_tokens"),
+        ('{"pooling_mode": ["mean", "max"]}', "]", "x pools by mean, max; expected one way"),
         ("{}", "]", "x pools by nothing"),
         ("[", "]", "config.json of x cannot be read"),
-        ("{}", ', {"type": "st.models.Dense", "path": "2_Dense"}]', "x has a Dense module"),
+        ("{}", ', {"type": "st.models.LSTM", "path": "2_LSTM"}]', "x has a LSTM module, expected a Transformer"),
+        ("{}", ', {"type": "st.models.Dense", "path": "2_Dense"}]', "weights of 2_Dense of x cannot be read"),
         ("{}", ", 3]", "not a list of modules"),
     ]:
         modules.write_text(kinds + rest)
         pooling.write_text(text)
         with pytest.raises(InputError, match=message):
-            pooling_of(tmp_path, "x")
+            embedder_of(tmp_path, "x")
 
 
 @pytest.fixture(scope="module")

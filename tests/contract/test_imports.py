@@ -51,7 +51,6 @@ ALLOWED = {
         "models.frozen_layers",
         "models.interventions",
         "models.model_info",
-        "models.pooling",
         "models.word_block",
         "results",
         "statistics",

@@ -9,6 +9,7 @@ from normscope.attribution.model_maps import model_maps
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.attribution.token_scores import token_scores
 from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 LENGTHS = (7, 4)
@@ -18,7 +19,7 @@ LENGTHS = (7, 4)
 @pytest.mark.kinds("bert", "gpt2", "olmo2", "qwen2")
 def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
     layout = layout_of(family)
-    readout = EmbeddingReadout(family_model, Pooling.mean)
+    readout = EmbeddingReadout(family_model, Embedder(Pooling.mean))
     inputs = token_batch(family_model, LENGTHS)
 
     def scored(inputs):
@@ -44,7 +45,7 @@ def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
 def test_integrated_gradients_add_up_to_the_difference_from_zero_embeddings(model_type):
     """With enough steps: no frozen model, no approximation but the integral's."""
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
-    readout = EmbeddingReadout(model, Pooling.mean)
+    readout = EmbeddingReadout(model, Embedder(Pooling.mean))
     inputs = token_batch(model, (5,))
     layout, module = layout_of(model_type), model.get_input_embeddings()
     scores = token_scores(model, layout, inputs, readout, [Baseline.INTEGRATED_GRADIENTS], {}, steps=300)

@@ -250,6 +250,10 @@ class Attributed:
                 weights[0] = 1
             case Pooling.last:
                 weights[-1] = 1
+            case Pooling.mean_sqrt:
+                weights[:] = tokens**-0.5
+            case Pooling.weighted_mean:
+                weights[:] = np.arange(1, tokens + 1) / (tokens * (tokens + 1) / 2)
         return weights
 
     def _inputs(self, ids: np.ndarray, segments: np.ndarray | None = None) -> Mapping[str, torch.Tensor]:

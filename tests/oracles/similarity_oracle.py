@@ -19,6 +19,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import normalisation
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits
@@ -61,7 +62,9 @@ class PairSpecimen(Specimen):
         loaded = self.loaded
         freezer = LayerFreezer(loaded.model, loaded.layout)
         layers = range(1, loaded.layers + 1)
-        return self.findings("similarity", options, layers, categories, freezer=freezer, own_pooling=lambda: own)
+        return self.findings(
+            "similarity", options, layers, categories, freezer=freezer, own_embedder=lambda: Embedder(own)
+        )
 
 
 def _telling_apart(model: Any) -> Any:
@@ -141,13 +144,32 @@ def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
         if norm is not None:
             handle.remove()
             vectors = scaled(normalisation(norm, unit_offset=layout.unit_offset), vectors, last[0])
-    chosen = {"mean": slice(None), "cls": slice(0, 1), "last": slice(len(tokens) - 1, None)}[pooling]
-    embedding = hidden[chosen].mean(dim=0).numpy()
-    parts = vectors[0, chosen].mean(dim=0).numpy()
+    weights = _weights(pooling, hidden.numpy())
+    embedding = (weights * hidden.numpy()).sum(axis=0)
+    parts = (weights[:, None] * vectors[0].numpy()).sum(axis=0)
     # What no token has contributed comes from biases.
     parts = np.concatenate([parts, (embedding - parts.sum(axis=0))[None]])
     categories = [specimen.category_of(position, token) for position, token in enumerate(tokens)]
     return Text(tokens, [*categories, "bias"], parts, embedding)
+
+
+def _weights(pooling: str, hidden: np.ndarray) -> np.ndarray:
+    """The weight of each token (row) in each dimension of the embedding."""
+    count = len(hidden)
+    weights = np.zeros_like(hidden)
+    match pooling:
+        case "cls":
+            weights[0] = 1
+        case "last":
+            weights[-1] = 1
+        case "max":
+            for dimension, largest in enumerate(hidden.argmax(axis=0)):
+                weights[largest, dimension] = 1
+        case "weighted_mean":
+            weights[:] = (np.arange(1, count + 1) / sum(range(1, count + 1)))[:, None]
+        case _:
+            weights[:] = {"mean": 1 / count, "mean_sqrt": count**-0.5}[pooling]
+    return weights
 
 
 def _matrix(a: Text, b: Text) -> np.ndarray:

@@ -24,6 +24,7 @@ from normscope.attribution.readouts import (
 )
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
+from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.task_heads import Head
@@ -168,7 +169,7 @@ def test_losses_are_those_of_tokens_that_remain():
 
 
 def test_an_embedding_is_tested_by_its_cosine():
-    readout = EmbeddingReadout(classifier().model, Pooling.mean)
+    readout = EmbeddingReadout(classifier().model, Embedder(Pooling.mean))
     hidden = torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])
     answers = readout.answers(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": torch.tensor([[1, 1, 0]])})
     assert answers.tolist() == [[2.0, 2.0]]

@@ -18,6 +18,7 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.resources import Resource
 from normscope.data.vocabulary import Vocabulary
 from normscope.maths.choices import NetworkBias, Pooling
+from normscope.maths.embedder import Embedder
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import to_device
@@ -96,8 +97,8 @@ class AnalysisContext:
     """Number of layers of the model."""
     freezer: LayerFreezer | None = None
     """Holds the layers of the model fixed."""
-    own_pooling: Callable[[], Pooling] = lambda: Pooling.mean
-    """Returns the pooling that the model's own files name; raises InputError if they name none."""
+    own_embedder: Callable[[], Embedder] = lambda: Embedder(Pooling.mean)
+    """Returns what makes the model's embeddings, by its own files; raises InputError if they do not say."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
     has_experts: bool = False

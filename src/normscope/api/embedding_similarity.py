@@ -1,7 +1,8 @@
-"""The cosine similarity of two texts, split into pairs of tokens."""
+"""The similarity of two texts, split into pairs of tokens."""
 
 import dataclasses
 import html
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,14 @@ from normscope.api.calls import checked, in_turn
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
-from normscope.api.targets import embedding_pooling
+from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_supported
-from normscope.attribution.similarities import similarity_parts
-from normscope.maths.choices import ValueBias
+from normscope.attribution.similarities import EncodedTexts, similarity_parts
+from normscope.errors import InputError
+from normscope.maths.choices import SimilarityFunction, ValueBias
+from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text
+from normscope.models.text_batches import Text, describe_type
 from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
@@ -28,15 +31,17 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Similarity:
-    """The cosine similarity of two embeddings, as a sum over pairs of tokens."""
+    """The similarity of two embeddings, as a sum over pairs of tokens."""
 
     tokens_a: tuple[str, ...]
     tokens_b: tuple[str, ...]
     matrix: Float[np.ndarray, "a b"]
     """What each pair of tokens adds to the similarity. The last row is the bias in a, the last column the bias in b."""
     value: float
-    """The cosine similarity: the sum of the matrix."""
+    """The similarity: the sum of the matrix."""
     pooling: str
+    function: str = "cosine"
+    """What the embeddings are compared by: their `cosine`, or their product (`dot`)."""
 
     @property
     def sources_a(self) -> tuple[str, ...]:
@@ -55,7 +60,7 @@ class Similarity:
 
     def figure(self) -> Picture:
         """The matrix, as a figure."""
-        title = f"cosine similarity {self.value:.3f}"
+        title = f"{self._what} {self.value:.3f}"
         return Picture(
             WordMaps(
                 table=self._pairs.assign(frame="none", panel=title),
@@ -66,7 +71,7 @@ class Similarity:
                 column="b",
                 column_label="token_b",
                 caption=(
-                    "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
+                    f"What each pair of tokens adds to the {self._what} of two texts (rows: the first text, columns: the "
                     f"second). All cells add up to {self.value:.3f}: warm colours raise it, cool ones lower it."
                 ),
                 # Biases say nothing about words, and would often make all other cells look pale.
@@ -76,7 +81,7 @@ class Similarity:
 
     def explorer(self) -> PairExplorer:
         """Both texts and the map as an interactive page, which notebooks display."""
-        pair = TextPair(f"cosine similarity {self.value:.3f}", self.tokens_a, self.tokens_b, self.matrix)
+        pair = TextPair(f"{self._what} {self.value:.3f}", self.tokens_a, self.tokens_b, self.matrix)
         return PairExplorer(self.figure(), pair)
 
     @property
@@ -92,13 +97,19 @@ class Similarity:
         )
 
     @property
+    def _what(self) -> str:
+        return {SimilarityFunction.cosine: "cosine similarity", SimilarityFunction.dot: "dot product"}[
+            SimilarityFunction(self.function)
+        ]
+
+    @property
     def _summary(self) -> str:
         table = self.table
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
         words = float(self.matrix[:-1, :-1].sum())
         pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
         biases = self.value - words
-        text = f"Cosine similarity {self.value:.3f}: pairs of tokens add {words:.3f}, pairs with a bias {biases:.3f}. "
+        text = f"{self._what.capitalize()} {self.value:.3f}: pairs of tokens add {words:.3f}, pairs with a bias {biases:.3f}. "
         return f"{text}The pairs that add most: {pairs}.".replace("-0.", "\u22120.")
 
     def _repr_html_(self) -> str:
@@ -123,28 +134,56 @@ def similarity(
     *,
     pooling: str | None = None,
     bias: str = "token",
+    prompts: str | tuple[str, str] | None = None,
 ) -> Similarity:
-    """Split the cosine similarity of two texts into what each pair of tokens adds to it.
+    """Split the similarity of two texts into what each pair of tokens adds to it.
 
-    If P_k is what token k contributes to the pooled vector e of its text (DecompX's vectors, pooled), the cosine is exactly
-    Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖).
+    If P_k is what token k contributes to the embedding e of its text (DecompX's vectors, pooled), the cosine is exactly
+    Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), and the product of the embeddings, for models that compare by it, Σ_kl ⟨P_k, P_l⟩. Dense
+    layers, norms and truncation behind pooling are followed as well; slopes of activations and lengths are held fixed.
 
     Args:
-        model: A sentence encoder; see `load`.
+        model: A sentence encoder; see `load` and `wrap`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
         text_b: The other text, in the same forms.
-        pooling: `mean`, `cls` or `last`. By default, what the model's sentence-transformers files say.
+        pooling: `mean`, `cls`, `last`, `mean_sqrt`, `weighted_mean` or `max`, for the cosine of pooled vectors. By default,
+            everything that the model's sentence-transformers files say.
         bias: Where the value biases go; see `attribute`.
+        prompts: What to put before both texts, or before each: names of the model's prompts, or texts. By default, the prompt
+            that the model's files name as its default, if there is one; `""` for none.
 
     Raises:
-        InputError: If an argument is invalid, the model's pooling is unknown or not linear, or a text is too long.
+        InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """
     check_supported(model.layout)
-    rule, how = chosen("bias", bias, ValueBias), embedding_pooling(model, pooling)
-    batches = [single_text(model, text, "similarity") for text in (text_a, text_b)]
+    rule, embedder = chosen("bias", bias, ValueBias), chosen_embedder(model, pooling)
+    before = prompts if isinstance(prompts, tuple) else (prompts, prompts)
+    prompted = [_prompted(model, embedder, text, prompt) for text, prompt in zip((text_a, text_b), before, strict=True)]
+    batches = [single_text(model, text, "similarity") for text, _ in prompted]
     _ = model.layers_verification
-    parts = similarity_parts(
-        model.model, model.layout, *(batch.model_inputs() for batch in batches), pooling=how, bias=rule
-    )
+    encoded = [EncodedTexts(batch.model_inputs(), length) for batch, (_, length) in zip(batches, prompted, strict=True)]
+    parts = similarity_parts(model.model, model.layout, *encoded, embedder=embedder, bias=rule)
     tokens_a, tokens_b = (texts_of(model, batch) for batch in batches)
-    return Similarity(tokens_a, tokens_b, parts.matrix[0].cpu().numpy(), float(parts.value[0]), str(how))
+    matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
+    return Similarity(tokens_a, tokens_b, matrix, value, str(embedder.pooling), str(embedder.function))
+
+
+def _prompted(
+    model: LoadedModel, embedder: Embedder, text: Text | BatchEncoding, prompt: str | None
+) -> tuple[Any, int]:
+    """A text with its prompt, and the number of tokens at its start that belong to the prompt.
+
+    Args:
+        prompt: The name of one of the model's prompts, or a text; None for the model's default.
+    """
+    asked = embedder.default_prompt if prompt is None else prompt
+    put = embedder.prompts.get(asked, "" if prompt is None else asked) if asked else ""
+    if not put:
+        return text, 0
+    if not isinstance(text, str):
+        if prompt is None:
+            return text, 0
+        raise InputError(f"prompts: expected none before {describe_type(text)}; put the prompt into the text")
+    ids = model.tokenizer(put)["input_ids"]
+    closed = bool(ids) and ids[-1] in model.tokenizer.all_special_ids
+    return put + text, len(ids) - closed

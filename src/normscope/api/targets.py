@@ -14,9 +14,10 @@ from normscope.api.calls import checked
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
+from normscope.models.block import full_precision
 from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
-from normscope.models.pooling import pooling_of, pooling_weights
 from normscope.models.text_batches import Text, describe_type, require_unicode
 
 
@@ -125,13 +126,13 @@ def prepared(model: LoadedModel, batch: Batch, target: object, against: str | in
     )
 
 
-def embedding_pooling(model: LoadedModel, pooling: str | None) -> Pooling:
-    """The pooling of a model's embeddings.
+def chosen_embedder(model: LoadedModel, pooling: str | None) -> Embedder:
+    """What makes a model's embeddings: pooling alone if it is given, otherwise what its own files say.
 
     Raises:
         InputError: If it is unknown.
     """
-    return pooling_of(model.folder, model.name) if pooling is None else chosen("pooling", pooling, Pooling)
+    return model.embedder if pooling is None else Embedder(chosen("pooling", pooling, Pooling))
 
 
 def _class(model: LoadedModel, target: Label, against: str | int | None) -> PreparedTarget:
@@ -254,22 +255,19 @@ def token_number(model: LoadedModel, token: str | int | None, argument: str = "t
 
 
 def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
-    pooling = embedding_pooling(model, target.pooling)
+    embedder = chosen_embedder(model, target.pooling)
     other = single_text(model, target.text, "SimilarityTo")
     with torch.inference_mode():
-        embedding = _pooled(pooling, model.model(**other.model_inputs()).last_hidden_state, other.token_mask)
+        hidden = full_precision(model.model(**other.model_inputs()).last_hidden_state)
+        embedding = embedder.embedding(hidden, other.token_mask)
     direction = torch.nn.functional.normalize(embedding.clone(), dim=-1)
 
     def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
-        pooled = _pooled(pooling, passed.hidden, passed.token_mask)
-        norm = torch.linalg.vector_norm(pooled.detach(), dim=-1)
-        return (pooled * direction).sum(dim=-1) / norm, "cosine similarity"
+        embedded = embedder.embedding(passed.hidden, passed.token_mask)
+        norm = torch.linalg.vector_norm(embedded.detach(), dim=-1)
+        return (embedded * direction).sum(dim=-1) / norm, "cosine similarity"
 
     return PreparedTarget(None, evaluate)
-
-
-def _pooled(pooling: Pooling, hidden: Tensor, token_mask: Tensor) -> Tensor:
-    return torch.einsum("bt,btm->bm", pooling_weights(pooling, token_mask.to(hidden.dtype)), hidden)
 
 
 def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "1"]:

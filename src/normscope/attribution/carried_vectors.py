@@ -6,6 +6,7 @@ from torch import Tensor
 
 from normscope.attribution.vectors import groups_of_sources
 from normscope.maths.choices import ValueBias
+from normscope.maths.embedder import pooled_parts
 from normscope.maths.frozen import FrozenLayer, FrozenNorm
 from normscope.maths.tensors import wide
 
@@ -48,14 +49,14 @@ class CarriedVectors:
             self._vectors[part] = norm.linear(self._vectors[part])
         self._vectors[-1] += norm.constant(self._embeddings)
 
-    def pooled(self, weights: Float[Tensor, "batch token"]) -> Float[Tensor, "batch source model"]:
+    def pooled(self, weights: Tensor) -> Float[Tensor, "batch source model"]:
         """Σ_i w_i x_{i⇐k}, what each token and the bias contribute to a weighted sum of the hidden vectors, in float64.
 
         Args:
-            weights: w.
+            weights: w; see `pooling_weights`.
         """
         parts = [
-            torch.einsum("bt,kbtm->bkm", wide(weights), wide(self._vectors[group.start : group.stop]))
+            pooled_parts(wide(weights), wide(self._vectors[group.start : group.stop]))
             for group in groups_of_sources(self._embeddings)
         ]
         return torch.cat(parts, dim=1)

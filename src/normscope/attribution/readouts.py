@@ -13,12 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ReadoutTarget
+from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
-from normscope.models.pooling import pooling_of, pooling_weights
 
 
 class Readout(abc.ABC):
@@ -220,14 +219,13 @@ class EmbeddingReadout(Readout):
 
     quantity = "cosine"
 
-    def __init__(self, model: PreTrainedModel, pooling: Pooling) -> None:
+    def __init__(self, model: PreTrainedModel, embedder: Embedder) -> None:
         super().__init__(model)
-        self.pooling = pooling
+        self.embedder = embedder
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The embeddings."""
-        hidden, mask = full_precision(output.last_hidden_state), inputs["attention_mask"]
-        return torch.einsum("bt,btm->bm", pooling_weights(self.pooling, mask.to(hidden.dtype)), hidden)
+        return self.embedder.embedding(full_precision(output.last_hidden_state), inputs["attention_mask"].bool())
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
@@ -256,7 +254,7 @@ def readout_of(
         The readout, and whether the pooling is a guess.
     """
     if pooling is not None:
-        return EmbeddingReadout(model.model, pooling), False
+        return EmbeddingReadout(model.model, Embedder(pooling)), False
     if target in (None, ReadoutTarget.label) and model.classifier is not None:
         return ClassReadout(model.classifier), False
     if target is not ReadoutTarget.embedding and model.next_token_head is not None:
@@ -269,7 +267,5 @@ def readout_of(
                 return LossReadout(model.next_token_head), False
     if target not in (None, ReadoutTarget.embedding):
         return None
-    try:
-        return EmbeddingReadout(model.model, pooling_of(model.folder, model.name)), False
-    except InputError:
-        return EmbeddingReadout(model.model, Pooling.last if model.causal else Pooling.mean), True
+    embedder, guessed = model.guessed_embedder()
+    return EmbeddingReadout(model.model, embedder), guessed

@@ -1,4 +1,4 @@
-"""The cosine similarity of two pooled embeddings, as a sum over pairs of tokens."""
+"""The similarity of two embeddings, as a sum over pairs of tokens."""
 
 import functools
 from collections.abc import Mapping
@@ -10,48 +10,61 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.vectors import pooled_vectors
-from normscope.maths.choices import Pooling, ValueBias
+from normscope.maths.choices import SimilarityFunction, ValueBias
+from normscope.maths.embedder import Embedder
 from normscope.models.layout import BlockLayout
-from normscope.models.pooling import pooling_weights
 
 
 class SimilarityParts(NamedTuple):
-    """The parts of cosine similarities, in float64."""
+    """The parts of similarities, in float64."""
 
     matrix: Float[Tensor, "batch a b"]
     """What each pair of tokens adds; the last row and column are those of the biases."""
     value: Float[Tensor, " batch"]
-    """The cosines, computed from the embeddings themselves."""
+    """The similarities, computed from the embeddings themselves."""
+
+
+class EncodedTexts(NamedTuple):
+    """Some texts, as a model reads them."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model."""
+    prompt: int = 0
+    """Number of tokens at the start of each that a prompt takes."""
 
 
 def similarity_parts(
     model: PreTrainedModel,
     layout: BlockLayout,
-    inputs_a: Mapping[str, Tensor],
-    inputs_b: Mapping[str, Tensor],
+    texts_a: EncodedTexts,
+    texts_b: EncodedTexts,
     *,
-    pooling: Pooling,
+    embedder: Embedder,
     bias: ValueBias = ValueBias.token,
 ) -> SimilarityParts:
-    """The parts of the cosine similarity of each text of a batch with the same text of another.
+    """The parts of the similarity of each text of a batch with the same text of another.
 
-    If P_k is what token k contributes to the pooled vector e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖). It takes
-    as many frozen passes as both texts have tokens.
+    If P_k is what token k contributes to the embedding e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), and the product of
+    two embeddings Σ_kl ⟨P_k, P_l⟩. It takes as many frozen passes as both texts have tokens.
 
     Args:
         model: A base model in evaluation mode.
-        inputs_a: Keyword arguments of the model.
-        inputs_b: The same for the other texts, equally many.
-        pooling: How an embedding is pooled from the hidden vectors.
+        texts_a: The texts.
+        texts_b: The other texts, equally many.
+        embedder: How an embedding is made of the hidden vectors, and what two are compared by.
         bias: Where the value biases of the first layer go.
 
     Raises:
         InputError: If attribution cannot follow the model.
     """
     (parts_a, whole_a), (parts_b, whole_b) = (
-        pooled_vectors(model, layout, inputs, functools.partial(pooling_weights, pooling), bias)
-        for inputs in (inputs_a, inputs_b)
+        embedder.parts(
+            *pooled_vectors(model, layout, texts.inputs, functools.partial(embedder.weights, prompt=texts.prompt), bias)
+        )
+        for texts in (texts_a, texts_b)
     )
+    if embedder.function is SimilarityFunction.dot:
+        return SimilarityParts(parts_a @ parts_b.transpose(-1, -2), torch.linalg.vecdot(whole_a, whole_b))
     return cosine_parts(parts_a, whole_a, parts_b, whole_b)
 
 
@@ -64,10 +77,10 @@ def cosine_parts(
     """The parts of cosine similarities: ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖). With a vector of zeros they are 0.
 
     Args:
-        parts_a: P_k, what each token and the bias contribute to the pooled vectors.
-        whole_a: The pooled vectors e_a.
+        parts_a: P_k, what each token and the bias contribute to the embeddings.
+        whole_a: The embeddings e_a.
         parts_b: P_l of the other texts.
-        whole_b: Their pooled vectors e_b.
+        whole_b: Their embeddings e_b.
     """
     norms = torch.linalg.vector_norm(whole_a, dim=-1) * torch.linalg.vector_norm(whole_b, dim=-1)
     norms = norms.masked_fill(norms == 0, 1)

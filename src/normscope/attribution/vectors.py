@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import check_supported
 from normscope.maths.choices import ValueBias
+from normscope.maths.embedder import pooled, pooled_parts
 from normscope.maths.shares import along
 from normscope.maths.tensors import wide
 from normscope.maths.words import WordGroups
@@ -90,7 +91,7 @@ def pooled_vectors(
     model: PreTrainedModel,
     layout: BlockLayout,
     inputs: Mapping[str, Tensor],
-    weights: Callable[[Float[Tensor, "batch token"]], Float[Tensor, "batch token"]],
+    weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor],
     bias: ValueBias,
 ) -> tuple[Float[Tensor, "batch source model"], Float[Tensor, "batch model"]]:
     """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
@@ -98,7 +99,7 @@ def pooled_vectors(
     Args:
         model: A base model in evaluation mode.
         inputs: Keyword arguments of the model.
-        weights: Turns the mask of tokens into w, the weights of pooling.
+        weights: Turns the last hidden vectors and the mask of tokens into w, the weights of pooling.
         bias: Where the value biases of the first layer go.
 
     Returns:
@@ -106,11 +107,11 @@ def pooled_vectors(
     """
     check_supported(layout)
     with frozen_pass(model, layout, inputs) as passed:
-        pooling = wide(weights(passed.token_mask.to(passed.embeddings.dtype)))
-        whole = torch.einsum("bt,btm->bm", pooling, wide(passed.hidden.detach()))
+        hidden = passed.hidden.detach()
+        pooling = wide(weights(hidden, passed.token_mask))
+        whole = pooled(pooling, wide(hidden))
         parts = [
-            torch.einsum("bt,kbtm->bkm", pooling, wide(carried(passed, group, bias)))
-            for group in groups_of_sources(passed.embeddings)
+            pooled_parts(pooling, wide(carried(passed, group, bias))) for group in groups_of_sources(passed.embeddings)
         ]
     return torch.cat(parts, dim=1), whole
 

@@ -61,3 +61,18 @@ class Pooling(enum.StrEnum):
     """The first token's."""
     last = "last"
     """The last token's."""
+    mean_sqrt = "mean_sqrt"
+    """The sum over all tokens, divided by the root of their number."""
+    weighted_mean = "weighted_mean"
+    """The mean over all tokens, weighted by their positions from 1."""
+    max = "max"
+    """The largest entry of each dimension; which token it is, is held."""
+
+
+class SimilarityFunction(enum.StrEnum):
+    """What two embeddings are compared by."""
+
+    cosine = "cosine"
+    """Their cosine."""
+    dot = "dot"
+    """Their product."""

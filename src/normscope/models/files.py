@@ -25,7 +25,9 @@ _SETTINGS = (
     "merges.txt",
     "*.model",
     "modules.json",
-    "*_Pooling/config.json",
+    "config_sentence_transformers.json",
+    *(f"*_{module}/config.json" for module in ("Pooling", "Dense")),
+    *(f"*_{module}/model.safetensors" for module in ("Dense", "LayerNorm")),
 )
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -12,8 +12,12 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.errors import InputError
+from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
 from normscope.models.damage import damage_named
+from normscope.models.embedder_files import embedder_of
 from normscope.models.forward_pass import Visitor
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
@@ -49,6 +53,9 @@ class LoadedModel:
 
     folder: Path | None = None
     """The checkpoint's files; None for random weights."""
+
+    given_embedder: Embedder | None = None
+    """What makes embeddings, if the model was part of a SentenceTransformer in memory."""
 
     require_current: Callable[[], None] = lambda: None
     """Raises InputError if `model` stands for another model in memory that has changed since."""
@@ -117,6 +124,22 @@ class LoadedModel:
     def translator(self) -> PreTrainedModel | None:
         """The encoder–decoder with its head around `model`; None without one, or if only the encoder is observed."""
         return self._head(Head.TRANSLATION) if self.layout.reads_target else None
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """What makes the embedding of a text out of its last hidden vectors.
+
+        Raises:
+            InputError: If the model's files do not say, or name something that cannot be split into parts.
+        """
+        return self.given_embedder or embedder_of(self.folder, self.name)
+
+    def guessed_embedder(self) -> tuple[Embedder, bool]:
+        """`embedder`, or the last token's vector of a causal model and the mean of others; and whether it is this guess."""
+        try:
+            return self.embedder, False
+        except InputError:
+            return Embedder(Pooling.last if self.causal else Pooling.mean), True
 
     @cached_property
     def verification(self) -> Verification:

@@ -31,7 +31,6 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.options import ModelStack
-from normscope.models.pooling import pooling_of
 from normscope.models.verification import Verification
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.options import FigureOptions, ReportOptions
@@ -378,7 +377,7 @@ def _context(
         has_position_terms=not model.layout.registry and model.verification.position_terms,
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
-        own_pooling=lambda: pooling_of(model.folder, model.name),
+        own_embedder=lambda: model.embedder,
         has_feed_forward=model.layout.has_networks,
         has_experts=any(form.routed for form in model.layout.feed_forward),
         options=options,

@@ -168,7 +168,7 @@ class AttributionAnalysis(Analysis):
         if attributed.pooling_is_guessed and isinstance(readout, EmbeddingReadout):
             notes.append(
                 "the model's files name no pooling that can be used: the embedding is "
-                f"{_GUESSED[str(readout.pooling)]} (analysis.attribution.pooling)"
+                f"{_GUESSED[str(readout.embedder.pooling)]} (analysis.attribution.pooling)"
             )
         if self.options.erasure is None and self.context.vocabulary.mask is None:
             notes.append("the tokenizer has no mask token: erased tokens are removed (analysis.attribution.erasure)")

@@ -17,13 +17,12 @@ from normscope.attribution.methods import check_supported
 from normscope.attribution.similarities import SimilarityParts, cosine_parts
 from normscope.data.batching import Batch
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder, pooled
 from normscope.maths.frozen import FrozenNorm
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
-from normscope.models.pooling import pooling_weights
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.mean import Mean
@@ -42,7 +41,7 @@ class SimilarityAnalysis(Analysis):
         assert context.freezer is not None
         context.freezer.check(context.depth)
         self._freezer = context.freezer
-        self._pooling = _pooling(options, context)
+        self._embedder = _embedder(options, context)
         self._rule = options.bias
         self._columns = PairColumns((*context.names, "bias"))
         groups = len(self._columns.categories)
@@ -82,9 +81,8 @@ class SimilarityAnalysis(Analysis):
         if norm is not None:
             self._vectors.pass_norm(FrozenNorm(norm, norm.deviation(hidden)))
             hidden = norm.normalised(hidden)
-        weights = pooling_weights(self._pooling, batch.token_mask.to(hidden.dtype))
-        parts = self._vectors.pooled(weights)
-        whole = torch.einsum("bt,btm->bm", wide(weights), wide(hidden))
+        weights = self._embedder.weights(hidden, batch.token_mask)
+        parts, whole = self._embedder.parts(self._vectors.pooled(weights), pooled(wide(weights), wide(hidden)))
         self._parts = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
         self._vectors = None
 
@@ -112,6 +110,11 @@ class SimilarityAnalysis(Analysis):
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}
         metrics |= gold_correlation(pairs)
         texts, notes = self._maps.texts(self.context.vocabulary.text)
+        prompt = self._embedder.prompts.get(self._embedder.default_prompt or "")
+        if prompt:
+            notes.append(
+                f"texts are read as they are, without the model's default prompt “{prompt}”; put it into the texts"
+            )
         return Findings(
             tables={"by_category": table, "pairs": pairs},
             metrics=metrics,
@@ -134,10 +137,10 @@ class SimilarityAnalysis(Analysis):
         return torch.nn.functional.one_hot(torch.cat([categories, bias], dim=1), groups + 1)[..., :groups]
 
 
-def _pooling(options: SimilarityOptions, context: AnalysisContext) -> Pooling:
+def _embedder(options: SimilarityOptions, context: AnalysisContext) -> Embedder:
     if options.pooling is not None:
-        return options.pooling
+        return Embedder(options.pooling)
     try:
-        return context.own_pooling()
+        return context.own_embedder()
     except InputError as error:
         raise InputError(f"analysis.similarity.{error}") from error

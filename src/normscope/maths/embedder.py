@@ -1,0 +1,213 @@
+"""What makes the embedding of a text out of its last hidden vectors: pooling, and the modules behind it.
+
+Pooling is linear in the hidden vectors: a weighted sum or, for the maximum, a choice of a token for each dimension, which is
+held. The modules behind it are affine once what they compute from the whole vector is held: a norm's deviation, an activation's
+slope g(u)/u, a length. So parts of the hidden vectors can be followed to parts of the embedding, which add up to it exactly.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from normscope.maths.choices import Pooling, SimilarityFunction
+from normscope.maths.normalisation import Normalisation
+
+
+def pooling_weights(
+    pooling: Pooling, token_mask: Float[Tensor, "batch token"], hidden: Float[Tensor, "batch token model"]
+) -> Float[Tensor, "batch token"] | Float[Tensor, "batch token model"]:
+    """The weight of each token's vector in an embedding; for the maximum, of each of its entries.
+
+    Args:
+        token_mask: 1 at tokens that are pooled, 0 elsewhere.
+        hidden: The last hidden vectors.
+    """
+    match pooling:
+        case Pooling.mean:
+            return token_mask / token_mask.sum(dim=-1, keepdim=True)
+        case Pooling.mean_sqrt:
+            return token_mask / token_mask.sum(dim=-1, keepdim=True).sqrt()
+        case Pooling.weighted_mean:
+            # Positions count from the text's first token, pooled or not.
+            positions = token_mask * torch.arange(1, token_mask.shape[1] + 1, device=token_mask.device)
+            return positions / positions.sum(dim=-1, keepdim=True)
+        case Pooling.max:
+            largest = hidden.detach().masked_fill(token_mask.unsqueeze(-1) == 0, -torch.inf).argmax(dim=1)
+            chosen = torch.nn.functional.one_hot(largest, token_mask.shape[1])
+            return chosen.transpose(1, 2).to(token_mask)
+    positions = token_mask.argmax(dim=-1)
+    if pooling is Pooling.last:
+        positions = token_mask.shape[1] - 1 - token_mask.flip(1).argmax(dim=-1)
+    return torch.nn.functional.one_hot(positions, token_mask.shape[1]).to(token_mask)
+
+
+class EmbeddingModule(Protocol):
+    """A module that reads and returns one vector for each text."""
+
+    def linear(self, vectors: Float[Tensor, "*batch given"], whole: Float[Tensor, "*#batch given"]) -> Tensor:
+        """The module without its constants, with what depends on the whole vector held."""
+
+    def constant(self, whole: Float[Tensor, "*batch given"]) -> Tensor | float:
+        """Its constants: `linear` of the whole vector plus these is exactly what the module returns."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Projection:
+    """g(x W + b), with the slopes g(u)/u held, plus x or x R where there is a residual connection.
+
+    Args:
+        weight: W, of shape (given, made).
+        bias: b; None without one.
+        activation: g, with g(0) = 0.
+        residual: R, of shape (given, made); the identity if it is True, and nothing if it is None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+    residual: Tensor | bool | None = None
+
+    def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
+        """s ⊙ v W, with the residual connection."""
+        made = vectors @ self.weight.to(vectors) * self._slopes(whole)
+        if self.residual is None or self.residual is False:
+            return made
+        return made + (vectors @ self.residual.to(vectors) if isinstance(self.residual, Tensor) else vectors)
+
+    def constant(self, whole: Tensor) -> Tensor | float:
+        """s ⊙ b."""
+        return 0.0 if self.bias is None else self.bias.to(whole) * self._slopes(whole)
+
+    def _slopes(self, whole: Tensor) -> Tensor:
+        inner = whole @ self.weight.to(whole)
+        inner = (inner if self.bias is None else inner + self.bias.to(whole)).detach()
+        # Where u is 0, g(u) is 0 as well, whatever the slope.
+        return torch.where(inner == 0, 1.0, self.activation(inner) / inner)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Norm:
+    """A layer normalisation, with σ held."""
+
+    norm: Normalisation
+
+    def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
+        """γ ⊙ (v − mean(v)) / σ."""
+        norm = self.norm._replace(weight=self.norm.weight.to(vectors))
+        return norm.scaled(vectors) / norm.deviation(whole.detach()).unsqueeze(-1)
+
+    def constant(self, whole: Tensor) -> Tensor | float:
+        """β."""
+        return 0.0 if self.norm.bias is None else self.norm.bias.to(whole)
+
+
+class UnitLength:
+    """x/‖x‖, with ‖x‖ held."""
+
+    def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
+        """v/‖x‖; a vector of zeros stays as it is."""
+        lengths = torch.linalg.vector_norm(whole.detach(), dim=-1, keepdim=True)
+        return vectors / lengths.masked_fill(lengths == 0, 1)
+
+    def constant(self, _whole: Tensor) -> float:
+        """There is none."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """The first entries of a vector (Matryoshka embeddings).
+
+    Args:
+        size: How many.
+    """
+
+    size: int
+
+    def linear(self, vectors: Tensor, _whole: Tensor) -> Tensor:
+        """The first entries."""
+        return vectors[..., : self.size]
+
+    def constant(self, _whole: Tensor) -> float:
+        """There is none."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Embedder:
+    """What makes an embedding out of the last hidden vectors, and compares two."""
+
+    pooling: Pooling
+    modules: Sequence[EmbeddingModule] = ()
+    """What follows pooling, in order."""
+    function: SimilarityFunction = SimilarityFunction.cosine
+    """What the model compares embeddings by."""
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Texts to put before a text, by name."""
+    default_prompt: str | None = None
+    """The name of the prompt that is used if none is chosen."""
+    pools_prompt: bool = True
+    """Whether the tokens of a prompt are pooled."""
+
+    def embedding(
+        self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
+    ) -> Float[Tensor, "batch made"]:
+        """The embeddings. Gradients hold what the modules hold, so that gradient × input misses the constants alone.
+
+        Args:
+            prompt: Number of tokens at the start that a prompt takes.
+        """
+        embedding = pooled(self.weights(hidden, token_mask, prompt), hidden)
+        for module in self.modules:
+            embedding = module.linear(embedding, embedding) + module.constant(embedding)
+        return embedding
+
+    def weights(
+        self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
+    ) -> Tensor:
+        """The weights of pooling, in the type of the hidden vectors; see `pooling_weights`."""
+        mask = token_mask.to(hidden.dtype)
+        if prompt and not self.pools_prompt:
+            mask = mask.clone()
+            mask[:, :prompt] = 0
+        return pooling_weights(self.pooling, mask, hidden)
+
+    def parts(
+        self, parts: Float[Tensor, "batch source model"], whole: Float[Tensor, "batch model"]
+    ) -> tuple[Float[Tensor, "batch source made"], Float[Tensor, "batch made"]]:
+        """What tokens and biases contribute to embeddings, and the embeddings.
+
+        Args:
+            parts: What each token, and last the bias, contributes to the pooled vectors.
+            whole: The pooled vectors.
+        """
+        for module in self.modules:
+            constant = module.constant(whole)
+            parts, whole = module.linear(parts, whole.unsqueeze(1)), module.linear(whole, whole) + constant
+            parts[:, -1] += constant
+        return parts, whole
+
+
+def pooled(weights: Tensor, hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch model"]:
+    """Pooled vectors.
+
+    Args:
+        weights: See `pooling_weights`.
+    """
+    return torch.einsum("bt,btm->bm" if weights.dim() == 2 else "btm,btm->bm", weights, hidden)
+
+
+def pooled_parts(
+    weights: Tensor, vectors: Float[Tensor, "source batch token model"]
+) -> Float[Tensor, "batch source model"]:
+    """What each source contributes to pooled vectors.
+
+    Args:
+        weights: See `pooling_weights`.
+        vectors: What each source contributes to the hidden vectors.
+    """
+    return torch.einsum("bt,kbtm->bkm" if weights.dim() == 2 else "btm,kbtm->bkm", weights, vectors)

@@ -1,0 +1,221 @@
+"""Reads how a sentence encoder makes embeddings: from its files, or from a SentenceTransformer in memory."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from normscope.errors import InputError, one_line
+from normscope.maths.choices import Pooling, SimilarityFunction
+from normscope.maths.embedder import Embedder, EmbeddingModule, Norm, Projection, Truncation, UnitLength
+from normscope.maths.normalisation import Normalisation
+
+# The names that sentence-transformers gives them, in older and newer files.
+_MODES = {
+    "mean": Pooling.mean,
+    "mean_tokens": Pooling.mean,
+    "mean_sqrt_len_tokens": Pooling.mean_sqrt,
+    "weightedmean": Pooling.weighted_mean,
+    "weightedmean_tokens": Pooling.weighted_mean,
+    "max": Pooling.max,
+    "max_tokens": Pooling.max,
+    "cls": Pooling.cls,
+    "cls_token": Pooling.cls,
+    "lasttoken": Pooling.last,
+}
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda inner: inner,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": nn.functional.gelu,
+    "SiLU": nn.functional.silu,
+}
+"""Activations of a Dense module with g(0) = 0, by their classes."""
+
+_TRANSFORMERS = ("Transformer", "BERT", "RoBERTa", "XLMRoBERTa", "MPNet")
+"""Modules that are the model itself."""
+
+_WITHOUT_POOLING = f"to leave the rest out, set pooling to one of {', '.join(Pooling)}"
+
+
+class _Module(NamedTuple):
+    """One module of a sentence encoder."""
+
+    kind: str
+    """The name of its class."""
+    config: Mapping[str, Any]
+    weights: Callable[[], Mapping[str, Tensor]]
+
+
+def embedder_of(folder: Path | None, name: str) -> Embedder:
+    """What a sentence-transformers model's own files say about its embeddings.
+
+    Args:
+        folder: The model's files; None if it has none.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If the files say nothing, or name a module whose output cannot be split into parts.
+    """
+    if folder is None or not (folder / "modules.json").is_file():
+        raise InputError(
+            f"pooling: {name} has no modules.json that says how it pools; expected one of {', '.join(Pooling)}"
+        )
+    try:
+        places = [
+            (str(module["type"]).rpartition(".")[2], folder / str(module["path"]))
+            for module in _read(folder / "modules.json", name)
+        ]
+    except (TypeError, KeyError) as error:
+        raise InputError(f"pooling: the modules.json of {name} is not a list of modules; set pooling=") from error
+    modules = [_module_of_files(kind, place, name) for kind, place in places]
+    settings = folder / "config_sentence_transformers.json"
+    return _embedder(modules, _read(settings, name) if settings.is_file() else {}, name)
+
+
+def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
+    """What a SentenceTransformer in memory makes of the hidden vectors.
+
+    Args:
+        encoder: The SentenceTransformer.
+        name: Its name, for messages.
+
+    Raises:
+        InputError: If it has a module whose output cannot be split into parts.
+    """
+    modules = [
+        _Module(type(module).__name__, {} if place == 0 else _config_in_memory(module), module.state_dict)
+        for place, module in enumerate(encoder.children())
+    ]
+    settings = {
+        "prompts": getattr(encoder, "prompts", None),
+        "default_prompt_name": getattr(encoder, "default_prompt_name", None),
+        "similarity_fn_name": getattr(encoder, "similarity_fn_name", None),
+        "truncate_dim": getattr(encoder, "truncate_dim", None),
+    }
+    return _embedder(modules, settings, name)
+
+
+def is_sentence_encoder(model: object) -> bool:
+    """Whether an object is a SentenceTransformer. The library need not be installed."""
+    return any(
+        kind.__name__ == "SentenceTransformer" and kind.__module__.startswith("sentence_transformers.")
+        for kind in type(model).__mro__
+    )
+
+
+def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str) -> Embedder:
+    known = {*_TRANSFORMERS, "Pooling", "Normalize", "Dropout", "Dense", "LayerNorm"}
+    unknown = [module.kind for module in modules if module.kind not in known]
+    pools = [module for module in modules if module.kind == "Pooling"]
+    if unknown or len(pools) != 1:
+        fault = f"a {unknown[0]} module" if unknown else f"{len(pools)} Pooling modules"
+        raise InputError(
+            f"pooling: {name} has {fault}, expected a Transformer, one Pooling and then Dense, LayerNorm or Normalize; "
+            f"{_WITHOUT_POOLING}"
+        )
+    before = modules[: modules.index(pools[0])]
+    if any(module.kind not in _TRANSFORMERS for module in before):
+        raise InputError(f"pooling: {name} has a {before[-1].kind} module before its Pooling; {_WITHOUT_POOLING}")
+    behind = [part for module in modules[len(before) + 1 :] for part in _parts(module, name)]
+    size, prompts = settings.get("truncate_dim"), settings.get("prompts")
+    if isinstance(size, int):
+        behind.append(Truncation(size))
+    return Embedder(
+        pooling=_pooling(pools[0].config, name),
+        modules=tuple(behind),
+        function=_function(settings.get("similarity_fn_name"), name),
+        prompts={str(key): str(text) for key, text in prompts.items()} if isinstance(prompts, Mapping) else {},
+        default_prompt=settings.get("default_prompt_name"),
+        pools_prompt=pools[0].config.get("include_prompt") is not False,
+    )
+
+
+def _parts(module: _Module, name: str) -> Iterator[EmbeddingModule]:
+    """A module behind pooling; nothing for one that changes nothing."""
+    match module.kind:
+        case "Normalize":
+            yield UnitLength()
+        case "LayerNorm":
+            weights = module.weights()
+            yield Norm(Normalisation(weights["norm.weight"], weights["norm.bias"], 1e-5))
+        case "Dense":
+            activation = str(module.config.get("activation_function", "Tanh")).rpartition(".")[2]
+            places = {module.config.get(f"module_{side}_name") for side in ("input", "output")}
+            if activation not in _ACTIVATIONS or not places <= {None, "sentence_embedding"}:
+                what = f"the activation {activation}" if activation not in _ACTIVATIONS else "vectors of tokens"
+                raise InputError(
+                    f"pooling: {name} has a Dense module with {what}, expected one of {', '.join(_ACTIVATIONS)} of the "
+                    f"embedding; {_WITHOUT_POOLING}"
+                )
+            weights = module.weights()
+            residual = weights["residual.weight"].T if "residual.weight" in weights else None
+            adds = True if residual is None and module.config.get("use_residual") else residual
+            yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), _ACTIVATIONS[activation], adds)
+
+
+def _pooling(config: Mapping[str, Any], name: str) -> Pooling:
+    named = config.get("pooling_mode")
+    if isinstance(named, str):
+        modes = [named]
+    elif isinstance(named, Sequence):
+        modes = [str(mode) for mode in named]
+    else:
+        prefix = "pooling_mode_"
+        modes = [key.removeprefix(prefix) for key, on in config.items() if key.startswith(prefix) and on is True]
+    if len(modes) != 1 or modes[0] not in _MODES:
+        raise InputError(
+            f"pooling: {name} pools by {', '.join(modes) or 'nothing'}; expected one way; set pooling to one of "
+            f"{', '.join(Pooling)}"
+        )
+    return _MODES[modes[0]]
+
+
+def _function(named: object, name: str) -> SimilarityFunction:
+    function = str(getattr(named, "value", named) or SimilarityFunction.cosine)
+    if function in (*SimilarityFunction,):
+        return SimilarityFunction(function)
+    raise InputError(
+        f"pooling: {name} compares embeddings by {function} distance, which is no sum over pairs of tokens of the two texts; "
+        f"set pooling to one of {', '.join(Pooling)} for their cosine, and leave the rest out"
+    )
+
+
+def _module_of_files(kind: str, place: Path, name: str) -> _Module:
+    config = place / "config.json"
+    settings = _read(config, name) if kind in ("Pooling", "Dense") and config.is_file() else {}
+    if not isinstance(settings, Mapping):
+        raise InputError(f"pooling: {config.name} of {place.name} of {name} holds no settings; set pooling=")
+    return _Module(kind, settings, lambda: _weights(place, name))
+
+
+def _weights(place: Path, name: str) -> Mapping[str, Tensor]:
+    safe, pickled = place / "model.safetensors", place / "pytorch_model.bin"
+    try:
+        if safe.is_file():
+            return safetensors.torch.load_file(safe)
+        return dict(torch.load(pickled, map_location="cpu", weights_only=True))
+    except (OSError, safetensors.SafetensorError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"pooling: the weights of {place.name} of {name} cannot be read: {one_line(error)}; {_WITHOUT_POOLING}"
+        ) from error
+    except Exception as error:  # a damaged pickle fails in many ways
+        raise InputError(f"pooling: {pickled.name} of {place.name} of {name} is damaged; {_WITHOUT_POOLING}") from error
+
+
+def _config_in_memory(module: nn.Module) -> Mapping[str, Any]:
+    get = getattr(module, "get_config_dict", None)
+    return {} if get is None else dict(get())
+
+
+def _read(path: Path, name: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"pooling: {path.name} of {name} cannot be read: {one_line(error)}; set pooling=") from error

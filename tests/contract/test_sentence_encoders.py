@@ -1,0 +1,136 @@
+"""The parts of a similarity add up to what sentence-transformers computes, whatever modules an encoder has."""
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Dense, LayerNorm, Normalize, Pooling, Transformer
+from torch import nn
+
+import normscope
+from normscope.errors import InputError
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+
+A, B = "the old bridge was closed for repairs", "a crossing that nobody could use in spring"
+
+ENCODERS = {
+    "mean": ({"pooling_mode": "mean"}, [], {}),
+    "mean, dot": ({"pooling_mode": "mean"}, [], {"similarity_fn_name": "dot"}),
+    "root": ({"pooling_mode": "mean_sqrt_len_tokens"}, [], {"similarity_fn_name": "dot"}),
+    "weighted": ({"pooling_mode": "weightedmean"}, [], {}),
+    "max": ({"pooling_mode": "max"}, [], {"similarity_fn_name": "dot"}),
+    "cls, tanh": ({"pooling_mode": "cls"}, [("dense", nn.Tanh(), False)], {"similarity_fn_name": "dot"}),
+    "last, norm": ({"pooling_mode": "lasttoken"}, [("norm",), ("unit",)], {"similarity_fn_name": "dot"}),
+    "two projections": (
+        {"pooling_mode": "mean"},
+        [("dense", nn.GELU(), True), ("dense", nn.Identity(), False), ("norm",), ("unit",)],
+        {},
+    ),
+    "truncated": ({"pooling_mode": "mean"}, [("unit",)], {"truncate_dim": 7}),
+    "prompt": ({"pooling_mode": "mean"}, [], {"prompts": {"query": "search query: "}, "default_prompt_name": "query"}),
+    "prompt not pooled": (
+        {"pooling_mode": "mean", "include_prompt": False},
+        [],
+        {"prompts": {"query": "search query: "}, "default_prompt_name": "query"},
+    ),
+    "prompt before the first": (
+        {"pooling_mode": "cls", "include_prompt": False},
+        [],
+        {"prompts": {"query": "search query: "}, "default_prompt_name": "query"},
+    ),
+    "prompt of weights": (
+        {"pooling_mode": "weightedmean", "include_prompt": False},
+        [("dense", nn.Tanh(), False)],
+        {"prompts": {"query": "search query: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"},
+    ),
+}
+"""Pooling, the modules behind it, and what the whole has besides."""
+
+
+@pytest.fixture(scope="module", params=["bert", "mpnet", "llama"])
+def folder(request, tokenizer, tmp_path_factory):
+    """A tiny model with a tokenizer, on disk."""
+    place = tmp_path_factory.mktemp(request.param)
+    settings = dict(FAMILY_CONFIGS[request.param]) | {"vocab_size": len(tokenizer), "pad_token_id": 0}
+    tiny_model({"model_type": request.param} | settings, torch.float32).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def encoder_of(folder, kind: str) -> SentenceTransformer:
+    pooling, behind, settings = ENCODERS[kind]
+    torch.manual_seed(0)
+    transformer = Transformer(str(folder))
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), **pooling)]
+    for name, *rest in behind:
+        size = modules[-1].get_embedding_dimension() if name != "unit" else None
+        match name:
+            case "dense":
+                activation, residual = rest
+                made = size if residual else size - 5
+                modules.append(Dense(size, made, activation_function=activation, use_residual=residual))
+            case "norm":
+                modules.append(LayerNorm(size))
+                nn.init.normal_(modules[-1].norm.weight)
+                nn.init.normal_(modules[-1].norm.bias)
+            case "unit":
+                modules.append(Normalize())
+    return SentenceTransformer(modules=modules, device="cpu", **settings).eval()
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_parts_add_up_to_the_similarity_of_the_library(folder, kind):
+    encoder = encoder_of(folder, kind)
+    embeddings = encoder.encode([A, B], convert_to_tensor=True)
+    expected = float(encoder.similarity(*embeddings)[0, 0])
+    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    assert found.value == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert found.matrix.sum() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert found.function == str(encoder.similarity_fn_name)
+
+
+@pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])
+def test_an_encoder_on_disk_is_the_same(folder, kind, tmp_path):
+    encoder = encoder_of(folder, kind)
+    encoder.save_pretrained(str(tmp_path))
+    found = normscope.similarity(normscope.load(str(tmp_path)), A, B)
+    torch.testing.assert_close(found.matrix, normscope.similarity(normscope.wrap(encoder), A, B).matrix)
+
+
+def test_prompts_are_chosen_by_name_or_text(folder):
+    encoder = encoder_of(folder, "prompt not pooled")
+    model = normscope.wrap(encoder)
+    found = normscope.similarity(model, A, B, prompts=("query", ""))
+    embeddings = [encoder.encode(A, prompt_name="query"), encoder.encode(B, prompt="")]
+    assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
+    found = normscope.similarity(model, A, B, prompts="passage: ")
+    embeddings = encoder.encode([A, B], prompt="passage: ")
+    assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
+    assert len(found.tokens_a) == len(model.tokenizer("passage: " + A)["input_ids"])
+
+
+def test_attribution_to_a_similarity_follows_the_projections(folder):
+    encoder = encoder_of(folder, "two projections")
+    model = normscope.wrap(encoder)
+    found = normscope.attribute(model, A, normscope.SimilarityTo(B))
+    assert found.target == pytest.approx(float(encoder.similarity(*encoder.encode([A, B]))[0, 0]), rel=1e-4, abs=1e-5)
+    by_pairs = normscope.similarity(model, A, B).matrix.sum(axis=1)
+    # The second projection has constants of its own, which belong to no token.
+    assert found.scores == pytest.approx(by_pairs[:-1], rel=1e-3, abs=1e-5)
+
+
+def test_what_cannot_be_split_is_one_line(folder):
+    encoder = encoder_of(folder, "mean")
+    encoder.similarity_fn_name = "euclidean"
+    model = normscope.wrap
+    with pytest.raises(InputError, match="compares embeddings by euclidean distance, which is no sum over pairs"):
+        model(encoder)
+    encoder = encoder_of(folder, "cls, tanh")
+    encoder[2].activation_function = nn.Sigmoid()
+    with pytest.raises(InputError, match="Dense module with the activation Sigmoid, expected one of Identity, Tanh"):
+        model(encoder)
+    with pytest.raises(
+        InputError, match=r"prompts: expected a str, a pair \(tuple\) of two str or None, got a tuple of 3"
+    ):
+        normscope.similarity(normscope.load(), A, B, prompts=("a", "b", "c"))
+    with pytest.raises(InputError, match="prompts: expected none before a tuple of 2"):
+        normscope.similarity(normscope.load(), (A, B), B, prompts="query: ")
