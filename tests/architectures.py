@@ -58,6 +58,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16},
     "squeezebert": {"embedding_size": 32, "q_groups": 2, "intermediate_groups": 2},
     "ctrl": {"n_embd": 32},
+    "llama4_text": _HYBRID | {"no_rope_layers": [1, 0, 1, 0], "moe_layers": [3], "intermediate_size_mlp": 40},
     "ministral": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "hunyuan_v1_dense": {"head_dim": 8},

@@ -10,13 +10,21 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, HeadNorms, Rotation
 from normscope.models.rotary import Planes
 
 IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
-IN_LAYER_TOO = ("key_norm", "query_norm", "output_norm", "query_bias", "value_bias")
+IN_LAYER_TOO = ("output_norm", "query_bias", "value_bias")
 IN_MODEL = ("final_norm", "embedding_norm", "convolution", "output_projection")
-NORMS = ("norm", "attention_norm", "final_norm", "embedding_norm", "output_norm", "key_norm", "query_norm")
+NORMS = (
+    "norm",
+    "attention_norm",
+    "final_norm",
+    "embedding_norm",
+    "output_norm",
+    "norm of the key",
+    "norm of the query",
+)
 REQUIRED = ("attention", "query", "key", "value", "output", "input", "activation")
 
 NO_DIFFERENCE = {
@@ -65,20 +73,17 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
         yield from _others(layer, field, getattr(layout, field))
     for field in IN_MODEL:
         yield from _others(model, field, getattr(layout, field))
-    if layout.key_norm is not None:
-        yield "key_norm_by_head", not layout.key_norm_by_head
-        if layout.planes is not None:
-            yield "norms_turned", not layout.norms_turned
+    yield from _wrong_head_norms(layout, layer)
     yield "registry", not layout.registry
     for value in _wrong_columns(layout, model):
         yield "columns", value
-    if layout.planes is not None:
-        size, adjacent = layout.planes
-        yield "planes", None
-        yield "planes", Planes(size, not adjacent)
-        yield "planes", Planes(size - 2, adjacent)
-        for number in layout.rotates:
-            yield "rotates", layout.rotates - {number}
+    if layout.rotation is not None:
+        (size, adjacent), layers = layout.rotation
+        yield "rotation", None
+        yield "rotation", Rotation(Planes(size, not adjacent), layers)
+        yield "rotation", Rotation(Planes(size - 2, adjacent), layers)
+        for number in layers:
+            yield "rotation", layout.rotation._replace(layers=layers - {number})
     if not layout.registry:
         assert layout.scales is not None
         yield "scales", (layout.scales[0] * 1.03, *layout.scales[1:])
@@ -87,6 +92,23 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
     yield "heads", layout.heads // 2
     yield "residual_scales", (layout.residual_scales[0] * 1.7, *layout.residual_scales[1:])
     yield "unit_offset", not layout.unit_offset
+
+
+def _wrong_head_norms(layout: BlockLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
+    norms = layout.head_norms
+    none = norms or HeadNorms(None, None, False, False, frozenset(layout.attends))
+    for field, path in (("key", none.key), ("query", none.query)):
+        for _, other in _others(layer, f"norm of the {field}", path):
+            yield "head_norms", none._replace(**{field: other})
+    if norms is None:
+        return
+    yield "head_norms", None
+    for number in norms.layers:
+        yield "head_norms", norms._replace(layers=norms.layers - {number})
+    if norms.key is not None:
+        yield "head_norms", norms._replace(by_head=not norms.by_head)
+        if layout.rotation is not None:
+            yield "head_norms", norms._replace(turned=not norms.turned)
 
 
 def _wrong_columns(layout: BlockLayout, model: PreTrainedModel) -> Iterator[object]:

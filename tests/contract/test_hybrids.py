@@ -26,10 +26,12 @@ HYBRIDS = ["bamba", "qwen3_5_text", "jamba", "lfm2", "olmo_hybrid", "qwen3_next"
 """Layers 1 and 3 of 4 have no softmax attention."""
 GATED = ["afmoe", "qwen3_5_text", "lfm3", "qwen3_next"]
 LATENT = ["youtu", "deepseek_v2", "deepseek_v3"]
-QUICK = {"bamba", "qwen3_5_text", "afmoe", "youtu"}
+SOME_LAYERS = ["llama4_text"]
+"""Only layers 1 and 3 rotate queries and keys, and have norms of them."""
+QUICK = {"llama4_text", "bamba", "qwen3_5_text", "afmoe", "youtu"}
 MODELS = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-    for name in dict.fromkeys([*HYBRIDS, *GATED, *LATENT])
+    for name in dict.fromkeys([*HYBRIDS, *GATED, *LATENT, *SOME_LAYERS])
 ]
 
 
@@ -132,6 +134,17 @@ def test_decompx_through_gates_is_complete():
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones_like(shares[..., 0][tokens]), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="alti is not defined for this afmoe: .* gate"):
         defined_methods(layout, [MapMethod.ALTI], MapStage.BLOCK)
+
+
+def test_only_some_layers_have_norms_of_queries_and_keys():
+    model, layout, _, blocks = observed("llama4_text")
+    assert layout.head_norms is not None
+    assert layout.head_norms.layers == {1, 3}
+    assert [block.parameters.key_normalisation is not None for block in blocks] == [True, False, True, False]
+    for wrong in ({1, 2, 3}, {1}):
+        norms = layout.head_norms._replace(layers=frozenset(wrong))
+        with pytest.raises(InputError, match="layer [23]"):
+            verify(model, dataclasses.replace(layout, head_norms=norms), "llama4_text")
 
 
 def test_measures_of_a_single_vector_for_each_key_refuse_gates():

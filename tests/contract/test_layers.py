@@ -241,11 +241,11 @@ def test_gpt_neox_reads_the_sum_if_its_config_says_so():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):
     norm = kind(8, elementwise_affine=False, eps=1e-3)
-    parameters = normalisation(norm)
+    parameters = normalisation(norm, (8, torch.device("cpu")))
     assert parameters.centred == (kind is torch.nn.LayerNorm)
     vectors = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(parameters.normalised(vectors), norm(vectors), rtol=1e-12, atol=1e-12)
-    assert normalisation(kind(8, dtype=dtype)).centred == parameters.centred
+    assert normalisation(kind(8, dtype=dtype), (8, torch.device("cpu"))).centred == parameters.centred
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])

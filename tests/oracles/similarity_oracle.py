@@ -20,7 +20,6 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
 from normscope.models.frozen_layers import LayerFreezer
-from normscope.models.layout import normalisation
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
@@ -140,7 +139,7 @@ def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
         hidden = model(**inputs).last_hidden_state[0]
         if norm is not None:
             handle.remove()
-            vectors = scaled(normalisation(norm, unit_offset=layout.unit_offset), vectors, last[0])
+            vectors = scaled(layout.normalisation(norm, torch.device("cpu")), vectors, last[0])
     chosen = {"mean": slice(None), "cls": slice(0, 1), "last": slice(len(tokens) - 1, None)}[pooling]
     embedding = hidden[chosen].mean(dim=0).numpy()
     parts = vectors[0, chosen].mean(dim=0).numpy()

@@ -105,8 +105,8 @@ class LayerCapture:
             )
 
     def _key_map(self, parameters: BlockParameters, attention_inputs: Tensor) -> KeyMap:
-        norms, planes = self._key_norm(parameters), self.modules.layout.planes
-        if planes is None or not self.modules.rotates:
+        norms, turning = self._key_norm(parameters), self.modules.layout.rotation
+        if turning is None or not self.modules.rotates:
             return norms
         before = stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)
         if norms.turns_first:
@@ -116,24 +116,24 @@ class LayerCapture:
             before = norms(before)
             after = full_precision(self._captured("key") if self.own_key is None else self.own_key)
             after = after.reshape(len(before), -1, *after.shape[-2:])
-        rotation = planes.rotation(before, repeat_heads(after, before.shape[1]))
+        rotation = turning.planes.rotation(before, repeat_heads(after, before.shape[1]))
         return norms._replace(cosine=rotation.cosine, sine=rotation.sine, adjacent=rotation.adjacent)
 
     def _unnormed_keys(self) -> Tensor:
         """What the norm of the keys reads, with the axis of keys second."""
         key = full_precision(self._captured("unnormed_key"))
-        return key.transpose(1, 2) if self.modules.layout.key_norm_by_head else key
+        norms = self.modules.layout.head_norms
+        return key.transpose(1, 2) if norms is not None and norms.by_head else key
 
     def _key_norm(self, parameters: BlockParameters) -> KeyMap:
-        norm = parameters.key_normalisation
-        if norm is None:
+        norm, norms = parameters.key_normalisation, self.modules.layout.head_norms
+        if norm is None or norms is None:
             return KeyMap()
         key = self._unnormed_keys()
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
-        turns_first = self.modules.layout.norms_turned
-        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred, turns_first=turns_first)
+        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred, turns_first=norms.turned)
 
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)

@@ -123,12 +123,14 @@ class FeedForwardModules:
             activation=_in_type(self.activation, input_weight.dtype),
             known_activation=self.known_activation,
             norm_position=self.norm_position,
-            normalisation=self._normalisation(self.norm),
-            output_normalisation=self._normalisation(self.output_norm),
+            normalisation=self._normalisation(self.norm, output_weight),
+            output_normalisation=self._normalisation(self.output_norm, output_weight),
         )
 
-    def _normalisation(self, norm: nn.Module | None) -> Any:
-        return None if norm is None else normalisation(norm, unit_offset=self.unit_offset)
+    def _normalisation(self, norm: nn.Module | None, output_weight: Tensor) -> Any:
+        if norm is None:
+            return None
+        return normalisation(norm, (output_weight.shape[1], output_weight.device), unit_offset=self.unit_offset)
 
 
 def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | None = None) -> list[FeedForwardModules]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
@@ -410,11 +410,17 @@ def _atom(call: Call, trace: Trace) -> Atom | None:
     if _is_leaf(call.module) and isinstance(weight, Tensor) and weight.ndim == 2 and hasattr(call.module, "bias"):
         return Projection(call, read, given)
     inside = trace.operations[call.first : call.end]
-    names = {operation.name for operation in inside}
-    other = names & (PRODUCTS | _TURNS)  # what turns the axes is no norm of the last one
-    if given.shape == read.shape and names & _REDUCTIONS and not other and _only_vectors(call.module):
+    if given.shape == read.shape and _only_vectors(call.module) and _is_norm(inside, call.module):
         return Norm(call, read, given)
     return None
+
+
+def _is_norm(inside: Sequence[Operation], module: nn.Module) -> bool:
+    """Whether a module of these operations is a norm, or stands for one, as γ ⊙ x + β does in MobileBERT."""
+    names = {operation.name for operation in inside}
+    if names & _REDUCTIONS:
+        return not names & (PRODUCTS | _TURNS)  # what turns the axes is no norm of the last one
+    return {"mul", "add"} <= names <= {"mul", "add"} | MOVEMENTS and len(list(module.parameters())) == 2
 
 
 def _is_leaf(module: nn.Module) -> bool:

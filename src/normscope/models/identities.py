@@ -22,7 +22,6 @@ from normscope.models.layout import (
     BlockLayout,
     BlockModules,
     mapped_queries,
-    normalisation,
     scaled_projection,
     stacked_heads,
 )
@@ -312,7 +311,7 @@ def _check_no_norm(
 def _output_error(model: nn.Module, layout: BlockLayout, vectors: Tensor, output: Tensor, token_mask: Tensor) -> float:
     made = full_precision(vectors)
     if layout.final_norm is not None:
-        made = normalisation(attrgetter(layout.final_norm)(model), unit_offset=layout.unit_offset).normalised(made)
+        made = layout.normalisation(attrgetter(layout.final_norm)(model), made.device).normalised(made)
     if layout.output_projection is not None:
         weight, bias = scaled_projection(attrgetter(layout.output_projection)(model), 1.0)
         made = made @ weight if bias is None else made @ weight + bias

@@ -119,7 +119,8 @@ def _form(graph: Graph, branch: Value) -> NetworkForm:
             value, gate = _without_gate(graph, value)
             shared = dense_network(graph, value)
         else:
-            raise NotInferredError("more than one network is added to the experts", graph.maker(value))
+            reason = "the feed-forward network adds something that is neither a linear layer's output nor that of known experts"
+            raise NotInferredError(reason, graph.maker(value))
     if experts is None:
         raise NotInferredError("the feed-forward network does not end in a linear layer", graph.maker(branch))
     return experts if shared is None else _beside(graph, experts, shared, gate)

@@ -14,7 +14,16 @@ from normscope.models.infer_heads import Heads
 from normscope.models.infer_layers import Layer, layers_of, stream_of, swapped_axes
 from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
 from normscope.models.infer_scores import planes_of
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, GateLayout, Stack, is_measured
+from normscope.models.layout import (
+    BlockLayout,
+    Columns,
+    FeedForwardLayout,
+    GateLayout,
+    HeadNorms,
+    Rotation,
+    Stack,
+    is_measured,
+)
 from normscope.models.trace import Operation, Trace, Value
 
 
@@ -59,6 +68,7 @@ class _Stack:
             end=end,
             swapped=swapped_axes(self._graph, self._layers, read_at_end),
             changes_stream=self._changes_stream(),
+            width=self._one("width of the block", lambda layer: layer.block.output.gives.shape[-1]),
             columns=self._columns(),
             gate=self._one("gate", self._gate),
             norm_position=position,
@@ -78,7 +88,8 @@ class _Stack:
             unknown_network=self._unknown_network(),
             **parts,
             **self._counts(),
-            **self._positions(),
+            rotation=self._rotation(),
+            scales=self._scales(),
         )
 
     def _parts(self) -> dict[str, Any]:
@@ -94,28 +105,41 @@ class _Stack:
             "value_bias": self._bias("b_V", lambda block: block.value),
             "norm": self._maybe("norm of the block", lambda block: block.norm),
             "attention_norm": self._maybe("norm before attention", lambda block: block.attention_norm),
-            "key_norm": self._maybe("norm of the keys", lambda block: _norm(block.scores.key)),
-            "query_norm": self._maybe("norm of the queries", lambda block: _norm(block.scores.query)),
-            "key_norm_by_head": self._one(
-                "norm of the keys", lambda layer: getattr(layer.block.scores.key, "norm_by_head", False)
-            ),
-            "norms_turned": self._one(
-                "place of the norm of the keys", lambda layer: getattr(layer.block.scores.key, "norm_turned", False)
-            ),
+            "head_norms": self._head_norms(),
             "residual_scales": self._of_every_layer(lambda block: block.stream.scale),
         }
 
-    def _positions(self) -> dict[str, Any]:
-        """How positions change queries and keys, and the factor on their product."""
+    def _head_norms(self) -> HeadNorms | None:
+        """The norms of queries and keys, which only some layers may have."""
+
+        def path(layer: Layer, what: str, heads: Heads | None) -> str | None:
+            return None if heads is None or heads.norm is None else self._places.of(layer, heads.norm.path, what)
+
+        def of(layer: Layer) -> HeadNorms | None:
+            query, key = layer.block.scores.query, layer.block.scores.key
+            paths = path(layer, "norm of the keys", key), path(layer, "norm of the queries", query)
+            if paths == (None, None):
+                return None
+            by_head, turned = (False, False) if key is None else (key.norm_by_head, key.norm_turned)
+            return HeadNorms(*paths, by_head, turned, frozenset())
+
+        found = {layer.number: norms for layer in self._layers if (norms := of(layer)) is not None}
+        kinds = {*found.values()}
+        if len(kinds) > 1:
+            raise NotInferredError("layers differ in the norms of queries and keys")
+        return kinds.pop()._replace(layers=frozenset(found)) if kinds else None
+
+    def _rotation(self) -> Rotation | None:
+        """The planes in which positions turn queries and keys, and the layers in which they do."""
         scores = {layer.number: layer.block.scores for layer in self._layers}
         rotating = [number for number, each in scores.items() if each.rotates]
-        scales = self._of_every_layer(lambda block: block.scores.scale)
         query = scores[rotating[0]].query if rotating else None
-        return {
-            "rotates": frozenset(rotating),
-            "planes": None if query is None else planes_of(self._graph, query),
-            "scales": None if None in scales else scales,
-        }
+        return None if query is None else Rotation(planes_of(self._graph, query), frozenset(rotating))
+
+    def _scales(self) -> tuple[float, ...] | None:
+        """The factors on q·k."""
+        scales = self._of_every_layer(lambda block: block.scores.scale)
+        return None if None in scales else scales
 
     def _of_every_layer(self, of: Callable[[InferredBlock], float | None]) -> tuple[Any, ...]:
         """A factor in every layer; 1 where there is no block."""
@@ -417,10 +441,6 @@ class _Stack:
 def _heads(found: Heads | NotInferredError | None) -> Heads:
     assert isinstance(found, Heads)
     return found
-
-
-def _norm(heads: Heads | None) -> Norm | None:
-    return None if heads is None else heads.norm
 
 
 _START: dict[str, Literal["token", "last"]] = {"mbart": "last"}

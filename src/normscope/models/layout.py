@@ -69,6 +69,29 @@ class GateLayout(NamedTuple):
         return GATES[self.function](self.columns.take(output)).transpose(1, 2)
 
 
+class HeadNorms(NamedTuple):
+    """The norms of queries and keys."""
+
+    key: str | None
+    """The norm of the keys, of each head or of all heads together, a path in the layer."""
+    query: str | None
+    """The norm of the queries, likewise."""
+    by_head: bool
+    """Whether that of the keys reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
+    turned: bool
+    """Whether the two come after the rotation, not before it."""
+    layers: frozenset[int]
+    """The layers that have them."""
+
+
+class Rotation(NamedTuple):
+    """How positions turn queries and keys."""
+
+    planes: Planes
+    layers: frozenset[int]
+    """The layers in which they do."""
+
+
 BESIDE = ", "
 """Separates the paths of linear layers that together stand for one, as when every head has its own."""
 
@@ -146,6 +169,8 @@ class BlockLayout:
     """Number of heads of queries."""
     key_heads: int
     """Number of heads of keys and values."""
+    width: int
+    """Number of dimensions of what the residual connection carries."""
     without: frozenset[int] = frozenset()
     """Layers without softmax attention, as in hybrids. They have hidden vectors but no block."""
     stack: Stack | None = None
@@ -174,18 +199,10 @@ class BlockLayout:
     """b_Q, if it is a separate parameter."""
     value_bias: str | None = None
     """b_V, if it is a separate parameter."""
-    key_norm: str | None = None
-    """The norm of the keys, of each head or of all heads together."""
-    key_norm_by_head: bool = False
-    """Whether that norm reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
-    query_norm: str | None = None
-    """The norm of the queries, likewise."""
-    norms_turned: bool = False
-    """Whether these two norms come after the rotation, not before it."""
-    planes: Planes | None = None
-    """The planes in which attention turns queries and keys; None if it does not."""
-    rotates: frozenset[int] = frozenset()
-    """The layers that do."""
+    head_norms: HeadNorms | None = None
+    """The norms of queries and keys; None if no layer has any."""
+    rotation: Rotation | None = None
+    """How attention turns queries and keys; None if no layer does."""
     residual_scales: tuple[float, ...] = ()
     """For every layer, a factor on what attention and the feed-forward network add to the residual connection."""
     scales: tuple[float, ...] | None = None
@@ -247,7 +264,9 @@ class BlockLayout:
         return [self._bind_layer(parts) for parts in self.parts(model) if parts.number not in self.without]
 
     def _bind_layer(self, find: "LayerParts") -> "BlockModules":
-        whole = find.whole
+        whole, heads = find.whole, self.head_norms
+        if heads is not None and find.number not in heads.layers:
+            heads = None
         return BlockModules(
             layer=find.number,
             whole=whole,
@@ -263,14 +282,18 @@ class BlockLayout:
             norm=find.norm("norm of the block", self.norm),
             attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
             sum_consumer=find.module("reader of the sum", self.sum_consumer) if self.sum_consumer else None,
-            key_norm=find.norm("norm of the keys", self.key_norm),
-            query_norm=find.norm("norm of the queries", self.query_norm),
+            key_norm=None if heads is None else find.norm("norm of the keys", heads.key),
+            query_norm=None if heads is None else find.norm("norm of the queries", heads.query),
             output_norm=find.norm("norm of its output", self.output_norm),
             query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
             value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
             residual_scale=self.residual_scales[find.number - 1],
             layout=self,
         )
+
+    def normalisation(self, norm: Any, device: torch.device) -> Normalisation:
+        """The weights of one of the model's norms, which runs on this device."""
+        return normalisation(norm, (self.width, device), unit_offset=self.unit_offset)
 
     def by_text(self, vectors: Tensor, point: "Point" = "stream") -> Tensor:
         """Vectors with axes (text, token, dimension). Applying it twice restores the original order."""
@@ -432,8 +455,8 @@ class LayerParts(NamedTuple):
             return None
         found = self.module(part, path)
         known = any(hasattr(each, "weight") or hasattr(each, "normalized_shape") for each in found.modules())
-        by_head = {parameter.ndim for parameter in found.parameters()} == {1}
-        if not (known or by_head or (identity and isinstance(found, nn.Identity))):
+        vectors = {parameter.ndim for parameter in found.parameters()} <= {1}  # Llama 4 and NanoChat have none
+        if not (known or vectors or identity) or (isinstance(found, nn.Identity) and not identity):
             raise self._wrong(part, path, "a norm", found)
         return found
 
@@ -502,7 +525,8 @@ class BlockModules:
     @property
     def rotates(self) -> bool:
         """Whether this layer rotates its queries and keys."""
-        return self.layer in self.layout.rotates
+        rotation = self.layout.rotation
+        return rotation is not None and self.layer in rotation.layers
 
     def parameters(self, heads: int, key_heads: int) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated.
@@ -525,39 +549,41 @@ class BlockModules:
         of_query, of_key, of_value = layout.columns or (None, None, None)
         repeats = heads // key_heads
         output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
+        of_head = len(output_weight) // heads, output_weight.device
         return BlockParameters(
             query=_by_head(self.query, heads, of_query, self.query_bias),
             key=_by_head(self.key, key_heads, of_key, repeats=repeats),
             value=_by_head(self.value, key_heads, of_value, self.value_bias, repeats),
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
-            normalisation=None if self.norm is None else normalisation(self.norm, unit_offset=layout.unit_offset),
-            input_normalisation=self._input_normalisation(),
+            normalisation=None if self.norm is None else layout.normalisation(self.norm, output_weight.device),
+            input_normalisation=self._input_normalisation(output_weight.device),
             norm_position=layout.norm_position,
-            key_normalisation=self._normalisation_of_heads(self.key_norm),
-            query_normalisation=self._normalisation_of_heads(self.query_norm),
+            key_normalisation=self._normalisation_of_heads(self.key_norm, of_head),
+            query_normalisation=self._normalisation_of_heads(self.query_norm, of_head),
         )
 
-    def _input_normalisation(self) -> Normalisation | None:
+    def _input_normalisation(self, device: torch.device) -> Normalisation | None:
         # ModernBERT's first layer reads what the norm of the embedding has made, through an identity.
         if self.attention_norm is None or isinstance(self.attention_norm, nn.Identity):
             return None
-        return normalisation(self.attention_norm, unit_offset=self.layout.unit_offset)
+        return self.layout.normalisation(self.attention_norm, device)
 
-    def _normalisation_of_heads(self, module: Any) -> Normalisation | None:
+    def _normalisation_of_heads(self, module: Any, of_head: tuple[int, torch.device]) -> Normalisation | None:
         if module is None:
             return None
         if next(module.children(), None) is None:
-            return normalisation(module, unit_offset=self.layout.unit_offset)
-        norms = [normalisation(part) for part in module.norms]  # StableLM has a module for each head
+            return normalisation(module, of_head, unit_offset=self.layout.unit_offset)
+        norms = [normalisation(part, of_head) for part in module.norms]  # StableLM has a module for each head
         return norms[0]._replace(weight=torch.stack([norm.weight for norm in norms]))
 
 
-def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
-    """The weights of a norm, in float32 or better. Whether it centres is what it does to a probe.
+def normalisation(norm: Any, of: tuple[int, torch.device], *, unit_offset: bool = False) -> Normalisation:
+    """The weights of a norm, in float32 or better. Whether it centres, and divides, is what it does to probes.
 
     Args:
         norm: The module. γ is 1 if it has no weight.
+        of: The number of dimensions of what it reads, and where, if it has no weights.
         unit_offset: Whether it stores γ − 1.
     """
     with weights_present(norm):
@@ -568,15 +594,16 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
     stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
     if weight is None:
         # A norm without parameters may be a function that a module applies.
-        norm = next(each for each in norm.modules() if hasattr(each, "normalized_shape"))
-        size = math.prod(norm.normalized_shape)
-        device = next((tensor.device for tensor in (bias, *norm.buffers()) if tensor is not None), None)
+        norm = next((each for each in norm.modules() if hasattr(each, "normalized_shape")), norm)
+        size, device = of
+        size = math.prod(getattr(norm, "normalized_shape", (size,)))
         weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
     weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
     epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
     if epsilon is None:  # torch's RMSNorm
         epsilon = torch.finfo(stored).eps
-    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight, stored))
+    centres, divides = _does(norm, weight, stored)
+    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, centres, divides=divides)
 
 
 _EPSILON = 1e-5
@@ -605,9 +632,13 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
     def applied(scale: float) -> Tensor:
         return norm((scale * signs)[None, None])[0, 0].double()
 
+    centres, divides = _does(norm, like, like.dtype)
     with torch.no_grad():
         # A zero input gives β; large inputs with mean zero then give γ.
         bias = applied(0.0)
+        if not divides:
+            weight = (applied(1.0) - bias) / signs.double()
+            return Normalisation(weight.to(like.dtype), bias.to(like.dtype), 0.0, centres, divides=False)
         unit = signs.double().square().mean().sqrt()
         weight = (applied(1e6) - bias) * unit / signs.double()
         # Small inputs show ε, and whether it is added under the root.
@@ -624,7 +655,7 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
         weight,
         full_precision(shift) if bool(shift.any()) else None,
         float(f"{epsilon:.5e}"),
-        _centres(norm, weight, like.dtype),
+        centres,
         adds_outside=is_outside,
     )
 
@@ -638,20 +669,27 @@ _SMALL = (1e-4, 1e-3)
 """Scales of the vectors that show ε."""
 
 
-_centring: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Results of `_centres`, which waits for the device: weights that are not kept are read again in every pass."""
+_done: WeakKeyDictionary[nn.Module, tuple[bool, bool]] = WeakKeyDictionary()
+"""Results of `_does`, which waits for the device: weights that are not kept are read again in every pass."""
 
 
-def _centres(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a norm subtracts the mean: then a vector and the same with a number added to every dimension have one norm."""
-    if norm in _centring:
-        return _centring[norm]
-    probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
-    with torch.inference_mode():
-        one, other = (norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2))
-    # Without centring the two differ by far more than any rounding.
-    _centring[norm] = bool((one - other).norm() < 0.1 * one.norm())
-    return _centring[norm]
+def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Whether a norm subtracts the mean, and whether it divides by the deviation.
+
+    If it centres, a vector and the same with a number added to every dimension have one norm; if it divides, a vector and its
+    double have.
+    """
+    if norm not in _done:
+        probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
+        with torch.inference_mode():
+            one, shifted, double, zero = (
+                norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2, 2 * probe, 0 * probe)
+            )
+        bias = zero.nan_to_num()  # without ε, the norm of zero is not defined
+        # Otherwise the two differ by far more than any rounding.
+        centres = bool((one - shifted).norm() < 0.1 * one.norm())
+        _done[norm] = centres, not bool((double - one).norm() > 0.5 * (one - bias).norm())
+    return _done[norm]
 
 
 def embeddings_of(model: Any) -> nn.Embedding:

@@ -36,9 +36,10 @@ from normscope.models.forward_pass import (
 )
 from normscope.models.identities import bound_of
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.layout import BlockLayout
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
+from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
 from normscope.models.sum_check import SumCheck
 from normscope.rounding import counted
@@ -97,7 +98,10 @@ class Observer:
             networks={network.layer: network for network in networks if network.layer in wanted},
             parameters=BlockWeights(modules, (layout.heads, layout.key_heads), keep=takes_no_copy(model)),
         )
-        self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
+        self.hidden_norms = {
+            layer: layout.normalisation(norm, execution_device(model))
+            for layer, norm in layout.hidden_norms(model).items()
+        }
         """Weights of the norms that output hidden vectors, by layer from 0."""
         name = model.config.name_or_path or type(model).__name__
         self.check = SumCheck(name, bound_of(model, layout))

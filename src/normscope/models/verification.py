@@ -42,7 +42,7 @@ from normscope.models.identities import (
     rest_of_layer,
     stream_differences,
 )
-from normscope.models.layout import BlockLayout, BlockModules, embeddings_of, normalisation
+from normscope.models.layout import BlockLayout, BlockModules, embeddings_of
 from normscope.models.layouts import layout_of
 from normscope.models.observer import Observer
 from normscope.models.score_terms import ScoreTerms, score_terms
@@ -246,7 +246,7 @@ class _Proof:
             self._compare_norm("norm of the hidden vectors", layer, module, observer.hidden_norms[layer])
         if layout.final_norm is not None:
             final = attrgetter(layout.final_norm)(model)
-            norm = normalisation(final, unit_offset=layout.unit_offset)
+            norm = layout.normalisation(final, execution_device(model))
             self._compare_norm("final norm", len(layout.layers), final, norm)
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
