@@ -55,7 +55,12 @@ OWN: dict[str, dict[str, Any]] = {
         "token_dropout": False,
     },
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
-    "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16},
+    "mobilebert": {
+        "true_hidden_size": 16,
+        "intra_bottleneck_size": 16,
+        "embedding_size": 16,
+        "num_feedforward_networks": 2,
+    },
     "squeezebert": {"embedding_size": 32, "q_groups": 2, "intermediate_groups": 2},
     "ctrl": {"n_embd": 32},
     "llama4_text": _HYBRID | {"no_rope_layers": [1, 0, 1, 0], "moe_layers": [3], "intermediate_size_mlp": 40},

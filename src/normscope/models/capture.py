@@ -50,9 +50,12 @@ class LayerCapture:
         Raises:
             InputError: If a part is missing, or the number of heads is not that of the weights.
         """
-        inputs, attention_inputs, output = (
-            full_precision(self._captured(part)) for part in ("inputs", "attention_inputs", "attention_output")
-        )
+        inputs, output = (full_precision(self._captured(part)) for part in ("inputs", "attention_output"))
+        if self.modules.reads_attention_inputs is None:
+            norm = parameters.input_normalisation
+            attention_inputs = inputs if norm is None else norm.normalised(inputs)
+        else:
+            attention_inputs = full_precision(self._captured("attention_inputs"))
         if self.modules.residual_scale != 1:
             output = output * self.modules.residual_scale
         key_map = functools.cache(functools.partial(self._key_map, parameters, attention_inputs))

@@ -241,6 +241,8 @@ def rest_of_layer(
             its residual connection carries.
     """
     output, tokens = block.composition.block_output, block.token_mask
+    if modules.layout.inner:
+        return Difference(block.layer, "layer output", 0.0)  # more follows, which nothing describes
     if crossing is not None:
         carried = residual_input(crossing, record)
         return Difference(block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens))
@@ -387,6 +389,8 @@ def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:
     Raises:
         NotObservableError: If the untouched model does not run the module that reads it.
     """
+    if modules.bottleneck is not None:
+        return _by_token(_call(modules.layer, record.calls, modules.bottleneck, "bottleneck").output, record)
     if modules.residual is modules.whole:
         return record.inputs
     inputs = _call(modules.layer, record.calls, modules.residual, "residual connection").inputs

@@ -5,7 +5,7 @@ No rule matches names or numbers: every rule follows the graph. `verification` t
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from normscope.maths.composition import NormPosition
@@ -188,9 +188,27 @@ class Residual(NamedTuple):
 def residual_sum(graph: Graph, output: Projection, past: frozenset[Value]) -> Residual:
     """Walk from W_O through movements, factors and norms to the addition of the term from which the queries are computed.
 
+    In a bottleneck, that term is a linear map of a vector from which they are computed.
+
     Args:
         past: All values from which the queries are computed.
     """
+    try:
+        return _sum_with(graph, output, past.__contains__)
+    except NotInferredError as error:
+        try:
+            return _sum_with(graph, output, lambda value: _before_bottleneck(graph, value) in past)
+        except NotInferredError:
+            raise error from None
+
+
+def _before_bottleneck(graph: Graph, value: Value) -> Value | None:
+    """What the linear layer reads that makes a value, possibly followed by norms; None if no linear layer makes it."""
+    node = graph.maker(graph.chain(value, lambda node: is_movement(node) or isinstance(node, Norm))[0])
+    return graph.same(node.reads) if isinstance(node, Projection) else None
+
+
+def _sum_with(graph: Graph, output: Projection, is_residual: Callable[[Value], bool]) -> Residual:
     value, norm, scale, beside = output.gives, None, 1.0, tuple[Value, ...]()
     while True:
         readers = list(graph.forward(value, is_movement))
@@ -205,7 +223,7 @@ def residual_sum(graph: Graph, output: Projection, past: frozenset[Value]) -> Re
             scale, (value,) = scale * factor, graph.results(node)
         elif is_sum(node):
             (other,) = [each for each in graph.operands(node) if each is not read]
-            if graph.same(other) in past:
+            if is_residual(graph.same(other)):
                 return Residual(other, node.outputs[0], norm, scale, beside)
             value, beside = node.outputs[0], (*beside, other)
         else:
@@ -240,7 +258,8 @@ def _values_of(graph: Graph, values: Sequence[Value]) -> Heads | NotInferredErro
 def attention_input(
     graph: Graph, value: Heads | NotInferredError, values: Value, carried: Value
 ) -> tuple[Value, Norm | None]:
-    """What self-attention reads, and the norm that makes it; no norm if it reads the residual itself.
+    """What self-attention reads, and the norm that makes it; no norm if it reads the residual itself, or another map of the
+    vector from which a bottleneck makes the residual.
 
     Args:
         value: W_V, if a linear layer alone makes the values.
@@ -251,6 +270,7 @@ def attention_input(
         NotInferredError: If self-attention reads neither the residual nor its norm.
     """
     residual = graph.same(carried)
+    past = graph.ancestors(values)
     node: Node | None = None
     if isinstance(value, Heads):
         read = graph.same(value.projection.reads)
@@ -259,7 +279,8 @@ def attention_input(
             return residual, None
         if isinstance(node, Norm) and graph.same(node.reads) is residual:
             return read, node
-    past = graph.ancestors(values)
+    if residual not in past and _before_bottleneck(graph, residual) in past:
+        return residual, None
     norms = [norm for norm in graph.norms if graph.same(norm.reads) is residual and norm.gives in past]
     if len(norms) == 1:
         return norms[0].gives, norms[0]

@@ -1,5 +1,6 @@
 """Infers the layout of a model from its recorded pass: where every layer keeps its parts."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement
+from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
-from normscope.models.infer_layers import Layer, layers_of, stream_of, swapped_axes
+from normscope.models.infer_layers import Layer, holds_more, layers_of, stream_of, swapped_axes
 from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
 from normscope.models.infer_scores import planes_of
 from normscope.models.layout import (
@@ -47,7 +48,9 @@ class _Stack:
 
     def __init__(self, graph: Graph, blocks: Sequence[InferredBlock], model_type: str, stack: Stack | None) -> None:
         self._graph, self._model_type, self._kind = graph, model_type, stack
-        self._calls, self._layers, self._places = layers_of(graph, blocks, stack)
+        self._calls, layers, self._places = layers_of(graph, blocks, stack)
+        self._inner = stack != "decoder" and any(holds_more(graph, layer) for layer in layers)
+        self._layers = [self._without_network(layer) for layer in layers] if self._inner else layers
 
     def layout(self) -> BlockLayout:
         """The layout, if all layers have the same structure."""
@@ -68,11 +71,13 @@ class _Stack:
             end=end,
             swapped=swapped_axes(self._graph, self._layers, read_at_end),
             changes_stream=self._changes_stream(),
-            width=self._one("width of the block", lambda layer: layer.block.output.gives.shape[-1]),
+            width=self._width(),
             columns=self._columns(),
             gate=self._one("gate", self._gate),
             norm_position=position,
             residual=self._residual(),
+            bottleneck=self._bottleneck(),
+            inner=self._inner,
             sum_consumer=self._reader_of_sum() if position == "pre" else None,
             final_norm=final,
             embedding_norm=self._embedding_norm(),
@@ -90,6 +95,18 @@ class _Stack:
             **self._counts(),
             rotation=self._rotation(),
             scales=self._scales(),
+        )
+
+    def _without_network(self, layer: Layer) -> Layer:
+        block = layer.block
+        if self._maker(layer, self._graph.same(block.stream.carried)) is None:
+            reason = NotInferredError("more than one feed-forward network follows its attention block")
+            return layer._replace(block=dataclasses.replace(block, network=reason))
+        # Weights by dimension of a bottleneck say nothing about dimensions of the stream.
+        reason = NotInferredError("its attention block lies inside a bottleneck")
+        scores = block.scores._replace(query=None, key=None, rotates=False)
+        return layer._replace(
+            block=dataclasses.replace(block, network=reason, scores=scores, value=reason, reader=None)
         )
 
     def _parts(self) -> dict[str, Any]:
@@ -196,16 +213,13 @@ class _Stack:
         return self._path(what, lambda block: _heads(of(block)).path) if kinds == {True} else None
 
     def _reader_of_input(self) -> str | None:
-        """The module that reads what attention reads, if W_K does not."""
-        if all(layer.block.scores.key is not None for layer in self._layers):
+        """The module that reads what attention reads, if W_K does not; None if no linear layer does."""
+        readers = [layer.block.reader for layer in self._layers]
+        if all(layer.block.scores.key is not None for layer in self._layers) or None in readers:
             return None
-
-        def path(block: InferredBlock) -> str:
-            if block.reader is None:
-                raise NotInferredError("no linear layer reads what attention reads")
-            return block.reader.path
-
-        return self._path("reader of the input of attention", path)
+        return self._path(
+            "reader of the input of attention", lambda block: "" if block.reader is None else block.reader.path
+        )
 
     def _bias(self, what: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> str | None:
         counts = {len(found.biases) for layer in self._layers if isinstance(found := of(layer.block), Heads)}
@@ -255,12 +269,34 @@ class _Stack:
 
         def of(layer: Layer) -> str | None:
             carried = self._graph.same(layer.block.stream.carried)
-            if any(self._graph.same(value) is carried for value in layer.call.inputs[:1]):
+            read = any(self._graph.same(value) is carried for value in layer.call.inputs[:1])
+            if read or self._maker(layer, carried) is not None:
                 return None
             return self._reader(layer, carried, "what the residual connection carries")
 
         path: str | None = self._one("residual connection", of)
         return path
+
+    def _width(self) -> int:
+        if self._inner:
+            return self._calls[0].inputs[0].shape[-1]
+        return int(self._one("width of the stream", lambda layer: layer.block.output.gives.shape[-1]))
+
+    def _bottleneck(self) -> str | None:
+        """The module of a layer that returns what the residual connection carries, if that is no vector of the stream."""
+        path: str | None = None
+        if self._inner:
+            path = self._one(
+                "bottleneck", lambda layer: self._maker(layer, self._graph.same(layer.block.stream.carried))
+            )
+        return path
+
+    def _maker(self, layer: Layer, value: Value) -> str | None:
+        """The linear layer of a layer, or the norm after it, that makes a value from the layer's input; None if none does."""
+        made = self._graph.maker(value)
+        if not self._inner or not isinstance(made, Atom) or not layer.runs(made.call):
+            return None
+        return self._places.of(layer, made.path, "bottleneck")
 
     def _reader_of_sum(self) -> str:
         what = "the sum of attention output and residual"
@@ -316,7 +352,7 @@ class _Stack:
     def _embedding_norm(self) -> str | None:
         first = self._layers[0]
         # In a decoder, self-attention comes before cross-attention, whose residual is not the layer's input.
-        first_has_block = first.number == 1 and self._kind != "cross"
+        first_has_block = first.number == 1 and self._kind != "cross" and not self._inner
         read = first.block.stream.carried if first_has_block else self._calls[0].inputs[0]
         made = self._graph.maker(stream_of(self._graph, read))
         return made.path if isinstance(made, Norm) else None

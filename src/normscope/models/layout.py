@@ -170,7 +170,7 @@ class BlockLayout:
     key_heads: int
     """Number of heads of keys and values."""
     width: int
-    """Number of dimensions of what the residual connection carries."""
+    """Number of dimensions of hidden vectors."""
     without: frozenset[int] = frozenset()
     """Layers without softmax attention, as in hybrids. They have hidden vectors but no block."""
     stack: Stack | None = None
@@ -179,6 +179,11 @@ class BlockLayout:
     """What the decoder reads before the target: the start token, or the target's last token (mBART)."""
     residual: str | None = None
     """The module whose input the residual connection carries; None if that is the layer's input."""
+    bottleneck: str | None = None
+    """The module that returns what the residual connection carries, if that is no vector of the stream (MobileBERT)."""
+    inner: bool = False
+    """Whether a layer returns more than the block's output and what one network adds to it. Then nothing relates blocks to
+    the stream, and blocks alone can be observed."""
     norm: str | None = None
     """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
     attention_norm: str | None = None
@@ -192,7 +197,7 @@ class BlockLayout:
     """Where the heads of queries, keys and values are among the outputs of their linear layers, if these share a layer or
     hold the heads in another order. None if each layer has its own heads alone, one after the other."""
     reader: str | None = None
-    """A module that reads what attention reads, if W_K does not."""
+    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
     gate: GateLayout | None = None
     """The gate on the outputs of the heads; None without one."""
     query_bias: str | None = None
@@ -279,6 +284,7 @@ class BlockLayout:
             output=find.projection("W_O", self.output),
             gate=None if self.gate is None else find.projection("gate", self.gate.projection),
             residual=whole if self.residual is None else find.module("residual connection", self.residual),
+            bottleneck=None if self.bottleneck is None else find.module("bottleneck", self.bottleneck),
             norm=find.norm("norm of the block", self.norm),
             attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
             sum_consumer=find.module("reader of the sum", self.sum_consumer) if self.sum_consumer else None,
@@ -292,7 +298,7 @@ class BlockLayout:
         )
 
     def normalisation(self, norm: Any, device: torch.device) -> Normalisation:
-        """The weights of one of the model's norms, which runs on this device."""
+        """The weights of a norm of hidden vectors, which runs on this device."""
         return normalisation(norm, (self.width, device), unit_offset=self.unit_offset)
 
     def by_text(self, vectors: Tensor, point: "Point" = "stream") -> Tensor:
@@ -481,12 +487,13 @@ class BlockModules:
     key: nn.Module | None
     value: nn.Module | None
     reader: nn.Module | None
-    """A module that reads what attention reads, if W_K does not."""
+    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
     output: nn.Module
     gate: nn.Module | None
     """The linear layer of the gate on the outputs of the heads."""
     residual: nn.Module
-    """The module whose input the residual connection carries."""
+    """The module whose input the residual connection carries, unless `bottleneck` makes that."""
+    bottleneck: nn.Module | None
     norm: nn.Module | None
     attention_norm: nn.Module | None
     sum_consumer: nn.Module | None
@@ -506,10 +513,9 @@ class BlockModules:
         return len(self.query.layers) if isinstance(self.query, SideBySide) else 1
 
     @property
-    def reads_attention_inputs(self) -> nn.Module:
-        """A module whose input is that of attention."""
+    def reads_attention_inputs(self) -> nn.Module | None:
+        """A module whose input is that of attention; None if no linear layer reads it."""
         module = self.key or self.reader
-        assert module is not None
         return module.layers[0] if isinstance(module, SideBySide) else module
 
     @property
@@ -549,14 +555,18 @@ class BlockModules:
         of_query, of_key, of_value = layout.columns or (None, None, None)
         repeats = heads // key_heads
         output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
-        of_head = len(output_weight) // heads, output_weight.device
+        of_head, of_model = (
+            (size, output_weight.device) for size in (len(output_weight) // heads, output_weight.shape[1])
+        )
         return BlockParameters(
             query=_by_head(self.query, heads, of_query, self.query_bias),
             key=_by_head(self.key, key_heads, of_key, repeats=repeats),
             value=_by_head(self.value, key_heads, of_value, self.value_bias, repeats),
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
-            normalisation=None if self.norm is None else layout.normalisation(self.norm, output_weight.device),
+            normalisation=None
+            if self.norm is None
+            else normalisation(self.norm, of_model, unit_offset=layout.unit_offset),
             input_normalisation=self._input_normalisation(output_weight.device),
             norm_position=layout.norm_position,
             key_normalisation=self._normalisation_of_heads(self.key_norm, of_head),
@@ -687,8 +697,8 @@ def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bo
             )
         bias = zero.nan_to_num()  # without ε, the norm of zero is not defined
         # Otherwise the two differ by far more than any rounding.
-        centres = bool((one - shifted).norm() < 0.1 * one.norm())
-        _done[norm] = centres, not bool((double - one).norm() > 0.5 * (one - bias).norm())
+        size = (one - bias).norm()
+        _done[norm] = bool((one - shifted).norm() < 0.1 * size), not bool((double - one).norm() > 0.5 * size)
     return _done[norm]
 
 

@@ -149,13 +149,16 @@ class Observer:
         )
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
-            if modules.residual is not modules.whole:
+            if modules.bottleneck is not None:
+                yield modules.bottleneck.register_forward_hook(_Event(self, ForwardPass.take_bottleneck))
+            elif modules.residual is not modules.whole:
                 yield modules.residual.register_forward_pre_hook(
                     _Event(self, ForwardPass.take_residual), with_kwargs=True
                 )
-            yield modules.reads_attention_inputs.register_forward_pre_hook(
-                _Event(self, ForwardPass.take_attention_inputs)
-            )
+            if modules.reads_attention_inputs is not None:
+                yield modules.reads_attention_inputs.register_forward_pre_hook(
+                    _Event(self, ForwardPass.take_attention_inputs)
+                )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
             if modules.gate is not None:
                 yield modules.gate.register_forward_hook(_Event(self, ForwardPass.take_gate))
