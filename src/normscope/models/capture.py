@@ -56,8 +56,8 @@ class LayerCapture:
             attention_inputs = inputs if norm is None else norm.normalised(inputs)
         else:
             attention_inputs = full_precision(self._captured("attention_inputs"))
-        if self.modules.residual_scale != 1:
-            output = output * self.modules.residual_scale
+        if isinstance(self.modules.scale, Tensor) or self.modules.scale != 1:
+            output = output * self.modules.scale
         key_map = functools.cache(functools.partial(self._key_map, parameters, attention_inputs))
         if self.own_weights is not None:
             # The module does not expose its queries, keys and values.
@@ -189,11 +189,11 @@ class FeedForwardCapture:
         def by_token(vectors: Tensor) -> Tensor:
             return full_precision(vectors).reshape(*axes, -1)
 
-        scale = self.modules.residual_scale
+        output, scale = by_token(self.output), self.modules.scale
         return FeedForwardBlock(
             layer=self.modules.layer,
             inputs=by_token(self.inputs),
-            output=by_token(self.output) if scale == 1 else by_token(self.output) * scale,
+            output=output * scale if isinstance(scale, Tensor) or scale != 1 else output,
             pre_activations=by_token(u),
             multipliers=None if w is None else by_token(w),
             routing=None,
@@ -223,7 +223,7 @@ class FeedForwardCapture:
         return FeedForwardBlock(
             layer=self.modules.layer,
             inputs=inputs,
-            output=output.reshape(*axes, -1) * self.modules.residual_scale,
+            output=output.reshape(*axes, -1) * self.modules.scale,
             pre_activations=inputs @ parameters.input_weight,
             multipliers=None if weight is None else inputs @ weight,
             routing=routing.reshape(*axes, -1),

@@ -365,7 +365,21 @@ def bias_of(node: Node) -> str | None:
     constants = [value for value in node.reads if not value.tokens]
     if len(constants) != 1:
         return None
-    (value,) = constants
+    return _parameter(constants[0])
+
+
+def scale_of(node: Node) -> str | None:
+    """The name of the parameter by whose elements a node multiplies the last axis, if the node does nothing else."""
+    if not is_one_of(node, "mul") or len(node.reads) != 2 or sum(value.tokens for value in node.reads) != 1:
+        return None
+    (value,) = (value for value in node.reads if not value.tokens)
+    if value.tensor.numel() != node.outputs[0].shape[-1] or value.shape[-1:] != node.outputs[0].shape[-1:]:
+        return None
+    return _parameter(value)
+
+
+def _parameter(value: Value) -> str | None:
+    """The name of the parameter of which a value is a view."""
     while value.source is not None and value.source.name in MOVEMENTS and value.source.reads:
         value = value.source.reads[0]
     return value.name

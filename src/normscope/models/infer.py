@@ -19,6 +19,7 @@ from normscope.models.graph import (
     is_movement,
     is_product,
     is_sum,
+    scale_of,
 )
 from normscope.models.infer_heads import (
     Heads,
@@ -181,6 +182,8 @@ class Residual(NamedTuple):
     """The norm of the attention output."""
     scale: float
     """The factor on the attention output."""
+    scales: str | None
+    """The parameter that holds a factor for each of its dimensions (LayerScale)."""
     beside: tuple[Value, ...]
     """Other branches that are added to the attention output before the residual."""
 
@@ -209,7 +212,7 @@ def _before_bottleneck(graph: Graph, value: Value) -> Value | None:
 
 
 def _sum_with(graph: Graph, output: Projection, is_residual: Callable[[Value], bool]) -> Residual:
-    value, norm, scale, beside = output.gives, None, 1.0, tuple[Value, ...]()
+    value, norm, scale, scales, beside = output.gives, None, 1.0, None, tuple[Value, ...]()
     while True:
         readers = list(graph.forward(value, is_movement))
         if len(readers) != 1:
@@ -221,10 +224,12 @@ def _sum_with(graph: Graph, output: Projection, is_residual: Callable[[Value], b
             norm, value = node, node.gives
         elif factor is not None:
             scale, (value,) = scale * factor, graph.results(node)
+        elif norm is None and scales is None and (scales := scale_of(node)) is not None:
+            (value,) = graph.results(node)
         elif is_sum(node):
             (other,) = [each for each in graph.operands(node) if each is not read]
             if is_residual(graph.same(other)):
-                return Residual(other, node.outputs[0], norm, scale, beside)
+                return Residual(other, node.outputs[0], norm, scale, scales, beside)
             value, beside = node.outputs[0], (*beside, other)
         else:
             raise NotInferredError("the attention output is not added to a residual connection", node)

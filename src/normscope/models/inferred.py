@@ -123,8 +123,19 @@ class _Stack:
             "norm": self._maybe("norm of the block", lambda block: block.norm),
             "attention_norm": self._maybe("norm before attention", lambda block: block.attention_norm),
             "head_norms": self._head_norms(),
+            "scaling": self._scaling(),
             "residual_scales": self._of_every_layer(lambda block: block.stream.scale),
         }
+
+    def _scaling(self) -> str | None:
+        """The parameter by whose elements the attention output is multiplied."""
+
+        def of(layer: Layer) -> str | None:
+            path = layer.block.stream.scales
+            return None if path is None else self._places.of(layer, path, "LayerScale")
+
+        scaling: str | None = self._one("LayerScale", of)
+        return scaling
 
     def _head_norms(self) -> HeadNorms | None:
         """The norms of queries and keys, which only some layers may have."""
@@ -338,6 +349,7 @@ class _Stack:
             added_in_place=network.changed_in_place,
             norm=path(network.norm, "norm of the network"),
             output_norm=path(network.output_norm, "norm of the network's output"),
+            scaling=path(network.scales, "LayerScale of the network"),
         )
 
     def _unknown_network(self) -> str | None:

@@ -125,6 +125,8 @@ class FeedForwardLayout:
     """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
     output_norm: str | None = None
     """The norm of the network's output, inside the residual connection."""
+    scaling: str | None = None
+    """The parameter by whose elements the output of `output` is multiplied (LayerScale)."""
     function: str | None = None
     """The name of g in `ACTIVATIONS`, if it is no attribute of the layer."""
     added_in_place: bool = False
@@ -208,6 +210,8 @@ class BlockLayout:
     """The norms of queries and keys; None if no layer has any."""
     rotation: Rotation | None = None
     """How attention turns queries and keys; None if no layer does."""
+    scaling: str | None = None
+    """The parameter by whose elements the attention output is multiplied (LayerScale); `parameters` has it in W_O and b_O."""
     residual_scales: tuple[float, ...] = ()
     """For every layer, a factor on what attention and the feed-forward network add to the residual connection."""
     scales: tuple[float, ...] | None = None
@@ -269,7 +273,8 @@ class BlockLayout:
         return [self._bind_layer(parts) for parts in self.parts(model) if parts.number not in self.without]
 
     def _bind_layer(self, find: "LayerParts") -> "BlockModules":
-        whole, heads = find.whole, self.head_norms
+        whole, heads, number = find.whole, self.head_norms, self.residual_scales[find.number - 1]
+        later = [form.scaling for form in self.feed_forward if form.scaling is not None]
         if heads is not None and find.number not in heads.layers:
             heads = None
         return BlockModules(
@@ -293,7 +298,8 @@ class BlockLayout:
             output_norm=find.norm("norm of its output", self.output_norm),
             query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
             value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
-            residual_scale=self.residual_scales[find.number - 1],
+            scale=find.scale(number, self.scaling),
+            later_scales=(1.0, number, *(find.scale(number, path) for path in later if find.get(path) is not None)),
             layout=self,
         )
 
@@ -439,6 +445,15 @@ class LayerParts(NamedTuple):
                 f"model: expected the {part} of layer {self.number} at {path} of {kind}, got nothing"
             ) from error
 
+    def scale(self, number: float, path: str | None) -> float | Tensor:
+        """A factor on the output of a linear layer: a number, or its product with a vector of factors, if there is one."""
+        if path is None:
+            return number
+        factors = self.part("LayerScale", path)
+        if not isinstance(factors, Tensor):
+            raise self._wrong("LayerScale", path, "a parameter", factors)
+        return full_precision(factors.detach().flatten()) * number
+
     def module(self, part: str, path: str) -> nn.Module:
         """A module."""
         found = self.part(part, path)
@@ -503,8 +518,10 @@ class BlockModules:
     output_norm: nn.Module | None
     query_bias: Tensor | None
     value_bias: Tensor | None
-    residual_scale: float
-    """Factor on the attention output; `parameters` has it in W_O and b_O."""
+    scale: float | Tensor
+    """Factor on the attention output, possibly one for each dimension; `parameters` has it in W_O and b_O."""
+    later_scales: tuple[float | Tensor, ...]
+    """Factors that may be on what the rest of the layer adds."""
     layout: BlockLayout
 
     @property
@@ -554,7 +571,7 @@ class BlockModules:
         layout = self.layout
         of_query, of_key, of_value = layout.columns or (None, None, None)
         repeats = heads // key_heads
-        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
+        output_weight, output_bias = scaled_projection(self.output, self.scale)
         of_head, of_model = (
             (size, output_weight.device) for size in (len(output_weight) // heads, output_weight.shape[1])
         )
@@ -743,10 +760,11 @@ def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     return full_precision(weight), None if bias is None else full_precision(bias)
 
 
-def scaled_projection(projection: nn.Module, scale: float) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of a projection whose output is multiplied by a number."""
+def scaled_projection(projection: nn.Module, scale: float | Tensor) -> tuple[Tensor, Tensor | None]:
+    """Weight (in, out) and bias of a projection whose output is multiplied by a number, or by a vector."""
     weight, bias = weight_and_bias(projection)
-    return (weight, bias) if scale == 1 else (weight * scale, None if bias is None else bias * scale)
+    unchanged = not isinstance(scale, Tensor) and scale == 1
+    return (weight, bias) if unchanged else (weight * scale, None if bias is None else bias * scale)
 
 
 def _by_head(
