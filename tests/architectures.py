@@ -46,6 +46,16 @@ _LATENT = {
     "num_key_value_heads": 4,
     "first_k_dense_replace": 1,
 }
+_KIMI = _LATENT | {
+    "q_lora_rank": None,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "mlp_layer_types": ["dense", "sparse"] * 2,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "qk_head_dim": 12,
+    "num_experts_per_token": 2,
+    "num_expert_group": 1,
+}
 
 OWN: dict[str, dict[str, Any]] = {
     "esm": {
@@ -89,6 +99,8 @@ OWN: dict[str, dict[str, Any]] = {
     "olmo_hybrid": _HYBRID | _DELTA,
     "qwen3_5_text": _HYBRID | _DELTA,
     "qwen3_next": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},
+    "bailing_hybrid": _HYBRID | _MIXTURE | _KIMI | {"first_k_dense_replace": 1},
+    "kimi_linear": _HYBRID | _MIXTURE | _KIMI,
     "recurrent_gemma": _HYBRID
     | {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64},
     "youtu": _LATENT,

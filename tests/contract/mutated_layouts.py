@@ -10,7 +10,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, HeadNorms, Rotation
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, HeadNorms
 from normscope.models.rotary import Planes
 
 IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
@@ -77,13 +77,10 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
     yield "registry", not layout.registry
     for value in _wrong_columns(layout, model):
         yield "columns", value
-    if layout.rotation is not None:
-        (size, adjacent), layers = layout.rotation
-        yield "rotation", None
-        yield "rotation", Rotation(Planes(size, not adjacent), layers)
-        yield "rotation", Rotation(Planes(size - 2, adjacent), layers)
-        for number in layers:
-            yield "rotation", layout.rotation._replace(layers=layers - {number})
+    for number, (size, adjacent) in layout.rotation.items():
+        yield "rotation", {layer: planes for layer, planes in layout.rotation.items() if layer != number}
+        for wrong in (Planes(size, not adjacent), Planes(size - 2, adjacent)):
+            yield "rotation", dict(layout.rotation) | {number: wrong}
     if not layout.registry:
         assert layout.scales is not None
         yield "scales", (layout.scales[0] * 1.03, *layout.scales[1:])
@@ -107,7 +104,7 @@ def _wrong_head_norms(layout: BlockLayout, layer: nn.Module) -> Iterator[tuple[s
         yield "head_norms", norms._replace(layers=norms.layers - {number})
     if norms.key is not None:
         yield "head_norms", norms._replace(by_head=not norms.by_head)
-        if layout.rotation is not None:
+        if layout.rotation:
             yield "head_norms", norms._replace(turned=not norms.turned)
 
 

@@ -343,4 +343,4 @@ def test_a_block_that_is_never_shown_is_no_proof():
     ):
         observer.run(token_batch(model, (4,)), lambda _block: None)
     with pytest.raises(InputError, match=r"attention of layer 1 cannot be observed: query was not captured"):
-        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotation=None), "llama")
+        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotation={}), "llama")

@@ -23,10 +23,13 @@ from tests.oracles.norms_oracle import NO_SPECTRUM
 from tests.oracles.sinks_oracle import NO_DRAINS
 from tests.tiny import token_batch
 
-HYBRIDS = ["bamba", "qwen3_5_text", "jamba", "lfm2", "olmo_hybrid", "qwen3_next", "recurrent_gemma"]
+HYBRIDS = [
+    *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_next"),
+    "recurrent_gemma",
+]
 """Layers 1 and 3 of 4 have no softmax attention."""
-GATED = ["afmoe", "qwen3_5_text", "lfm3", "qwen3_next"]
-LATENT = ["youtu", "deepseek_v2", "deepseek_v3"]
+GATED = ["afmoe", "bailing_hybrid", "qwen3_5_text", "lfm3", "qwen3_next"]
+LATENT = ["bailing_hybrid", "kimi_linear", "youtu", "deepseek_v2", "deepseek_v3"]
 SOME_LAYERS = ["llama4_text"]
 """Only layers 1 and 3 rotate queries and keys, and have norms of them."""
 BOTTLENECK = ["mobilebert"]
@@ -142,12 +145,59 @@ def test_decompx_through_gates_is_complete():
 def test_only_some_layers_have_norms_of_queries_and_keys():
     model, layout, _, blocks = observed("llama4_text")
     assert layout.head_norms is not None
-    assert layout.head_norms.layers == {1, 3}
+    assert layout.head_norms.layers == {*layout.rotation} == {1, 3}
     assert [block.parameters.key_normalisation is not None for block in blocks] == [True, False, True, False]
     for wrong in ({1, 2, 3}, {1}):
         norms = layout.head_norms._replace(layers=frozenset(wrong))
         with pytest.raises(InputError, match="layer [23]"):
             verify(model, dataclasses.replace(layout, head_norms=norms), "llama4_text")
+
+
+@pytest.mark.parametrize("inputs_by_layer", [0, 8])
+def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
+    """Gemma 4: layers differ in the planes that turn, normalise values, add a third branch, and scale their output."""
+    config = transformers.Gemma4TextConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        per_layer_config={"1": {"head_dim": 16}, "3": {"head_dim": 16}},
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=4,
+        vocab_size_per_layer_input=99,
+        hidden_size_per_layer_input=inputs_by_layer,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for layer in model.layers:
+        layer.layer_scalar.fill_(0.7)
+    layout, inputs = layout_of_model(model.requires_grad_(False)), token_batch(model, (9, 6))
+    assert [layout.rotation[layer].size for layer in range(1, 5)] == [8, 16, 8, 16]
+    assert (layout.value, layout.inner, layout.has_networks) == (None, True, False)
+    assert layout.unknown_network == "layer 1: its output is multiplied by a weight"
+    assert verify(model, layout, "gemma4_text").error < 1e-6
+    given: list[torch.Tensor] = []
+    for layer in model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda _module, _args, output: given.append(output))
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout) as observer:
+        observer.run(inputs, blocks.append)
+    given.clear()
+    with torch.inference_mode():
+        model(**inputs)
+    tokens = inputs["attention_mask"].bool()
+    assert [block.value.shape[-1] for block in blocks] == [8, 16, 8, 16]
+    for block, output in zip(blocks, given, strict=True):
+        torch.testing.assert_close(contributions(block).sum(dim=(1, 3))[tokens], output[tokens], rtol=1e-6, atol=1e-6)
+    wrong = dataclasses.replace(layout, rotation=dict.fromkeys(range(1, 5), layout.rotation[1]))
+    with pytest.raises(InputError, match="layer 2"):
+        verify(model, wrong, "gemma4_text")
 
 
 def with_bottlenecks(**options):

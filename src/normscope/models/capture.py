@@ -108,8 +108,8 @@ class LayerCapture:
             )
 
     def _key_map(self, parameters: BlockParameters, attention_inputs: Tensor) -> KeyMap:
-        norms, turning = self._key_norm(parameters), self.modules.layout.rotation
-        if turning is None or not self.modules.rotates:
+        norms, planes = self._key_norm(parameters), self.modules.planes
+        if planes is None:
             return norms
         before = stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)
         if norms.turns_first:
@@ -119,7 +119,7 @@ class LayerCapture:
             before = norms(before)
             after = full_precision(self._captured("key") if self.own_key is None else self.own_key)
             after = after.reshape(len(before), -1, *after.shape[-2:])
-        rotation = turning.planes.rotation(before, repeat_heads(after, before.shape[1]))
+        rotation = planes.rotation(before, repeat_heads(after, before.shape[1]))
         return norms._replace(cosine=rotation.cosine, sine=rotation.sine, adjacent=rotation.adjacent)
 
     def _unnormed_keys(self) -> Tensor:

@@ -62,7 +62,7 @@ class InferredBlock:
     given: Value
     """The block's output."""
     rounding: Sequence[Node]
-    """The nodes whose rounding affects the block: those from queries and keys to α, and the block's norm."""
+    """The nodes whose rounding affects the block: those from queries and keys to α, the gate, and the block's norm."""
     network: InferredNetwork | NotInferredError
     """The feed-forward network, or why it cannot be read."""
 
@@ -157,7 +157,7 @@ def _block(graph: Graph, heads: Sequence[Operation]) -> InferredBlock:
         norm=norm,
         attention_norm=norm_before,
         given=given,
-        rounding=[*scores.way, *heads, *way, *([] if norm is None else [norm])],
+        rounding=[*scores.way, *heads, *way, *([] if norm is None else [norm]), *([] if gate is None else gate.way)],
         network=network,
     )
 

@@ -10,7 +10,7 @@ from normscope.models.graph import Graph, NotInferredError, Projection, is_one_o
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork, NoNetworkError
 from normscope.models.layout import BESIDE, Point, Stack
-from normscope.models.trace import Call, Trace, Value
+from normscope.models.trace import Call, Operation, Trace, Value
 
 
 class Layer(NamedTuple):
@@ -99,18 +99,20 @@ class Places:
         return found
 
 
-def holds_more(graph: Graph, layer: Layer) -> bool:
-    """Whether a layer returns more than its block's output and what a feed-forward network adds to it, or a norm of that."""
+def more_than_a_network(graph: Graph, layer: Layer) -> str | None:
+    """What else follows the block of a layer, besides one feed-forward network and a norm; None if nothing does."""
     network = layer.block.network
     if not isinstance(network, InferredNetwork):
-        return False
-    value, leaves = stream_of(graph, layer.call.outputs[0]), stream_of(graph, network.leaving)
+        return None
+    value, leaves = graph.same(layer.call.outputs[0]), graph.same(network.leaving)
     while value is not leaves:
         node = graph.maker(value)
         if node is None or len(graph.operands(node)) != 1 or isinstance(node, Projection):
-            return True
-        value = stream_of(graph, graph.operands(node)[0])
-    return False
+            return "more than one feed-forward network follows its attention block"
+        if isinstance(node, Operation) and any(read.name is not None for read in node.reads):
+            return "its output is multiplied by a weight"
+        value = graph.same(graph.operands(node)[0])
+    return None
 
 
 class Layers(NamedTuple):

@@ -44,6 +44,12 @@ class Scores(NamedTuple):
     way: Sequence[Node]
     """The nodes between the projections and the product."""
 
+    @property
+    def angles(self) -> frozenset[Value]:
+        """The tensors that do not depend on tokens by which queries and keys are multiplied."""
+        factors = [node for node in self.way if is_one_of(node, "mul")]
+        return frozenset(value for node in factors for value in node.reads if not value.tokens)
+
     def reading(self, graph: Graph, read: Value) -> "Scores":
         """The same without W_Q or W_K if they read something other than what attention reads."""
         query, key = (
@@ -179,8 +185,8 @@ def _keeps_or_hides(node: Operation) -> bool:
     return len(others) == 1 and (data[0] is None or bool(((data[0] == 0) | (data[0] == 1)).all()))
 
 
-def planes_of(graph: Graph, queries: Heads) -> Planes:
-    """Which dimensions of a head rotate together: those that are mixed between queries and rotated queries.
+def planes_of(graph: Graph, queries: Heads) -> Planes | None:
+    """Which dimensions of a head rotate together: those that are mixed between queries and rotated queries; None if none are.
 
     The operations in between are replayed on unit vectors, with random numbers in place of the angles.
 
@@ -203,6 +209,8 @@ def planes_of(graph: Graph, queries: Heads) -> Planes:
         vectors[..., dimension] = 1
         turned = graph.replay(queries.ends, {queries.begins: vectors}, anything)
         mixed[dimension] = (turned != 0).reshape(-1, size).any(dim=0)
+    if not mixed.triu(1).any():
+        return None  # Llama 4 scales queries by their position
     for planes in (Planes(turning, adjacent) for turning in range(size, 0, -1) for adjacent in (False, True)):
         if planes.size % 2 == 0 and torch.equal(mixed, planes.mixed(size)):
             return planes

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
-from normscope.models.infer_layers import Layer, holds_more, layers_of, stream_of, swapped_axes
+from normscope.models.infer_layers import Layer, layers_of, more_than_a_network, stream_of, swapped_axes
 from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
 from normscope.models.infer_scores import planes_of
 from normscope.models.layout import (
@@ -21,10 +21,10 @@ from normscope.models.layout import (
     FeedForwardLayout,
     GateLayout,
     HeadNorms,
-    Rotation,
     Stack,
     is_measured,
 )
+from normscope.models.rotary import Planes
 from normscope.models.trace import Operation, Trace, Value
 
 
@@ -49,8 +49,14 @@ class _Stack:
     def __init__(self, graph: Graph, blocks: Sequence[InferredBlock], model_type: str, stack: Stack | None) -> None:
         self._graph, self._model_type, self._kind = graph, model_type, stack
         self._calls, layers, self._places = layers_of(graph, blocks, stack)
-        self._inner = stack != "decoder" and any(holds_more(graph, layer) for layer in layers)
-        self._layers = [self._without_network(layer) for layer in layers] if self._inner else layers
+        more = [None if stack == "decoder" else more_than_a_network(graph, layer) for layer in layers]
+        self._inner = any(more)
+        if self._inner:
+            layers = [
+                layer if reason is None else self._without_network(layer, reason)
+                for layer, reason in zip(layers, more, strict=True)
+            ]
+        self._layers = layers
 
     def layout(self) -> BlockLayout:
         """The layout, if all layers have the same structure."""
@@ -97,16 +103,16 @@ class _Stack:
             scales=self._scales(),
         )
 
-    def _without_network(self, layer: Layer) -> Layer:
+    def _without_network(self, layer: Layer, reason: str) -> Layer:
+        """A layer whose network cannot be observed, because more follows its block."""
         block = layer.block
         if self._maker(layer, self._graph.same(block.stream.carried)) is None:
-            reason = NotInferredError("more than one feed-forward network follows its attention block")
-            return layer._replace(block=dataclasses.replace(block, network=reason))
+            return layer._replace(block=dataclasses.replace(block, network=NotInferredError(reason)))
         # Weights by dimension of a bottleneck say nothing about dimensions of the stream.
-        reason = NotInferredError("its attention block lies inside a bottleneck")
+        inside = NotInferredError("its attention block lies inside a bottleneck")
         scores = block.scores._replace(query=None, key=None, rotates=False)
         return layer._replace(
-            block=dataclasses.replace(block, network=reason, scores=scores, value=reason, reader=None)
+            block=dataclasses.replace(block, network=inside, scores=scores, value=inside, reader=None)
         )
 
     def _parts(self) -> dict[str, Any]:
@@ -157,12 +163,21 @@ class _Stack:
             raise NotInferredError("layers differ in the norms of queries and keys")
         return kinds.pop()._replace(layers=frozenset(found)) if kinds else None
 
-    def _rotation(self) -> Rotation | None:
-        """The planes in which positions turn queries and keys, and the layers in which they do."""
-        scores = {layer.number: layer.block.scores for layer in self._layers}
-        rotating = [number for number, each in scores.items() if each.rotates]
-        query = scores[rotating[0]].query if rotating else None
-        return None if query is None else Rotation(planes_of(self._graph, query), frozenset(rotating))
+    def _rotation(self) -> dict[int, Planes]:
+        """The planes in which positions turn queries and keys, in the layers in which they do."""
+        known: dict[object, Planes | None] = {}
+        rotation: dict[int, Planes] = {}
+        for layer in self._layers:
+            scores = layer.block.scores
+            if scores.rotates and scores.query is not None:
+                # Layers that read the same angles have the same planes.
+                angles = (scores.query.columns.shape[1], scores.angles)
+                if angles not in known:
+                    known[angles] = planes_of(self._graph, scores.query)
+                planes = known[angles]
+                if planes is not None:
+                    rotation[layer.number] = planes
+        return rotation
 
     def _scales(self) -> tuple[float, ...] | None:
         """The factors on q·k."""

@@ -84,14 +84,6 @@ class HeadNorms(NamedTuple):
     """The layers that have them."""
 
 
-class Rotation(NamedTuple):
-    """How positions turn queries and keys."""
-
-    planes: Planes
-    layers: frozenset[int]
-    """The layers in which they do."""
-
-
 BESIDE = ", "
 """Separates the paths of linear layers that together stand for one, as when every head has its own."""
 
@@ -208,8 +200,8 @@ class BlockLayout:
     """b_V, if it is a separate parameter."""
     head_norms: HeadNorms | None = None
     """The norms of queries and keys; None if no layer has any."""
-    rotation: Rotation | None = None
-    """How attention turns queries and keys; None if no layer does."""
+    rotation: Mapping[int, Planes] = dataclasses.field(default_factory=dict)
+    """The planes in which attention turns queries and keys, in the layers in which it does."""
     scaling: str | None = None
     """The parameter by whose elements the attention output is multiplied (LayerScale); `parameters` has it in W_O and b_O."""
     residual_scales: tuple[float, ...] = ()
@@ -546,10 +538,9 @@ class BlockModules:
         return scales[self.layer - 1]
 
     @property
-    def rotates(self) -> bool:
-        """Whether this layer rotates its queries and keys."""
-        rotation = self.layout.rotation
-        return rotation is not None and self.layer in rotation.layers
+    def planes(self) -> Planes | None:
+        """The planes in which this layer turns its queries and keys; None if it does not."""
+        return self.layout.rotation.get(self.layer)
 
     def parameters(self, heads: int, key_heads: int) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated.
