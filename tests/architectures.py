@@ -104,6 +104,9 @@ OWN: dict[str, dict[str, Any]] = {
     "recurrent_gemma": _HYBRID
     | {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64},
     "youtu": _LATENT,
+    "minicpm3": _LATENT,
+    "axk1": _LATENT | _MIXTURE,
+    "glm4_moe_lite": _LATENT | _MIXTURE,
 }
 """Further values that some architectures need."""
 
@@ -118,6 +121,9 @@ def tiny_architecture(
         as_observed: Whether convolutions that read one token are linear layers, as in every model that is observed.
     """
     config: Any = CONFIG_MAPPING[model_type]()
+    if not config.is_encoder_decoder:
+        config = config.get_text_config()
+        model_type = config.model_type
     for number, names in SMALL.items():
         for name in names:
             if type(getattr(config, name, None)) is int:

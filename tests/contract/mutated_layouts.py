@@ -85,7 +85,7 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
         assert layout.scales is not None
         yield "scales", (layout.scales[0] * 1.03, *layout.scales[1:])
         yield "scales", None
-    yield "key_heads", 1 if layout.key_heads > 1 else layout.heads
+    yield "key_heads", tuple(1 if heads > 1 else layout.heads for heads in layout.key_heads)
     yield "heads", layout.heads // 2
     yield "residual_scales", (layout.residual_scales[0] * 1.7, *layout.residual_scales[1:])
     yield "unit_offset", not layout.unit_offset
@@ -112,7 +112,7 @@ def _wrong_columns(layout: BlockLayout, model: PreTrainedModel) -> Iterator[obje
     """The heads of another part, or in another order."""
     if layout.columns is None:
         width = model.config.hidden_size // layout.heads
-        numbers = (layout.heads, layout.key_heads, layout.key_heads)
+        numbers = (layout.heads, layout.key_heads[0], layout.key_heads[0])
         yield tuple(Columns(tuple(range(0, heads * width, width))[::-1], width) for heads in numbers)
         return
     query, key, value = layout.columns

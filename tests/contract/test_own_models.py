@@ -423,7 +423,7 @@ def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
     assert (layout.scaling, layout.feed_forward[0].scaling) == (block, network)
     for modules in layout.bind(wrapped.model):
         weight, bias = modules.output.weight.T, modules.output.bias
-        parameters = modules.parameters(layout.heads, layout.key_heads)
+        parameters = modules.parameters()
         torch.testing.assert_close(parameters.output_weight.flatten(0, 1), weight * modules.scale)
         torch.testing.assert_close(parameters.output_bias, bias * modules.scale)
         assert modules.scale.std() > 0.1

@@ -72,9 +72,15 @@ def scores_of(graph: Graph, softmax: Operation) -> Scores:
     query, of_query = _heads(graph, first, head_dim)
     key, of_key = _heads(graph, second, head_dim)
     way = [*of_query, *of_key]
+    if key is not None and key.norm is not None and _shifts(key.norm):
+        key = None  # what the norm adds to a key is no linear map of anything
     linear = query is not None and key is not None
     rotates = linear and any(is_one_of(node, "mul") and _by_position(node) for node in way)
     return Scores(query, key, product, _scale(graph, softmax, product, way), rotates, way)
+
+
+def _shifts(norm: Norm) -> bool:
+    return any(name.rpartition(".")[2] == "bias" for name, _ in norm.call.module.named_parameters())
 
 
 def scores_together(heads: Sequence[Scores]) -> Scores:

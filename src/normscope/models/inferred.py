@@ -220,15 +220,21 @@ class _Stack:
 
     def _counts(self) -> dict[str, Any]:
         """The numbers of heads of queries, and of keys and values."""
-        block = self._layers[0].block
-        weights = block.weights.shape
-        heads = math.prod(weights[:-2]) // self._graph.trace.texts
-        if isinstance(block.value, Heads):
-            heads = max(heads, len(block.value.columns))  # heads may be modules of their own, with weights of their own
-        query, shared = block.scores.query, block.scores.key or block.value
+
+        def of(layer: Layer) -> int:
+            block = layer.block
+            if block.scores.query is not None:
+                return len(block.scores.query.columns)
+            heads = math.prod(block.weights.shape[:-2]) // self._graph.trace.texts
+            # Heads may be modules of their own, with weights of their own.
+            return max(heads, len(block.value.columns)) if isinstance(block.value, Heads) else heads
+
+        heads = self._one("number of heads", of)
+        shared = {layer.number: layer.block.scores.key or layer.block.value for layer in self._layers}
+        counts = {number: len(each.columns) for number, each in shared.items() if isinstance(each, Heads)}
         return {
-            "heads": heads if query is None else len(query.columns),
-            "key_heads": len(shared.columns) if isinstance(shared, Heads) else heads,
+            "heads": heads,
+            "key_heads": tuple(counts.get(number, heads) for number in range(1, len(self._calls) + 1)),
         }
 
     def _linear(self, what: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> str | None:
@@ -387,12 +393,16 @@ class _Stack:
     def _output_norm(self) -> str | None:
         def of(layer: Layer) -> str | None:
             made = self._graph.maker(self._graph.same(layer.call.outputs[0]))
-            if isinstance(made, Norm) and layer.call.holds(made.call):
+            if isinstance(made, Norm) and layer.call.holds(made.call) and self._runs_once(layer, made):
                 return self._places.of(layer, made.path, "norm of the hidden vectors")
             return None
 
         path: str | None = self._one("norm of its output", of)
         return path
+
+    def _runs_once(self, layer: Layer, norm: Norm) -> bool:
+        """Whether a layer runs a norm once. X-MOD's adapters use the norm of the layer's output as well."""
+        return sum(layer.runs(call) and call.module is norm.call.module for call in self._graph.trace.calls) == 1
 
     def _convolution(self) -> str | None:
         """The convolution module beside the first layer, whose output replaces the first layer's as the input of the second.

@@ -161,8 +161,8 @@ class BlockLayout:
     """Where transformers defines the family."""
     heads: int
     """Number of heads of queries."""
-    key_heads: int
-    """Number of heads of keys and values."""
+    key_heads: tuple[int, ...]
+    """Number of heads of keys and values in every layer."""
     width: int
     """Number of dimensions of hidden vectors."""
     without: frozenset[int] = frozenset()
@@ -542,12 +542,13 @@ class BlockModules:
         """The planes in which this layer turns its queries and keys; None if it does not."""
         return self.layout.rotation.get(self.layer)
 
-    def parameters(self, heads: int, key_heads: int) -> BlockParameters:
+    def parameters(self) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated.
 
         Raises:
             InputError: If the weights do not have that many heads.
         """
+        heads, key_heads = self.layout.heads, self.layout.key_heads[self.layer - 1]
         try:
             return self._parameters(heads, key_heads)
         except RuntimeError as error:

@@ -96,7 +96,7 @@ class Observer:
             wanted=wanted,
             hidden=frozenset(hidden),
             networks={network.layer: network for network in networks if network.layer in wanted},
-            parameters=BlockWeights(modules, (layout.heads, layout.key_heads), keep=takes_no_copy(model)),
+            parameters=BlockWeights(modules, keep=takes_no_copy(model)),
         )
         self.hidden_norms = {
             layer: layout.normalisation(norm, execution_device(model))
