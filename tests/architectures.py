@@ -98,6 +98,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "olmo_hybrid": _HYBRID | _DELTA,
     "qwen3_5_text": _HYBRID | _DELTA,
+    "qwen3_5_moe_text": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},
     "qwen3_next": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},
     "bailing_hybrid": _HYBRID | _MIXTURE | _KIMI | {"first_k_dense_replace": 1},
     "kimi_linear": _HYBRID | _MIXTURE | _KIMI,

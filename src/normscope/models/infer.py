@@ -46,7 +46,8 @@ class InferredBlock:
     """α, as it enters the product with the values."""
     scores: Scores
     value: Heads | NotInferredError
-    """W_V, or why values are not a linear map of what attention reads."""
+    """W_V, or why no single linear layer maps what attention reads to the values. α, values and W_O are then still exact, and
+    whatever does not need W_V can be measured."""
     reader: Projection | None
     """The first linear layer that reads what attention reads."""
     output: Projection
@@ -297,7 +298,8 @@ def attention_input(
 def value_reading(graph: Graph, value: Heads | NotInferredError, read: Value) -> Heads | NotInferredError:
     """W_V if it reads what attention reads, and not something that is computed from that."""
     if isinstance(value, Heads) and not graph.equal(value.projection.reads, read):
-        return NotInferredError("values are not a linear map of what attention reads", value.projection)
+        reason = "the linear layer that makes the values reads something else than attention does"
+        return NotInferredError(reason, value.projection)
     return value
 
 

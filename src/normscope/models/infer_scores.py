@@ -32,7 +32,8 @@ class Scores(NamedTuple):
     """How scores are computed."""
 
     query: Heads | None
-    """W_Q; None if the queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    """W_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation. α is then still exact: only
+    what needs W_Q or W_K is not defined."""
     key: Heads | None
     """W_K, likewise."""
     product: Operation

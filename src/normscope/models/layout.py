@@ -148,7 +148,7 @@ class BlockLayout:
     attention: str
     """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
     query: str | None
-    """W_Q and b_Q. None if queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    """W_Q and b_Q. None if queries are more than a linear map of what attention reads, a norm and a rotation."""
     key: str | None
     """W_K and b_K, likewise. If every head has its own linear layer, their paths, joined by `BESIDE`; so with W_Q and W_V."""
     value: str | None
