@@ -32,8 +32,7 @@ class Scores(NamedTuple):
     """How scores are computed."""
 
     query: Heads | None
-    """W_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation. α is then still exact: only
-    what needs W_Q or W_K is not defined."""
+    """W_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation. α is then still exact."""
     key: Heads | None
     """W_K, likewise."""
     product: Operation
