@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from normscope.models.graph import (
     COPIES,
@@ -80,7 +81,10 @@ def scores_of(graph: Graph, softmax: Operation) -> Scores:
 
 
 def _shifts(norm: Norm) -> bool:
-    return any(name.rpartition(".")[2] == "bias" for name, _ in norm.call.module.named_parameters())
+    """Whether a norm adds a bias; one that is not known yet, in a model without weights, counts as different from zero."""
+    named = norm.call.module.named_parameters()
+    biases = [parameter for name, parameter in named if name.rpartition(".")[2] == "bias"]
+    return any(isinstance(bias, FakeTensor) or bool(bias.any()) for bias in biases)
 
 
 def scores_together(heads: Sequence[Scores]) -> Scores:
