@@ -127,6 +127,8 @@ def _limits(layout: BlockLayout) -> Iterator[str]:
         yield "gated: head outputs are multiplied by a gate that depends on the query"
     if layout.value is None:
         yield "no single linear layer maps what attention reads to values"
+    elif layout.query is None or layout.key is None:
+        yield "no single linear layer maps what attention reads to queries or keys"
 
 
 def text_config(model_type: str) -> Any:
