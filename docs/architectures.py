@@ -51,6 +51,7 @@ REFUSED: Mapping[str, Collection[str]] = {
     "git": ("",),
     "led": ("cross",),
     "mvp": ("decoder", "cross"),
+    "prophetnet": ("encoder",),
 }
 """Stacks whose layout is inferred from a config, but whose model, with weights, is refused at load. A slow test proves all
 others on tiny models."""

@@ -1,5 +1,6 @@
 """Tiny models of any text architecture of transformers: its default config with smaller sizes."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -105,6 +106,8 @@ OWN: dict[str, dict[str, Any]] = {
     "recurrent_gemma": _HYBRID
     | {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64},
     "youtu": _LATENT,
+    "dots1": _MIXTURE | {"n_shared_experts": 1},
+    "lfm2_moe": _HYBRID | _MIXTURE | {"layer_types": ["conv", "full_attention"] * 2},
     "minicpm3": _LATENT,
     "axk1": _LATENT | _MIXTURE,
     "glm4_moe_lite": _LATENT | _MIXTURE,
@@ -128,7 +131,8 @@ def tiny_architecture(
     for number, names in SMALL.items():
         for name in names:
             if type(getattr(config, name, None)) is int:
-                setattr(config, name, number)
+                with contextlib.suppress(NotImplementedError):  # ProphetNet derives it from others
+                    setattr(config, name, number)
     if type(getattr(config, "num_key_value_heads", None)) is int:
         config.num_key_value_heads = 2
     if getattr(config, "layer_types", None) and model_type not in OWN:

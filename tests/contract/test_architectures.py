@@ -122,6 +122,9 @@ UNBUILT = {
     "gemma4_text": "likewise",
     "gemma4_unified": "likewise",
     "gemma4_unified_text": "likewise",
+    "falcon_h1": "its config derives the kinds of its layers",
+    "t5gemma2": "its stacks have configs of their own, with a tower for images",
+    "switch_transformers": "the softmax of its router, over as many experts as there are tokens, looks like attention",
     "t5gemma": "its stacks have configs of their own",
     "marian": "its start token lies outside a tiny vocabulary; the family has tests of its own",
 }
