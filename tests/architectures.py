@@ -1,5 +1,6 @@
 """Tiny models of any text architecture of transformers: its default config with smaller sizes."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -46,6 +47,16 @@ _LATENT = {
     "num_key_value_heads": 4,
     "first_k_dense_replace": 1,
 }
+_KIMI = _LATENT | {
+    "q_lora_rank": None,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "mlp_layer_types": ["dense", "sparse"] * 2,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "qk_head_dim": 12,
+    "num_experts_per_token": 2,
+    "num_expert_group": 1,
+}
 
 OWN: dict[str, dict[str, Any]] = {
     "esm": {
@@ -55,9 +66,15 @@ OWN: dict[str, dict[str, Any]] = {
         "token_dropout": False,
     },
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
-    "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16},
+    "mobilebert": {
+        "true_hidden_size": 16,
+        "intra_bottleneck_size": 16,
+        "embedding_size": 16,
+        "num_feedforward_networks": 2,
+    },
     "squeezebert": {"embedding_size": 32, "q_groups": 2, "intermediate_groups": 2},
     "ctrl": {"n_embd": 32},
+    "llama4_text": _HYBRID | {"no_rope_layers": [1, 0, 1, 0], "moe_layers": [3], "intermediate_size_mlp": 40},
     "ministral": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -82,10 +99,18 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "olmo_hybrid": _HYBRID | _DELTA,
     "qwen3_5_text": _HYBRID | _DELTA,
+    "qwen3_5_moe_text": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},
     "qwen3_next": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},
+    "bailing_hybrid": _HYBRID | _MIXTURE | _KIMI | {"first_k_dense_replace": 1},
+    "kimi_linear": _HYBRID | _MIXTURE | _KIMI,
     "recurrent_gemma": _HYBRID
     | {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64},
     "youtu": _LATENT,
+    "dots1": _MIXTURE | {"n_shared_experts": 1},
+    "lfm2_moe": _HYBRID | _MIXTURE | {"layer_types": ["conv", "full_attention"] * 2},
+    "minicpm3": _LATENT,
+    "axk1": _LATENT | _MIXTURE,
+    "glm4_moe_lite": _LATENT | _MIXTURE,
 }
 """Further values that some architectures need."""
 
@@ -100,10 +125,14 @@ def tiny_architecture(
         as_observed: Whether convolutions that read one token are linear layers, as in every model that is observed.
     """
     config: Any = CONFIG_MAPPING[model_type]()
+    if not config.is_encoder_decoder:
+        config = config.get_text_config()
+        model_type = config.model_type
     for number, names in SMALL.items():
         for name in names:
             if type(getattr(config, name, None)) is int:
-                setattr(config, name, number)
+                with contextlib.suppress(NotImplementedError):  # ProphetNet derives it from others
+                    setattr(config, name, number)
     if type(getattr(config, "num_key_value_heads", None)) is int:
         config.num_key_value_heads = 2
     if getattr(config, "layer_types", None) and model_type not in OWN:

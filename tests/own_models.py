@@ -667,6 +667,103 @@ class Unweighted(nn.Module):
         return self.head(self.norm(x))
 
 
+class LayerScale(nn.Module):
+    """A factor for each dimension."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.gamma, self.inplace = nn.Parameter(torch.ones(D)), inplace
+
+    def forward(self, x):
+        return x.mul_(self.gamma) if self.inplace else x * self.gamma
+
+
+class ScaledBlock(nn.Module):
+    def __init__(self, post=False, inplace=False):
+        super().__init__()
+        self.ln_1, self.ln_2, self.post = nn.LayerNorm(D), nn.LayerNorm(D), post
+        self.attn, self.mlp = CausalSelfAttention(flash=True, bias=True), MLP()
+        self.ls1, self.ls2 = LayerScale(inplace), LayerScale(inplace)
+
+    def forward(self, x):
+        if self.post:
+            x = self.ln_1(x + self.ls1(self.attn(x)))
+            return self.ln_2(x + self.ls2(self.mlp(x)))
+        x = x + self.ls1(self.attn(self.ln_1(x)))
+        return x + self.ls2(self.mlp(self.ln_2(x)))
+
+
+class Affine(nn.Module):
+    """Stands in place of a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+
+    def forward(self, x):
+        return self.shift + self.gain * x
+
+
+class AffineBlock(ScaledBlock):
+    def __init__(self):
+        super().__init__(post=True)
+        self.ln_1, self.ln_2 = Affine(), Affine()
+
+
+class ScaledAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.gamma = CausalSelfAttention(flash=True, bias=True), nn.Parameter(torch.ones(D))
+
+    def forward(self, x):
+        return self.gamma * self.inner(x)
+
+
+class BareScales(nn.Module):
+    """The factors are parameters of the attention and of the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.attn, self.mlp, self.gamma = ScaledAttention(), MLP(), nn.Parameter(0.5 + torch.rand(1, 1, D))
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x)) * self.gamma
+
+
+class Scaled(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.blocks = nn.ModuleList(block() for _ in range(L))
+
+    def forward(self, ids):
+        x = self.embed(ids) + self.position(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class ScaledPairs(nn.Module):
+    """Layers written out in `forward`, with their factors in lists beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.attentions = nn.ModuleList(ScaledAttention() for _ in range(L))
+        self.networks = nn.ModuleList(MLP() for _ in range(L))
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2 * L))
+        self.scales = nn.ParameterList(torch.ones(D) for _ in range(L))
+
+    def forward(self, ids):
+        x = self.embed(ids) + self.position(torch.arange(ids.shape[1]))
+        for layer, (attention, network) in enumerate(zip(self.attentions, self.networks, strict=True)):
+            x = x + attention(self.norms[2 * layer](x))
+            x = x + self.scales[layer] * network(self.norms[2 * layer + 1](x))
+        return x
+
+
 MODELS = {
     "torch-post": (TorchEncoder, "encoder.layers.{0}.self_attn"),
     "torch-pre": (lambda: TorchEncoder(norm_first=True, activation="gelu", final=True), "encoder.layers.{0}.self_attn"),
@@ -684,6 +781,12 @@ MODELS = {
     "attention-only": (AttentionOnly, "attentions.{0}"),
     "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
     "rezero": (ReZero, "blocks.{0}.scale"),
+    "layer-scale": (lambda: Scaled(ScaledBlock), "blocks.{0}.ls1"),
+    "layer-scale-post": (lambda: Scaled(lambda: ScaledBlock(post=True)), "blocks.{0}.ls1"),
+    "layer-scale-in-place": (lambda: Scaled(lambda: ScaledBlock(inplace=True)), "blocks.{0}.ls1"),
+    "layer-scale-parameters": (lambda: Scaled(BareScales), "blocks.{0}.attn"),
+    "affine-norms": (lambda: Scaled(AffineBlock), "blocks.{0}.ls1"),
+    "layer-scale-in-lists": (ScaledPairs, "attentions.{0}"),
     "norms-without-parameters": (Unweighted, "blocks.{0}.attention"),
     "norm-modules-without-parameters": (lambda: Unweighted(modules=True), "blocks.{0}.attention"),
     "gated-heads": (lambda: Unweighted(gate=True), "blocks.{0}.attention"),

@@ -10,13 +10,21 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, HeadNorms
 from normscope.models.rotary import Planes
 
 IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
-IN_LAYER_TOO = ("key_norm", "query_norm", "output_norm", "query_bias", "value_bias")
+IN_LAYER_TOO = ("output_norm", "query_bias", "value_bias")
 IN_MODEL = ("final_norm", "embedding_norm", "convolution", "output_projection")
-NORMS = ("norm", "attention_norm", "final_norm", "embedding_norm", "output_norm", "key_norm", "query_norm")
+NORMS = (
+    "norm",
+    "attention_norm",
+    "final_norm",
+    "embedding_norm",
+    "output_norm",
+    "norm of the key",
+    "norm of the query",
+)
 REQUIRED = ("attention", "query", "key", "value", "output", "input", "activation")
 
 NO_DIFFERENCE = {
@@ -65,35 +73,46 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
         yield from _others(layer, field, getattr(layout, field))
     for field in IN_MODEL:
         yield from _others(model, field, getattr(layout, field))
-    if layout.key_norm is not None:
-        yield "key_norm_by_head", not layout.key_norm_by_head
-        if layout.planes is not None:
-            yield "norms_turned", not layout.norms_turned
+    yield from _wrong_head_norms(layout, layer)
     yield "registry", not layout.registry
     for value in _wrong_columns(layout, model):
         yield "columns", value
-    if layout.planes is not None:
-        size, adjacent = layout.planes
-        yield "planes", None
-        yield "planes", Planes(size, not adjacent)
-        yield "planes", Planes(size - 2, adjacent)
-        for number in layout.rotates:
-            yield "rotates", layout.rotates - {number}
+    for number, (size, adjacent) in layout.rotation.items():
+        yield "rotation", {layer: planes for layer, planes in layout.rotation.items() if layer != number}
+        for wrong in (Planes(size, not adjacent), Planes(size - 2, adjacent)):
+            yield "rotation", dict(layout.rotation) | {number: wrong}
     if not layout.registry:
         assert layout.scales is not None
         yield "scales", (layout.scales[0] * 1.03, *layout.scales[1:])
         yield "scales", None
-    yield "key_heads", 1 if layout.key_heads > 1 else layout.heads
+    yield "key_heads", tuple(1 if heads > 1 else layout.heads for heads in layout.key_heads)
     yield "heads", layout.heads // 2
     yield "residual_scales", (layout.residual_scales[0] * 1.7, *layout.residual_scales[1:])
     yield "unit_offset", not layout.unit_offset
+
+
+def _wrong_head_norms(layout: BlockLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
+    norms = layout.head_norms
+    none = norms or HeadNorms(None, None, False, False, frozenset(layout.attends))
+    for field, path in (("key", none.key), ("query", none.query)):
+        for _, other in _others(layer, f"norm of the {field}", path):
+            yield "head_norms", none._replace(**{field: other})
+    if norms is None:
+        return
+    yield "head_norms", None
+    for number in norms.layers:
+        yield "head_norms", norms._replace(layers=norms.layers - {number})
+    if norms.key is not None:
+        yield "head_norms", norms._replace(by_head=not norms.by_head)
+        if layout.rotation:
+            yield "head_norms", norms._replace(turned=not norms.turned)
 
 
 def _wrong_columns(layout: BlockLayout, model: PreTrainedModel) -> Iterator[object]:
     """The heads of another part, or in another order."""
     if layout.columns is None:
         width = model.config.hidden_size // layout.heads
-        numbers = (layout.heads, layout.key_heads, layout.key_heads)
+        numbers = (layout.heads, layout.key_heads[0], layout.key_heads[0])
         yield tuple(Columns(tuple(range(0, heads * width, width))[::-1], width) for heads in numbers)
         return
     query, key, value = layout.columns

@@ -10,7 +10,6 @@ from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import carried, vector_maps
 from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
-from normscope.models.layout import normalisation
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
 
@@ -72,7 +71,7 @@ def test_vectors_are_those_built_explicitly(model_type):
         with torch.inference_mode():
             model(**inputs)
         handle.remove()
-        expected = scaled(normalisation(norm, unit_offset=layout.unit_offset), expected, last[0])
+        expected = scaled(layout.normalisation(norm, torch.device("cpu")), expected, last[0])
     with frozen_pass(model, layout, inputs) as passed:
         vectors = carried(passed, range(tokens.shape[1]), ValueBias.token).permute(1, 2, 0, 3)
     exact = {"rtol": 1e-5, "atol": 1e-5} if rounds_inside(model, layout) else {"rtol": 1e-9, "atol": 1e-9}

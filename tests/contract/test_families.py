@@ -121,7 +121,7 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
     changed = copy.deepcopy(family_model)  # a fresh one, without hooks of other observers
     for modules in {id(modules.whole): modules for modules in layout_of(family).bind(changed)}.values():
         modules.whole.register_forward_pre_hook(change, with_kwargs=True)
-        scale = modules.residual_scale
+        scale = modules.scale
         modules.output.register_forward_hook(lambda _module, _args, output, s=scale: seen.append(output * s))
     with torch.inference_mode():
         changed(**inputs)
@@ -343,4 +343,4 @@ def test_a_block_that_is_never_shown_is_no_proof():
     ):
         observer.run(token_batch(model, (4,)), lambda _block: None)
     with pytest.raises(InputError, match=r"attention of layer 1 cannot be observed: query was not captured"):
-        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", planes=None), "llama")
+        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotation={}), "llama")

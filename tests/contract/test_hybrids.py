@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+import transformers
 
 import normscope
 from normscope.attribution.methods import MapMethod, MapStage, defined_methods
@@ -22,14 +23,21 @@ from tests.oracles.norms_oracle import NO_SPECTRUM
 from tests.oracles.sinks_oracle import NO_DRAINS
 from tests.tiny import token_batch
 
-HYBRIDS = ["bamba", "qwen3_5_text", "jamba", "lfm2", "olmo_hybrid", "qwen3_next", "recurrent_gemma"]
+HYBRIDS = [
+    *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_next"),
+    "recurrent_gemma",
+]
 """Layers 1 and 3 of 4 have no softmax attention."""
-GATED = ["afmoe", "qwen3_5_text", "lfm3", "qwen3_next"]
-LATENT = ["youtu", "deepseek_v2", "deepseek_v3"]
-QUICK = {"bamba", "qwen3_5_text", "afmoe", "youtu"}
+GATED = ["afmoe", "bailing_hybrid", "qwen3_5_text", "lfm3", "qwen3_next"]
+LATENT = ["bailing_hybrid", "kimi_linear", "youtu", "deepseek_v2", "deepseek_v3"]
+SOME_LAYERS = ["llama4_text"]
+"""Only layers 1 and 3 rotate queries and keys, and have norms of them."""
+BOTTLENECK = ["mobilebert"]
+"""Attention is inside a bottleneck, and γ ⊙ x + β stands in place of norms."""
+QUICK = {"mobilebert", "llama4_text", "bamba", "qwen3_5_text", "afmoe", "youtu"}
 MODELS = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-    for name in dict.fromkeys([*HYBRIDS, *GATED, *LATENT])
+    for name in dict.fromkeys([*HYBRIDS, *GATED, *LATENT, *SOME_LAYERS, *BOTTLENECK])
 ]
 
 
@@ -134,6 +142,163 @@ def test_decompx_through_gates_is_complete():
         defined_methods(layout, [MapMethod.ALTI], MapStage.BLOCK)
 
 
+def test_only_some_layers_have_norms_of_queries_and_keys():
+    model, layout, _, blocks = observed("llama4_text")
+    assert layout.head_norms is not None
+    assert layout.head_norms.layers == {*layout.rotation} == {1, 3}
+    assert [block.parameters.key_normalisation is not None for block in blocks] == [True, False, True, False]
+    for wrong in ({1, 2, 3}, {1}):
+        norms = layout.head_norms._replace(layers=frozenset(wrong))
+        with pytest.raises(InputError, match="layer [23]"):
+            verify(model, dataclasses.replace(layout, head_norms=norms), "llama4_text")
+
+
+@pytest.mark.parametrize("inputs_by_layer", [0, 8])
+def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
+    """Gemma 4: layers differ in the planes that turn, normalise values, add a third branch, and scale their output."""
+    config = transformers.Gemma4TextConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        per_layer_config={"1": {"head_dim": 16}, "3": {"head_dim": 16}},
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=4,
+        vocab_size_per_layer_input=99,
+        hidden_size_per_layer_input=inputs_by_layer,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for layer in model.layers:
+        layer.layer_scalar.fill_(0.7)
+    layout, inputs = layout_of_model(model.requires_grad_(False)), token_batch(model, (9, 6))
+    assert [layout.rotation[layer].size for layer in range(1, 5)] == [8, 16, 8, 16]
+    assert (layout.value, layout.inner, layout.has_networks) == (None, True, False)
+    assert layout.unknown_network == "layer 1: its output is multiplied by a weight"
+    assert verify(model, layout, "gemma4_text").error < 1e-6
+    given: list[torch.Tensor] = []
+    for layer in model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda _module, _args, output: given.append(output))
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout) as observer:
+        observer.run(inputs, blocks.append)
+    given.clear()
+    with torch.inference_mode():
+        model(**inputs)
+    tokens = inputs["attention_mask"].bool()
+    assert [block.value.shape[-1] for block in blocks] == [8, 16, 8, 16]
+    for block, output in zip(blocks, given, strict=True):
+        torch.testing.assert_close(contributions(block).sum(dim=(1, 3))[tokens], output[tokens], rtol=1e-6, atol=1e-6)
+    wrong = dataclasses.replace(layout, rotation=dict.fromkeys(range(1, 5), layout.rotation[1]))
+    with pytest.raises(InputError, match="layer 2"):
+        verify(model, wrong, "gemma4_text")
+
+
+def with_bottlenecks(**options):
+    """A tiny MobileBERT."""
+    sizes = {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16, "intermediate_size": 40}
+    config = transformers.MobileBertConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        **sizes | options,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.requires_grad_(False)
+
+
+NO_BOTTLENECK = {"use_bottleneck": False, "true_hidden_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("options", "bottleneck", "inner"),
+    [
+        ({}, "bottleneck.input.LayerNorm", True),
+        ({"normalization_type": "layer_norm"}, "bottleneck.input.LayerNorm", True),
+        ({"use_bottleneck_attention": True, "num_feedforward_networks": 1}, "bottleneck.input.LayerNorm", True),
+        ({**NO_BOTTLENECK, "num_feedforward_networks": 3}, None, True),
+        ({**NO_BOTTLENECK, "num_feedforward_networks": 1}, None, False),
+    ],
+    ids=["bottleneck", "with LayerNorm", "all of attention", "stacked networks", "a BERT"],
+)
+def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
+    """y_i = w ⊙ (x_i + Σ_j α_ij f_j + b_O) + b, with x and α·V taken from hooks on the untouched model."""
+    model = with_bottlenecks(**options)
+    layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
+    assert (layout.bottleneck, layout.inner, layout.has_networks) == (bottleneck, inner, not inner)
+    assert (layout.value is None, layout.width) == (bottleneck is not None, 32)
+    assert verify(model, layout, "mobilebert", feed_forward=not inner).error < 1e-12
+    read: list[tuple[torch.Tensor, ...]] = []
+    given: list[torch.Tensor] = []
+
+    def note(_module, args, output):
+        read.append(args)
+        given.append(output)
+
+    for layer in model.encoder.layer:
+        layer.attention.output.register_forward_hook(note)
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout) as observer:
+        observer.run(inputs, blocks.append)
+    read.clear()
+    given.clear()
+    with torch.inference_mode():
+        model(**inputs)
+    tokens = inputs["attention_mask"].bool()
+    for block, (_, residual), output, layer in zip(blocks, read, given, model.encoder.layer, strict=True):
+        vectors = contributions(block).sum(dim=1)
+        own = torch.arange(vectors.shape[1])
+        torch.testing.assert_close(block.inputs[tokens], residual[tokens])
+        vectors[:, own, own] += residual
+        normed = layer.attention.output.LayerNorm
+        summed = vectors.sum(dim=2) + block.output_bias
+        torch.testing.assert_close(normed(summed)[tokens], output[tokens])
+        torch.testing.assert_close(block.composition.block_output[tokens], output[tokens])
+        if isinstance(normed, torch.nn.LayerNorm):
+            continue
+        pairs = (vectors * normed.weight).norm(dim=-1)
+        torch.testing.assert_close(block.pair_maps()[Method.ATTNRESLN_N][tokens], pairs[tokens])
+
+
+def test_a_bottleneck_that_mixes_tokens_is_refused():
+    """What the residual connection carries would then belong to several tokens."""
+    model = with_bottlenecks()
+    layout = layout_of_model(model)
+    bottleneck = model.encoder.layer[1].bottleneck.input
+    bottleneck.dense = Mixed(bottleneck.dense).eval()
+    with pytest.raises(InputError, match="the input of a token when other tokens change of layer 2 differs by"):
+        verify(model, layout, "mobilebert")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bottleneck": None},
+        {"bottleneck": "bottleneck.attention.LayerNorm"},
+        {"bottleneck": "bottleneck.input.dense"},
+        {"inner": False},
+        {"norm": "ffn.0.output.LayerNorm"},
+        {"embedding_norm": "encoder.layer.0.attention.output.LayerNorm"},
+    ],
+    ids=lambda wrong: str(*wrong.items()),
+)
+def test_wrong_layouts_of_bottlenecks_are_refused(wrong):
+    model = with_bottlenecks(true_hidden_size=32, intra_bottleneck_size=32)
+    with pytest.raises(InputError, match="layer"):
+        verify(model, dataclasses.replace(layout_of_model(model), **wrong), "mobilebert")
+
+
 def test_measures_of_a_single_vector_for_each_key_refuse_gates():
     block = observed("qwen3_5_text")[-1][0]
     with pytest.raises(InputError, match=r"layer 2: .* gate that depends on the query"):
@@ -184,6 +349,7 @@ RUN = {
     "bamba": ["mixing", "norms", "outliers", "score", "sinks", "feedforward"],
     "afmoe": ["mixing", "outliers", "score", "sinks", "attribution"],
     "youtu": ["mixing", "norms", "outliers", "sinks", "feedforward"],
+    "mobilebert": ["mixing", "norms", "outliers", "sinks", "frequency"],
 }
 """The analyses that each kind of model allows."""
 
@@ -192,10 +358,15 @@ RUN = {
 def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)
     assert results.metrics
-    expected = {("afmoe", "sinks"): [NO_DRAINS], ("youtu", "norms"): [NO_SPECTRUM]}.get((model_type, name), [])
+    without = {
+        ("afmoe", "sinks"): [NO_DRAINS],
+        ("youtu", "norms"): [NO_SPECTRUM],
+        ("mobilebert", "norms"): [NO_SPECTRUM],
+    }
+    expected = without.get((model_type, name), [])
     assert [note for note in results.notes if "drains" in note or "spectrum" in note] == ["".join(e) for e in expected]
     if name == "norms":
-        assert ("norms_singular_values" in results.tables) == (model_type != "youtu")
+        assert ("norms_singular_values" in results.tables) == ("".join(NO_SPECTRUM) not in results.notes)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +378,19 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
         ("afmoe", "mixing", {"level": "word"}, "level='?word'? is not defined for .* gate that depends on the query"),
         ("youtu", "score", {}, "score is not defined for .* no single linear layer maps .* to the queries or keys"),
         ("youtu", "attribution", {}, "but no single linear layer maps what attention reads to the values"),
+        (
+            "mobilebert",
+            "score",
+            {},
+            "score is not defined for .* no single linear layer maps .* to the queries or keys",
+        ),
+        ("mobilebert", "feedforward", {}, "layer 1: its attention block lies inside a bottleneck"),
+        (
+            "mobilebert",
+            "attribution",
+            {},
+            "in those of this mobilebert more than a network follows the attention block",
+        ),
         ("bamba", "attribution", {}, "layers 1, 3 of this bamba have no softmax attention"),
         ("bamba", "mixing", {"layers": [1]}, "layer 1 of this bamba has no softmax attention"),
     ],

@@ -5,6 +5,7 @@ import pytest
 import torch
 from captum.attr import IntegratedGradients
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
 from normscope.maths.choices import NetworkBias
 from normscope.maths.feed_forward import Slopes
@@ -241,11 +242,25 @@ def test_gpt_neox_reads_the_sum_if_its_config_says_so():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):
     norm = kind(8, elementwise_affine=False, eps=1e-3)
-    parameters = normalisation(norm)
+    parameters = normalisation(norm, (8, torch.device("cpu")))
     assert parameters.centred == (kind is torch.nn.LayerNorm)
     vectors = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(parameters.normalised(vectors), norm(vectors), rtol=1e-12, atol=1e-12)
-    assert normalisation(kind(8, dtype=dtype)).centred == parameters.centred
+    assert normalisation(kind(8, dtype=dtype), (8, torch.device("cpu"))).centred == parameters.centred
+
+
+def test_what_does_not_divide_is_read_as_such():
+    """MobileBERT's NoNorm; a large β hides neither that nor the division of a norm."""
+    for shift in (0.0, 100.0):
+        module, norm = NoNorm(8), torch.nn.RMSNorm(8)
+        torch.nn.init.normal_(module.weight)
+        torch.nn.init.constant_(module.bias, shift)
+        parameters = normalisation(module, (8, torch.device("cpu")))
+        vectors = torch.randn(3, 8)
+        assert (parameters.centred, parameters.divides) == (False, False)
+        torch.testing.assert_close(parameters.deviation(vectors), torch.ones(3))
+        torch.testing.assert_close(parameters.normalised(vectors), module(vectors))
+        assert normalisation(norm, (8, torch.device("cpu"))).divides
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])

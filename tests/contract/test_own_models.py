@@ -406,6 +406,38 @@ def test_norms_windows_and_orders_of_heads(change):
     assert wrapped.layers_verification.error < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("name", "block", "network"),
+    [
+        ("layer-scale", "ls1.gamma", "ls2.gamma"),
+        ("layer-scale-post", "ls1.gamma", "ls2.gamma"),
+        ("layer-scale-parameters", "attn.gamma", "gamma"),
+        ("layer-scale-in-lists", "model.attentions.0.gamma", "model.scales.0"),
+    ],
+)
+def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
+    """diag(γ) is folded into W_O and b_O, W_2 and b_2; layouts that leave it out, or exchange the two, are refused."""
+    model = built(name)
+    wrapped = normscope.wrap(model)
+    layout = wrapped.layout
+    assert (layout.scaling, layout.feed_forward[0].scaling) == (block, network)
+    for modules in layout.bind(wrapped.model):
+        weight, bias = modules.output.weight.T, modules.output.bias
+        parameters = modules.parameters()
+        torch.testing.assert_close(parameters.output_weight.flatten(0, 1), weight * modules.scale)
+        torch.testing.assert_close(parameters.output_bias, bias * modules.scale)
+        assert modules.scale.std() > 0.1
+    (form,) = layout.feed_forward
+    for wrong in (
+        dataclasses.replace(layout, scaling=None),
+        dataclasses.replace(layout, scaling=network),
+        dataclasses.replace(layout, feed_forward=(dataclasses.replace(form, scaling=None),)),
+        dataclasses.replace(layout, feed_forward=(dataclasses.replace(form, scaling=block),)),
+    ):
+        with pytest.raises(InputError, match="layer 1"):
+            verify(wrapped.model, wrong, name, feed_forward=True)
+
+
 def test_closures_over_modules_are_those_of_the_copy():
     """minGPT keeps its network as a lambda over a `ModuleDict`."""
 

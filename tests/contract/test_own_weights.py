@@ -66,7 +66,7 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
                 return output - part.flatten(2)
             changed = output.clone()
             changed[..., layout.columns[1].indices] -= part[
-                :, :, :: 4 // layout.key_heads
+                :, :, :: 4 // layout.key_heads[0]
             ]  # heads of a group share keys
             return changed
 

@@ -12,8 +12,8 @@ from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman
 from tests.oracles.specimens import Specimen
 
 NO_SPECTRUM = (
-    "no single linear layer maps what attention reads to the values of this model, as in latent attention or with norms of "
-    "values",
+    "no single linear layer maps what attention reads to the values of this model, as in latent attention, in bottlenecks or "
+    "with norms of values",
     ", so W_V has no spectrum",
 )
 """The note about models without W_V; see `tests/contract/test_hybrids.py`."""

@@ -21,7 +21,6 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.frozen_layers import LayerFreezer
-from normscope.models.layout import normalisation
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
@@ -143,7 +142,7 @@ def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
         hidden = model(**inputs).last_hidden_state[0]
         if norm is not None:
             handle.remove()
-            vectors = scaled(normalisation(norm, unit_offset=layout.unit_offset), vectors, last[0])
+            vectors = scaled(layout.normalisation(norm, torch.device("cpu")), vectors, last[0])
     weights = _weights(pooling, hidden.numpy())
     embedding = (weights * hidden.numpy()).sum(axis=0)
     parts = (weights[:, None] * vectors[0].numpy()).sum(axis=0)

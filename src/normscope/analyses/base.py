@@ -93,6 +93,8 @@ class AnalysisContext:
     """The methods that are defined for the model's blocks."""
     has_position_terms: bool = False
     """Whether attention scores have position terms besides q·k, which cannot be observed."""
+    width: int | None = None
+    """Number of dimensions of the hidden vectors; by default, that of the blocks."""
     depth: int = 0
     """Number of layers of the model."""
     freezer: LayerFreezer | None = None
@@ -120,6 +122,8 @@ class AnalysisContext:
     @cached_property
     def model(self) -> int:
         """Size of the hidden vectors."""
+        if self.width is not None:
+            return self.width
         return int(next(iter(self.parameters.values())).output_weight.shape[2])
 
     def index(self, layer: int) -> int:

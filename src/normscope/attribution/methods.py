@@ -75,6 +75,11 @@ def check_supported(layout: BlockLayout) -> None:
             f"attribution follows vectors through every layer, but layers {numbered(layout.without)} of this "
             f"{layout.family} have no softmax attention; use mixing or decompose, which measure single layers"
         )
+    if layout.inner:
+        raise InputError(
+            f"attribution follows vectors through every layer, but in those of this {layout.family} more than a network "
+            "follows the attention block; use mixing or decompose, which measure single blocks"
+        )
     if layout.value is None:
         raise InputError(
             f"attribution holds attention weights fixed and follows values, but {NOT_LINEAR.format('values')}; use mixing or "

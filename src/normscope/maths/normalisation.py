@@ -24,9 +24,13 @@ class Normalisation(NamedTuple):
     """Whether the mean is subtracted (LayerNorm) or not (RMSNorm)."""
     adds_outside: bool = False
     """Whether σ = √Var + ε, as in some hand-written norms, instead of √(Var + ε)."""
+    divides: bool = True
+    """Whether the vectors are divided by σ. If not, σ counts as 1: γ ⊙ x + β, as in MobileBERT's NoNorm."""
 
     def deviation(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch"]:
-        """σ of each input vector: √(Var + ε), or √(mean square + ε) without centring."""
+        """σ of each input vector: √(Var + ε), or √(mean square + ε) without centring; 1 if the norm does not divide."""
+        if not self.divides:
+            return torch.ones_like(vectors[..., 0])
         length = torch.linalg.vector_norm(self.centre(vectors), dim=-1)
         if self.adds_outside:
             return length / math.sqrt(vectors.shape[-1]) + self.epsilon

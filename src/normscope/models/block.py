@@ -28,8 +28,8 @@ GATED = "the outputs of the heads are multiplied by a gate that depends on the q
 """Why a measure of f(x) is not defined."""
 
 NOT_LINEAR = (
-    "no single linear layer maps what attention reads to the {} of this model, as in latent attention or with norms of "
-    "values"
+    "no single linear layer maps what attention reads to the {} of this model, as in latent attention, in bottlenecks or with "
+    "norms of values"
 )
 """Why a measure of W_Q, W_K or W_V is not defined."""
 
@@ -58,7 +58,7 @@ class BlockParameters:
     """The weights of one block by head, however its family stores them; in float32 or better."""
 
     query: HeadProjection | None
-    """W_Q and b_Q; None if queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    """W_Q and b_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation."""
     key: HeadProjection | None
     """W_K and b_K, likewise."""
     value: HeadProjection | None

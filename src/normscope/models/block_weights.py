@@ -16,13 +16,12 @@ class BlockWeights(Mapping[int, BlockParameters]):
 
     Args:
         layers: The modules of each layer.
-        heads: Numbers of heads of queries, and of keys and values.
         keep: Whether to read the weights of all layers now. Otherwise they are read one layer at a time, when needed: all
             of them together would take more memory than the model's own.
     """
 
-    def __init__(self, layers: Mapping[int, BlockModules], heads: tuple[int, int], *, keep: bool) -> None:
-        self._layers, self._heads, self._keep = layers, heads, keep
+    def __init__(self, layers: Mapping[int, BlockModules], *, keep: bool) -> None:
+        self._layers, self._keep = layers, keep
         self._read: dict[int, BlockParameters] = {}
         # Kept for all layers: each takes a decomposition of W_O to compute, but little memory.
         self._factors: dict[int, Tensor] = {}
@@ -35,7 +34,7 @@ class BlockWeights(Mapping[int, BlockParameters]):
             return self._read[layer]
         if not self._keep:
             self._release()
-        parameters = self._layers[layer].parameters(*self._heads)
+        parameters = self._layers[layer].parameters()
         if layer in self._factors:
             parameters.__dict__["norm_factors"] = self._factors[layer]
         self._read[layer] = parameters

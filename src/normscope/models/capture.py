@@ -50,11 +50,14 @@ class LayerCapture:
         Raises:
             InputError: If a part is missing, or the number of heads is not that of the weights.
         """
-        inputs, attention_inputs, output = (
-            full_precision(self._captured(part)) for part in ("inputs", "attention_inputs", "attention_output")
-        )
-        if self.modules.residual_scale != 1:
-            output = output * self.modules.residual_scale
+        inputs, output = (full_precision(self._captured(part)) for part in ("inputs", "attention_output"))
+        if self.modules.reads_attention_inputs is None:
+            norm = parameters.input_normalisation
+            attention_inputs = inputs if norm is None else norm.normalised(inputs)
+        else:
+            attention_inputs = full_precision(self._captured("attention_inputs"))
+        if isinstance(self.modules.scale, Tensor) or self.modules.scale != 1:
+            output = output * self.modules.scale
         key_map = functools.cache(functools.partial(self._key_map, parameters, attention_inputs))
         if self.own_weights is not None:
             # The module does not expose its queries, keys and values.
@@ -105,8 +108,8 @@ class LayerCapture:
             )
 
     def _key_map(self, parameters: BlockParameters, attention_inputs: Tensor) -> KeyMap:
-        norms, planes = self._key_norm(parameters), self.modules.layout.planes
-        if planes is None or not self.modules.rotates:
+        norms, planes = self._key_norm(parameters), self.modules.planes
+        if planes is None:
             return norms
         before = stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)
         if norms.turns_first:
@@ -122,18 +125,18 @@ class LayerCapture:
     def _unnormed_keys(self) -> Tensor:
         """What the norm of the keys reads, with the axis of keys second."""
         key = full_precision(self._captured("unnormed_key"))
-        return key.transpose(1, 2) if self.modules.layout.key_norm_by_head else key
+        norms = self.modules.layout.head_norms
+        return key.transpose(1, 2) if norms is not None and norms.by_head else key
 
     def _key_norm(self, parameters: BlockParameters) -> KeyMap:
-        norm = parameters.key_normalisation
-        if norm is None:
+        norm, norms = parameters.key_normalisation, self.modules.layout.head_norms
+        if norm is None or norms is None:
             return KeyMap()
         key = self._unnormed_keys()
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
-        turns_first = self.modules.layout.norms_turned
-        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred, turns_first=turns_first)
+        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred, turns_first=norms.turned)
 
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)
@@ -186,11 +189,11 @@ class FeedForwardCapture:
         def by_token(vectors: Tensor) -> Tensor:
             return full_precision(vectors).reshape(*axes, -1)
 
-        scale = self.modules.residual_scale
+        output, scale = by_token(self.output), self.modules.scale
         return FeedForwardBlock(
             layer=self.modules.layer,
             inputs=by_token(self.inputs),
-            output=by_token(self.output) if scale == 1 else by_token(self.output) * scale,
+            output=output * scale if isinstance(scale, Tensor) or scale != 1 else output,
             pre_activations=by_token(u),
             multipliers=None if w is None else by_token(w),
             routing=None,
@@ -220,7 +223,7 @@ class FeedForwardCapture:
         return FeedForwardBlock(
             layer=self.modules.layer,
             inputs=inputs,
-            output=output.reshape(*axes, -1) * self.modules.residual_scale,
+            output=output.reshape(*axes, -1) * self.modules.scale,
             pre_activations=inputs @ parameters.input_weight,
             multipliers=None if weight is None else inputs @ weight,
             routing=routing.reshape(*axes, -1),

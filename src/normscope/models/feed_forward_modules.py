@@ -47,8 +47,8 @@ class FeedForwardModules:
     norm: nn.Module | None
     output_norm: nn.Module | None
     norm_position: NormPosition
-    residual_scale: float
-    """Factor on the network's output; `parameters` has it in W_2 and b_2."""
+    scale: float | Tensor
+    """Factor on the network's output, possibly one for each dimension; `parameters` has it in W_2 and b_2."""
     layout: FeedForwardLayout
     unit_offset: bool
     """Whether the norms store γ − 1."""
@@ -84,14 +84,14 @@ class FeedForwardModules:
             input_bias, multiplier_bias = (None, None) if input_bias is None else input_bias.chunk(2)
         elif self.multiplier is not None:
             multiplier_weight, multiplier_bias = weight_and_bias(self.multiplier)
-        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
+        output_weight, output_bias = scaled_projection(self.output, self.scale)
         weights = WideWeights(input_weight, multiplier_weight, output_weight)
         return self._parameters(weights, input_bias, multiplier_bias, output_bias)
 
     def _wide_weights(self) -> WideWeights:
         """The weights of the neurons of all experts, and of those that every token runs through."""
         weights = wide_weights(self.output)
-        weights = weights._replace(output=weights.output * self.residual_scale)
+        weights = weights._replace(output=weights.output * self.scale)
         if self.shared is None:
             return weights
         beside = self.shared.parameters()
@@ -123,12 +123,14 @@ class FeedForwardModules:
             activation=_in_type(self.activation, input_weight.dtype),
             known_activation=self.known_activation,
             norm_position=self.norm_position,
-            normalisation=self._normalisation(self.norm),
-            output_normalisation=self._normalisation(self.output_norm),
+            normalisation=self._normalisation(self.norm, output_weight),
+            output_normalisation=self._normalisation(self.output_norm, output_weight),
         )
 
-    def _normalisation(self, norm: nn.Module | None) -> Any:
-        return None if norm is None else normalisation(norm, unit_offset=self.unit_offset)
+    def _normalisation(self, norm: nn.Module | None, output_weight: Tensor) -> Any:
+        if norm is None:
+            return None
+        return normalisation(norm, (output_weight.shape[1], output_weight.device), unit_offset=self.unit_offset)
 
 
 def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | None = None) -> list[FeedForwardModules]:
@@ -188,7 +190,7 @@ def _of_form(form: FeedForwardLayout, layout: BlockLayout, parts: LayerParts, na
         norm=None if form.norm is None else parts.get(form.norm),
         output_norm=None if form.output_norm is None else parts.get(form.output_norm),
         norm_position=layout.norm_position,
-        residual_scale=layout.residual_scales[parts.number - 1],
+        scale=parts.scale(layout.residual_scales[parts.number - 1], form.scaling),
         layout=form,
         unit_offset=layout.unit_offset,
         shared=shared,

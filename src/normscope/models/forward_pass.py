@@ -195,6 +195,11 @@ class ForwardPass:
         if self.attention is not None:
             self.attention.inputs = self._kept(args[0] if args else kwargs["hidden_states"])
 
+    def take_bottleneck(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """What the residual connection adds, in a bottleneck."""
+        if self.attention is not None:
+            self.attention.inputs = self._kept(output)
+
     def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The input of W_K."""
         # DeBERTa-v2 projects its positions with the same module, after the tokens.

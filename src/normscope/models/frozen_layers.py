@@ -25,6 +25,7 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
 
 
@@ -105,7 +106,9 @@ class LayerFreezer:
         """The norm after the last layer; None if there is none."""
         if self._layout.final_norm is None:
             return None
-        return normalisation(attrgetter(self._layout.final_norm)(self._model), unit_offset=self._layout.unit_offset)
+        return self._layout.normalisation(
+            attrgetter(self._layout.final_norm)(self._model), execution_device(self._model)
+        )
 
     def check(self, layers: int) -> None:
         """Check that vectors can be followed to the last hidden vectors.
@@ -165,7 +168,11 @@ class FrozenConvolutions:
         slope = _slope(ACT2FN[module.conv_act], convolved) * block.token_mask.unsqueeze(-1)
         frozen = dataclasses.replace(frozen, slope=slope)
         summed = block.layer_output + frozen.linear(inputs) + frozen.constant(inputs)
-        return dataclasses.replace(layer, beside=frozen, beside_norm=FrozenNorm.at(normalisation(norm), summed))
+        return dataclasses.replace(
+            layer,
+            beside=frozen,
+            beside_norm=FrozenNorm.at(normalisation(norm, (inputs.shape[-1], inputs.device)), summed),
+        )
 
 
 def _slope(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:

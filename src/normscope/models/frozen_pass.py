@@ -21,9 +21,9 @@ from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layer_hooks import hook_on_end
-from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.layout import BlockLayout
 from normscope.models.observer import Observer
-from normscope.models.stored_weights import is_offloaded
+from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.stream_changes import StreamChange, stream_changes
 
 
@@ -195,7 +195,7 @@ class _LastVectors:
         module: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
         # Reading a norm may run it, so it is read before it has the hook.
         self._by_text = layout.by_text
-        self._norm = None if module is None else normalisation(module, unit_offset=layout.unit_offset)
+        self._norm = None if module is None else layout.normalisation(module, execution_device(model))
         if module is None and layout.places:
             self.handle = hook_on_end(model, layout, self._as_leaf)
         else:
@@ -234,5 +234,5 @@ def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[Remova
     norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
     for norm in norms.values():
         if not isinstance(norm, nn.Identity):
-            exact = normalisation(norm, unit_offset=layout.unit_offset)
+            exact = layout.normalisation(norm, execution_device(model))
             yield norm.register_forward_hook(lambda _module, args, _output, exact=exact: exact.normalised(args[0]))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
@@ -365,7 +365,21 @@ def bias_of(node: Node) -> str | None:
     constants = [value for value in node.reads if not value.tokens]
     if len(constants) != 1:
         return None
-    (value,) = constants
+    return _parameter(constants[0])
+
+
+def scale_of(node: Node) -> str | None:
+    """The name of the parameter by whose elements a node multiplies the last axis, if the node does nothing else."""
+    if not is_one_of(node, "mul") or len(node.reads) != 2 or sum(value.tokens for value in node.reads) != 1:
+        return None
+    (value,) = (value for value in node.reads if not value.tokens)
+    if value.tensor.numel() != node.outputs[0].shape[-1] or value.shape[-1:] != node.outputs[0].shape[-1:]:
+        return None
+    return _parameter(value)
+
+
+def _parameter(value: Value) -> str | None:
+    """The name of the parameter of which a value is a view."""
     while value.source is not None and value.source.name in MOVEMENTS and value.source.reads:
         value = value.source.reads[0]
     return value.name
@@ -410,11 +424,17 @@ def _atom(call: Call, trace: Trace) -> Atom | None:
     if _is_leaf(call.module) and isinstance(weight, Tensor) and weight.ndim == 2 and hasattr(call.module, "bias"):
         return Projection(call, read, given)
     inside = trace.operations[call.first : call.end]
-    names = {operation.name for operation in inside}
-    other = names & (PRODUCTS | _TURNS)  # what turns the axes is no norm of the last one
-    if given.shape == read.shape and names & _REDUCTIONS and not other and _only_vectors(call.module):
+    if given.shape == read.shape and _only_vectors(call.module) and _is_norm(inside, call.module):
         return Norm(call, read, given)
     return None
+
+
+def _is_norm(inside: Sequence[Operation], module: nn.Module) -> bool:
+    """Whether a module of these operations is a norm, or stands for one, as γ ⊙ x + β does in MobileBERT."""
+    names = {operation.name for operation in inside}
+    if names & _REDUCTIONS:
+        return not names & (PRODUCTS | _TURNS)  # what turns the axes is no norm of the last one
+    return {"mul", "add"} <= names <= {"mul", "add"} | MOVEMENTS and len(list(module.parameters())) == 2
 
 
 def _is_leaf(module: nn.Module) -> bool:

@@ -22,7 +22,6 @@ from normscope.models.layout import (
     BlockLayout,
     BlockModules,
     mapped_queries,
-    normalisation,
     scaled_projection,
     stacked_heads,
 )
@@ -242,6 +241,8 @@ def rest_of_layer(
             its residual connection carries.
     """
     output, tokens = block.composition.block_output, block.token_mask
+    if modules.layout.inner:
+        return Difference(block.layer, "layer output", 0.0)  # more follows, which nothing describes
     if crossing is not None:
         carried = residual_input(crossing, record)
         return Difference(block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens))
@@ -251,9 +252,10 @@ def rest_of_layer(
     if modules.layout.sum_consumer == "":
         return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
     errors = (
-        _error(call.output, (leaving - output) / scale, leaving / scale, tokens)
+        _error(call.output * scale, leaving - output, leaving, tokens)
         for call in record.calls.values()
-        for scale in {1.0, modules.residual_scale}
+        for scale in modules.later_scales
+        if call.output is not None and (isinstance(scale, float) or call.output.shape[-1] == len(scale))
     )
     return Difference(block.layer, "layer output", min(errors, default=math.inf))
 
@@ -312,7 +314,7 @@ def _check_no_norm(
 def _output_error(model: nn.Module, layout: BlockLayout, vectors: Tensor, output: Tensor, token_mask: Tensor) -> float:
     made = full_precision(vectors)
     if layout.final_norm is not None:
-        made = normalisation(attrgetter(layout.final_norm)(model), unit_offset=layout.unit_offset).normalised(made)
+        made = layout.normalisation(attrgetter(layout.final_norm)(model), made.device).normalised(made)
     if layout.output_projection is not None:
         weight, bias = scaled_projection(attrgetter(layout.output_projection)(model), 1.0)
         made = made @ weight if bias is None else made @ weight + bias
@@ -333,7 +335,7 @@ def feed_forward_differences(
     """
     layer, parameters, token_mask = block.layer, block.parameters, block.token_mask
     inputs = _by_token(_call(layer, record.calls, modules.input, "W_1").inputs, record)
-    output = _by_token(_call(layer, record.calls, modules.output, "W_2").output, record) * modules.residual_scale
+    output = _by_token(_call(layer, record.calls, modules.output, "W_2").output, record) * modules.scale
     if modules.shared is not None:
         output = output + _shared_output(modules, record)
     rebuilt = block.activations @ parameters.output_weight
@@ -358,7 +360,7 @@ def _shared_output(modules: FeedForwardModules, record: LayerRecord) -> Tensor:
     if modules.shared_gate is not None:
         logit = _call(modules.layer, record.calls, modules.shared_gate, "gate beside the experts").output
         made = made * _by_token(logit, record).sigmoid()
-    return made * modules.residual_scale
+    return made * modules.scale
 
 
 def _parts_error(block: FeedForwardBlock) -> float:
@@ -388,6 +390,8 @@ def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:
     Raises:
         NotObservableError: If the untouched model does not run the module that reads it.
     """
+    if modules.bottleneck is not None:
+        return _by_token(_call(modules.layer, record.calls, modules.bottleneck, "bottleneck").output, record)
     if modules.residual is modules.whole:
         return record.inputs
     inputs = _call(modules.layer, record.calls, modules.residual, "residual connection").inputs
@@ -396,7 +400,7 @@ def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:
 
 def _attention_output(modules: BlockModules, record: LayerRecord) -> Tensor:
     output = _call(modules.layer, record.calls, modules.output, "W_O").output
-    return _by_token(output, record) * modules.residual_scale
+    return _by_token(output, record) * modules.scale
 
 
 def _call(layer: int, calls: Mapping[nn.Module, Call], module: nn.Module | None, part: str) -> Call:

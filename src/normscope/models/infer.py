@@ -5,7 +5,7 @@ No rule matches names or numbers: every rule follows the graph. `verification` t
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from normscope.maths.composition import NormPosition
@@ -19,6 +19,7 @@ from normscope.models.graph import (
     is_movement,
     is_product,
     is_sum,
+    scale_of,
 )
 from normscope.models.infer_heads import (
     Heads,
@@ -45,7 +46,8 @@ class InferredBlock:
     """α, as it enters the product with the values."""
     scores: Scores
     value: Heads | NotInferredError
-    """W_V, or why values are not a linear map of what attention reads."""
+    """W_V, or why no single linear layer maps what attention reads to the values. α, values and W_O are then still exact, and
+    whatever does not need W_V can be measured."""
     reader: Projection | None
     """The first linear layer that reads what attention reads."""
     output: Projection
@@ -61,7 +63,7 @@ class InferredBlock:
     given: Value
     """The block's output."""
     rounding: Sequence[Node]
-    """The nodes whose rounding affects the block: those from queries and keys to α, and the block's norm."""
+    """The nodes whose rounding affects the block: those from queries and keys to α, the gate, and the block's norm."""
     network: InferredNetwork | NotInferredError
     """The feed-forward network, or why it cannot be read."""
 
@@ -156,7 +158,7 @@ def _block(graph: Graph, heads: Sequence[Operation]) -> InferredBlock:
         norm=norm,
         attention_norm=norm_before,
         given=given,
-        rounding=[*scores.way, *heads, *way, *([] if norm is None else [norm])],
+        rounding=[*scores.way, *heads, *way, *([] if norm is None else [norm]), *([] if gate is None else gate.way)],
         network=network,
     )
 
@@ -181,6 +183,8 @@ class Residual(NamedTuple):
     """The norm of the attention output."""
     scale: float
     """The factor on the attention output."""
+    scales: str | None
+    """The parameter that holds a factor for each of its dimensions (LayerScale)."""
     beside: tuple[Value, ...]
     """Other branches that are added to the attention output before the residual."""
 
@@ -188,10 +192,28 @@ class Residual(NamedTuple):
 def residual_sum(graph: Graph, output: Projection, past: frozenset[Value]) -> Residual:
     """Walk from W_O through movements, factors and norms to the addition of the term from which the queries are computed.
 
+    In a bottleneck, that term is a linear map of a vector from which they are computed.
+
     Args:
         past: All values from which the queries are computed.
     """
-    value, norm, scale, beside = output.gives, None, 1.0, tuple[Value, ...]()
+    try:
+        return _sum_with(graph, output, past.__contains__)
+    except NotInferredError as error:
+        try:
+            return _sum_with(graph, output, lambda value: _before_bottleneck(graph, value) in past)
+        except NotInferredError:
+            raise error from None
+
+
+def _before_bottleneck(graph: Graph, value: Value) -> Value | None:
+    """What the linear layer reads that makes a value, possibly followed by norms; None if no linear layer makes it."""
+    node = graph.maker(graph.chain(value, lambda node: is_movement(node) or isinstance(node, Norm))[0])
+    return graph.same(node.reads) if isinstance(node, Projection) else None
+
+
+def _sum_with(graph: Graph, output: Projection, is_residual: Callable[[Value], bool]) -> Residual:
+    value, norm, scale, scales, beside = output.gives, None, 1.0, None, tuple[Value, ...]()
     while True:
         readers = list(graph.forward(value, is_movement))
         if len(readers) != 1:
@@ -203,10 +225,12 @@ def residual_sum(graph: Graph, output: Projection, past: frozenset[Value]) -> Re
             norm, value = node, node.gives
         elif factor is not None:
             scale, (value,) = scale * factor, graph.results(node)
+        elif norm is None and scales is None and (scales := scale_of(node)) is not None:
+            (value,) = graph.results(node)
         elif is_sum(node):
             (other,) = [each for each in graph.operands(node) if each is not read]
-            if graph.same(other) in past:
-                return Residual(other, node.outputs[0], norm, scale, beside)
+            if is_residual(graph.same(other)):
+                return Residual(other, node.outputs[0], norm, scale, scales, beside)
             value, beside = node.outputs[0], (*beside, other)
         else:
             raise NotInferredError("the attention output is not added to a residual connection", node)
@@ -240,7 +264,8 @@ def _values_of(graph: Graph, values: Sequence[Value]) -> Heads | NotInferredErro
 def attention_input(
     graph: Graph, value: Heads | NotInferredError, values: Value, carried: Value
 ) -> tuple[Value, Norm | None]:
-    """What self-attention reads, and the norm that makes it; no norm if it reads the residual itself.
+    """What self-attention reads, and the norm that makes it; no norm if it reads the residual itself, or another map of the
+    vector from which a bottleneck makes the residual.
 
     Args:
         value: W_V, if a linear layer alone makes the values.
@@ -251,6 +276,7 @@ def attention_input(
         NotInferredError: If self-attention reads neither the residual nor its norm.
     """
     residual = graph.same(carried)
+    past = graph.ancestors(values)
     node: Node | None = None
     if isinstance(value, Heads):
         read = graph.same(value.projection.reads)
@@ -259,7 +285,8 @@ def attention_input(
             return residual, None
         if isinstance(node, Norm) and graph.same(node.reads) is residual:
             return read, node
-    past = graph.ancestors(values)
+    if residual not in past and _before_bottleneck(graph, residual) in past:
+        return residual, None
     norms = [norm for norm in graph.norms if graph.same(norm.reads) is residual and norm.gives in past]
     if len(norms) == 1:
         return norms[0].gives, norms[0]
@@ -271,7 +298,8 @@ def attention_input(
 def value_reading(graph: Graph, value: Heads | NotInferredError, read: Value) -> Heads | NotInferredError:
     """W_V if it reads what attention reads, and not something that is computed from that."""
     if isinstance(value, Heads) and not graph.equal(value.projection.reads, read):
-        return NotInferredError("values are not a linear map of what attention reads", value.projection)
+        reason = "the linear layer that makes the values reads something else than attention does"
+        return NotInferredError(reason, value.projection)
     return value
 
 

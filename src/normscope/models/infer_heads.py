@@ -169,6 +169,8 @@ class InferredGate:
     """(head, head_dim): the indices of the linear layer's outputs by which each dimension of each head is multiplied."""
     function: str
     """The name of g."""
+    way: Sequence[Node]
+    """The nodes between the linear layer and the product with the outputs of the heads."""
 
 
 def output_projection(graph: Graph, heads: Value) -> tuple[Projection, InferredGate | None]:
@@ -227,4 +229,4 @@ def _gate(graph: Graph, heads: Value, places: Tensor, factor: Value) -> Inferred
     if bool((places // head_dim % queries != 0).any()):
         raise NotInferredError("the gate of one token multiplies the outputs of another", graph.maker(factor))
     order = (places // (head_dim * queries) * head_dim + places % head_dim).argsort()
-    return InferredGate(projection, columns[order].view(-1, head_dim), operation.name.rstrip("_"))
+    return InferredGate(projection, columns[order].view(-1, head_dim), operation.name.rstrip("_"), way)

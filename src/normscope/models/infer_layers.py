@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from normscope.models.graph import Graph, NotInferredError, is_one_of
+from normscope.models.graph import Graph, NotInferredError, Projection, is_one_of
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork, NoNetworkError
 from normscope.models.layout import BESIDE, Point, Stack
-from normscope.models.trace import Call, Trace, Value
+from normscope.models.trace import Call, Operation, Trace, Value
 
 
 class Layer(NamedTuple):
@@ -99,6 +99,22 @@ class Places:
         return found
 
 
+def more_than_a_network(graph: Graph, layer: Layer) -> str | None:
+    """What else follows the block of a layer, besides one feed-forward network and a norm; None if nothing does."""
+    network = layer.block.network
+    if not isinstance(network, InferredNetwork):
+        return None
+    value, leaves = graph.same(layer.call.outputs[0]), graph.same(network.leaving)
+    while value is not leaves:
+        node = graph.maker(value)
+        if node is None or len(graph.operands(node)) != 1 or isinstance(node, Projection):
+            return "more than one feed-forward network follows its attention block"
+        if isinstance(node, Operation) and any(read.name is not None for read in node.reads):
+            return "its output is multiplied by a weight"
+        value = graph.same(graph.operands(node)[0])
+    return None
+
+
 class Layers(NamedTuple):
     """The layers of a stack."""
 
@@ -160,7 +176,7 @@ def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None
         for leaving in (_leaving(block), None if following is None else following.stream.carried)
         if leaving is not None
     )
-    depth = next((depth for depth in depths if depth is not None), None)
+    depth = next((depth for depth in depths if depth is not None), None) or _depth_of_chain(graph, around)
     if depth is None:
         return None
     found = [[call for call in calls if call.depth == depth] for calls in around]
@@ -210,6 +226,19 @@ def _depth(graph: Graph, calls: Sequence[Call], leaving: Value) -> int | None:
     """The nesting depth of the innermost call that returns the output of a layer."""
     for call in calls:
         if call.outputs and stream_of(graph, call.outputs[0]) is stream_of(graph, leaving):
+            return call.depth
+    return None
+
+
+def _depth_of_chain(graph: Graph, around: Sequence[Sequence[Call]]) -> int | None:
+    """The nesting depth of the innermost calls that each read what the one before returns; None if there are none."""
+    for call in around[0] if len(around) > 1 else ():
+        chain = [next((each for each in calls if each.depth == call.depth), None) for calls in around]
+        whole = [each for each in chain if each is not None and each.inputs and each.outputs]
+        if len(whole) == len(around) and all(
+            stream_of(graph, one.outputs[0]) is stream_of(graph, after.inputs[0])
+            for one, after in itertools.pairwise(whole)
+        ):
             return call.depth
     return None
 

@@ -22,6 +22,7 @@ from normscope.models.graph import (
     is_one_of,
     is_projection,
     is_sum,
+    scale_of,
 )
 from normscope.models.trace import Call, Operation, Value
 
@@ -63,6 +64,8 @@ class InferredNetwork:
     form: NetworkForm
     norm: str | None
     output_norm: str | None
+    scales: str | None
+    """The parameter that holds a factor for each dimension of its output (LayerScale)."""
     changed_in_place: bool
     """Whether the layer changes the output of W_2 in place."""
     leaving: Value
@@ -82,8 +85,14 @@ def network_of(graph: Graph, position: NormPosition, given: Value, beside: Value
     """
     branch, total = _next_branch(graph, given) if beside is None else (beside, given)
     start, way = graph.chain(
-        branch, lambda node: is_movement(node) or isinstance(node, Norm) or factor_of(node) is not None
+        branch,
+        lambda node: (
+            is_movement(node) or isinstance(node, Norm) or factor_of(node) is not None or scale_of(node) is not None
+        ),
     )
+    scales = [scale for node in way if (scale := scale_of(node)) is not None]
+    if len(scales) > 1 or (scales and any(isinstance(node, Norm) for node in way)):
+        raise NotInferredError("the output of the feed-forward network is scaled more than once", graph.maker(branch))
     form = _form(graph, start)
     read = graph.same(form.reads)
     before = graph.maker(read)
@@ -97,6 +106,7 @@ def network_of(graph: Graph, position: NormPosition, given: Value, beside: Value
     return InferredNetwork(
         form=form,
         norm=norm,
+        scales=next(iter(scales), None),
         output_norm=next((node.path for node in way if isinstance(node, Norm)), None),
         changed_in_place=any(
             isinstance(node, Operation) and node.name.endswith("_") and node.args[0] is value
@@ -119,7 +129,8 @@ def _form(graph: Graph, branch: Value) -> NetworkForm:
             value, gate = _without_gate(graph, value)
             shared = dense_network(graph, value)
         else:
-            raise NotInferredError("more than one network is added to the experts", graph.maker(value))
+            reason = "the feed-forward network adds something that is neither a linear layer's output nor that of known experts"
+            raise NotInferredError(reason, graph.maker(value))
     if experts is None:
         raise NotInferredError("the feed-forward network does not end in a linear layer", graph.maker(branch))
     return experts if shared is None else _beside(graph, experts, shared, gate)

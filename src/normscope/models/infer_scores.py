@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from normscope.models.graph import (
     COPIES,
@@ -32,7 +33,7 @@ class Scores(NamedTuple):
     """How scores are computed."""
 
     query: Heads | None
-    """W_Q; None if the queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    """W_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation. α is then still exact."""
     key: Heads | None
     """W_K, likewise."""
     product: Operation
@@ -43,6 +44,12 @@ class Scores(NamedTuple):
     """Whether positions rotate queries and keys."""
     way: Sequence[Node]
     """The nodes between the projections and the product."""
+
+    @property
+    def angles(self) -> frozenset[Value]:
+        """The tensors that do not depend on tokens by which queries and keys are multiplied."""
+        factors = [node for node in self.way if is_one_of(node, "mul")]
+        return frozenset(value for node in factors for value in node.reads if not value.tokens)
 
     def reading(self, graph: Graph, read: Value) -> "Scores":
         """The same without W_Q or W_K if they read something other than what attention reads."""
@@ -66,9 +73,18 @@ def scores_of(graph: Graph, softmax: Operation) -> Scores:
     query, of_query = _heads(graph, first, head_dim)
     key, of_key = _heads(graph, second, head_dim)
     way = [*of_query, *of_key]
+    if key is not None and key.norm is not None and _shifts(key.norm):
+        key = None  # what the norm adds to a key is no linear map of anything
     linear = query is not None and key is not None
     rotates = linear and any(is_one_of(node, "mul") and _by_position(node) for node in way)
     return Scores(query, key, product, _scale(graph, softmax, product, way), rotates, way)
+
+
+def _shifts(norm: Norm) -> bool:
+    """Whether a norm adds a bias; one that is not known yet, in a model without weights, counts as different from zero."""
+    named = norm.call.module.named_parameters()
+    biases = [parameter for name, parameter in named if name.rpartition(".")[2] == "bias"]
+    return any(isinstance(bias, FakeTensor) or bool(bias.any()) for bias in biases)
 
 
 def scores_together(heads: Sequence[Scores]) -> Scores:
@@ -179,8 +195,8 @@ def _keeps_or_hides(node: Operation) -> bool:
     return len(others) == 1 and (data[0] is None or bool(((data[0] == 0) | (data[0] == 1)).all()))
 
 
-def planes_of(graph: Graph, queries: Heads) -> Planes:
-    """Which dimensions of a head rotate together: those that are mixed between queries and rotated queries.
+def planes_of(graph: Graph, queries: Heads) -> Planes | None:
+    """Which dimensions of a head rotate together: those that are mixed between queries and rotated queries; None if none are.
 
     The operations in between are replayed on unit vectors, with random numbers in place of the angles.
 
@@ -203,6 +219,8 @@ def planes_of(graph: Graph, queries: Heads) -> Planes:
         vectors[..., dimension] = 1
         turned = graph.replay(queries.ends, {queries.begins: vectors}, anything)
         mixed[dimension] = (turned != 0).reshape(-1, size).any(dim=0)
+    if not mixed.triu(1).any():
+        return None  # Llama 4 scales queries by their position
     for planes in (Planes(turning, adjacent) for turning in range(size, 0, -1) for adjacent in (False, True)):
         if planes.size % 2 == 0 and torch.equal(mixed, planes.mixed(size)):
             return planes

@@ -69,6 +69,21 @@ class GateLayout(NamedTuple):
         return GATES[self.function](self.columns.take(output)).transpose(1, 2)
 
 
+class HeadNorms(NamedTuple):
+    """The norms of queries and keys."""
+
+    key: str | None
+    """The norm of the keys, of each head or of all heads together, a path in the layer."""
+    query: str | None
+    """The norm of the queries, likewise."""
+    by_head: bool
+    """Whether that of the keys reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
+    turned: bool
+    """Whether the two come after the rotation, not before it."""
+    layers: frozenset[int]
+    """The layers that have them."""
+
+
 BESIDE = ", "
 """Separates the paths of linear layers that together stand for one, as when every head has its own."""
 
@@ -102,6 +117,8 @@ class FeedForwardLayout:
     """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
     output_norm: str | None = None
     """The norm of the network's output, inside the residual connection."""
+    scaling: str | None = None
+    """The parameter by whose elements the output of `output` is multiplied (LayerScale)."""
     function: str | None = None
     """The name of g in `ACTIVATIONS`, if it is no attribute of the layer."""
     added_in_place: bool = False
@@ -131,7 +148,7 @@ class BlockLayout:
     attention: str
     """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
     query: str | None
-    """W_Q and b_Q. None if queries are not a linear map of what attention reads, but for a norm and a rotation."""
+    """W_Q and b_Q. None if queries are more than a linear map of what attention reads, a norm and a rotation."""
     key: str | None
     """W_K and b_K, likewise. If every head has its own linear layer, their paths, joined by `BESIDE`; so with W_Q and W_V."""
     value: str | None
@@ -144,8 +161,10 @@ class BlockLayout:
     """Where transformers defines the family."""
     heads: int
     """Number of heads of queries."""
-    key_heads: int
-    """Number of heads of keys and values."""
+    key_heads: tuple[int, ...]
+    """Number of heads of keys and values in every layer."""
+    width: int
+    """Number of dimensions of hidden vectors."""
     without: frozenset[int] = frozenset()
     """Layers without softmax attention, as in hybrids. They have hidden vectors but no block."""
     stack: Stack | None = None
@@ -154,6 +173,11 @@ class BlockLayout:
     """What the decoder reads before the target: the start token, or the target's last token (mBART)."""
     residual: str | None = None
     """The module whose input the residual connection carries; None if that is the layer's input."""
+    bottleneck: str | None = None
+    """The module that returns what the residual connection carries, if that is no vector of the stream (MobileBERT)."""
+    inner: bool = False
+    """Whether a layer returns more than the block's output and what one network adds to it. Then nothing relates blocks to
+    the stream, and blocks alone can be observed."""
     norm: str | None = None
     """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
     attention_norm: str | None = None
@@ -167,25 +191,19 @@ class BlockLayout:
     """Where the heads of queries, keys and values are among the outputs of their linear layers, if these share a layer or
     hold the heads in another order. None if each layer has its own heads alone, one after the other."""
     reader: str | None = None
-    """A module that reads what attention reads, if W_K does not."""
+    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
     gate: GateLayout | None = None
     """The gate on the outputs of the heads; None without one."""
     query_bias: str | None = None
     """b_Q, if it is a separate parameter."""
     value_bias: str | None = None
     """b_V, if it is a separate parameter."""
-    key_norm: str | None = None
-    """The norm of the keys, of each head or of all heads together."""
-    key_norm_by_head: bool = False
-    """Whether that norm reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
-    query_norm: str | None = None
-    """The norm of the queries, likewise."""
-    norms_turned: bool = False
-    """Whether these two norms come after the rotation, not before it."""
-    planes: Planes | None = None
-    """The planes in which attention turns queries and keys; None if it does not."""
-    rotates: frozenset[int] = frozenset()
-    """The layers that do."""
+    head_norms: HeadNorms | None = None
+    """The norms of queries and keys; None if no layer has any."""
+    rotation: Mapping[int, Planes] = dataclasses.field(default_factory=dict)
+    """The planes in which attention turns queries and keys, in the layers in which it does."""
+    scaling: str | None = None
+    """The parameter by whose elements the attention output is multiplied (LayerScale); `parameters` has it in W_O and b_O."""
     residual_scales: tuple[float, ...] = ()
     """For every layer, a factor on what attention and the feed-forward network add to the residual connection."""
     scales: tuple[float, ...] | None = None
@@ -247,7 +265,10 @@ class BlockLayout:
         return [self._bind_layer(parts) for parts in self.parts(model) if parts.number not in self.without]
 
     def _bind_layer(self, find: "LayerParts") -> "BlockModules":
-        whole = find.whole
+        whole, heads, number = find.whole, self.head_norms, self.residual_scales[find.number - 1]
+        later = [form.scaling for form in self.feed_forward if form.scaling is not None]
+        if heads is not None and find.number not in heads.layers:
+            heads = None
         return BlockModules(
             layer=find.number,
             whole=whole,
@@ -260,17 +281,23 @@ class BlockLayout:
             output=find.projection("W_O", self.output),
             gate=None if self.gate is None else find.projection("gate", self.gate.projection),
             residual=whole if self.residual is None else find.module("residual connection", self.residual),
+            bottleneck=None if self.bottleneck is None else find.module("bottleneck", self.bottleneck),
             norm=find.norm("norm of the block", self.norm),
             attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
             sum_consumer=find.module("reader of the sum", self.sum_consumer) if self.sum_consumer else None,
-            key_norm=find.norm("norm of the keys", self.key_norm),
-            query_norm=find.norm("norm of the queries", self.query_norm),
+            key_norm=None if heads is None else find.norm("norm of the keys", heads.key),
+            query_norm=None if heads is None else find.norm("norm of the queries", heads.query),
             output_norm=find.norm("norm of its output", self.output_norm),
             query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
             value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
-            residual_scale=self.residual_scales[find.number - 1],
+            scale=find.scale(number, self.scaling),
+            later_scales=(1.0, number, *(find.scale(number, path) for path in later if find.get(path) is not None)),
             layout=self,
         )
+
+    def normalisation(self, norm: Any, device: torch.device) -> Normalisation:
+        """The weights of a norm of hidden vectors, which runs on this device."""
+        return normalisation(norm, (self.width, device), unit_offset=self.unit_offset)
 
     def by_text(self, vectors: Tensor, point: "Point" = "stream") -> Tensor:
         """Vectors with axes (text, token, dimension). Applying it twice restores the original order."""
@@ -410,6 +437,15 @@ class LayerParts(NamedTuple):
                 f"model: expected the {part} of layer {self.number} at {path} of {kind}, got nothing"
             ) from error
 
+    def scale(self, number: float, path: str | None) -> float | Tensor:
+        """A factor on the output of a linear layer: a number, or its product with a vector of factors, if there is one."""
+        if path is None:
+            return number
+        factors = self.part("LayerScale", path)
+        if not isinstance(factors, Tensor):
+            raise self._wrong("LayerScale", path, "a parameter", factors)
+        return full_precision(factors.detach().flatten()) * number
+
     def module(self, part: str, path: str) -> nn.Module:
         """A module."""
         found = self.part(part, path)
@@ -432,8 +468,8 @@ class LayerParts(NamedTuple):
             return None
         found = self.module(part, path)
         known = any(hasattr(each, "weight") or hasattr(each, "normalized_shape") for each in found.modules())
-        by_head = {parameter.ndim for parameter in found.parameters()} == {1}
-        if not (known or by_head or (identity and isinstance(found, nn.Identity))):
+        vectors = {parameter.ndim for parameter in found.parameters()} <= {1}  # Llama 4 and NanoChat have none
+        if not (known or vectors or identity) or (isinstance(found, nn.Identity) and not identity):
             raise self._wrong(part, path, "a norm", found)
         return found
 
@@ -458,12 +494,13 @@ class BlockModules:
     key: nn.Module | None
     value: nn.Module | None
     reader: nn.Module | None
-    """A module that reads what attention reads, if W_K does not."""
+    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
     output: nn.Module
     gate: nn.Module | None
     """The linear layer of the gate on the outputs of the heads."""
     residual: nn.Module
-    """The module whose input the residual connection carries."""
+    """The module whose input the residual connection carries, unless `bottleneck` makes that."""
+    bottleneck: nn.Module | None
     norm: nn.Module | None
     attention_norm: nn.Module | None
     sum_consumer: nn.Module | None
@@ -473,8 +510,10 @@ class BlockModules:
     output_norm: nn.Module | None
     query_bias: Tensor | None
     value_bias: Tensor | None
-    residual_scale: float
-    """Factor on the attention output; `parameters` has it in W_O and b_O."""
+    scale: float | Tensor
+    """Factor on the attention output, possibly one for each dimension; `parameters` has it in W_O and b_O."""
+    later_scales: tuple[float | Tensor, ...]
+    """Factors that may be on what the rest of the layer adds."""
     layout: BlockLayout
 
     @property
@@ -483,10 +522,9 @@ class BlockModules:
         return len(self.query.layers) if isinstance(self.query, SideBySide) else 1
 
     @property
-    def reads_attention_inputs(self) -> nn.Module:
-        """A module whose input is that of attention."""
+    def reads_attention_inputs(self) -> nn.Module | None:
+        """A module whose input is that of attention; None if no linear layer reads it."""
         module = self.key or self.reader
-        assert module is not None
         return module.layers[0] if isinstance(module, SideBySide) else module
 
     @property
@@ -500,16 +538,17 @@ class BlockModules:
         return scales[self.layer - 1]
 
     @property
-    def rotates(self) -> bool:
-        """Whether this layer rotates its queries and keys."""
-        return self.layer in self.layout.rotates
+    def planes(self) -> Planes | None:
+        """The planes in which this layer turns its queries and keys; None if it does not."""
+        return self.layout.rotation.get(self.layer)
 
-    def parameters(self, heads: int, key_heads: int) -> BlockParameters:
+    def parameters(self) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated.
 
         Raises:
             InputError: If the weights do not have that many heads.
         """
+        heads, key_heads = self.layout.heads, self.layout.key_heads[self.layer - 1]
         try:
             return self._parameters(heads, key_heads)
         except RuntimeError as error:
@@ -524,40 +563,46 @@ class BlockModules:
         layout = self.layout
         of_query, of_key, of_value = layout.columns or (None, None, None)
         repeats = heads // key_heads
-        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
+        output_weight, output_bias = scaled_projection(self.output, self.scale)
+        of_head, of_model = (
+            (size, output_weight.device) for size in (len(output_weight) // heads, output_weight.shape[1])
+        )
         return BlockParameters(
             query=_by_head(self.query, heads, of_query, self.query_bias),
             key=_by_head(self.key, key_heads, of_key, repeats=repeats),
             value=_by_head(self.value, key_heads, of_value, self.value_bias, repeats),
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
-            normalisation=None if self.norm is None else normalisation(self.norm, unit_offset=layout.unit_offset),
-            input_normalisation=self._input_normalisation(),
+            normalisation=None
+            if self.norm is None
+            else normalisation(self.norm, of_model, unit_offset=layout.unit_offset),
+            input_normalisation=self._input_normalisation(output_weight.device),
             norm_position=layout.norm_position,
-            key_normalisation=self._normalisation_of_heads(self.key_norm),
-            query_normalisation=self._normalisation_of_heads(self.query_norm),
+            key_normalisation=self._normalisation_of_heads(self.key_norm, of_head),
+            query_normalisation=self._normalisation_of_heads(self.query_norm, of_head),
         )
 
-    def _input_normalisation(self) -> Normalisation | None:
+    def _input_normalisation(self, device: torch.device) -> Normalisation | None:
         # ModernBERT's first layer reads what the norm of the embedding has made, through an identity.
         if self.attention_norm is None or isinstance(self.attention_norm, nn.Identity):
             return None
-        return normalisation(self.attention_norm, unit_offset=self.layout.unit_offset)
+        return self.layout.normalisation(self.attention_norm, device)
 
-    def _normalisation_of_heads(self, module: Any) -> Normalisation | None:
+    def _normalisation_of_heads(self, module: Any, of_head: tuple[int, torch.device]) -> Normalisation | None:
         if module is None:
             return None
         if next(module.children(), None) is None:
-            return normalisation(module, unit_offset=self.layout.unit_offset)
-        norms = [normalisation(part) for part in module.norms]  # StableLM has a module for each head
+            return normalisation(module, of_head, unit_offset=self.layout.unit_offset)
+        norms = [normalisation(part, of_head) for part in module.norms]  # StableLM has a module for each head
         return norms[0]._replace(weight=torch.stack([norm.weight for norm in norms]))
 
 
-def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
-    """The weights of a norm, in float32 or better. Whether it centres is what it does to a probe.
+def normalisation(norm: Any, of: tuple[int, torch.device], *, unit_offset: bool = False) -> Normalisation:
+    """The weights of a norm, in float32 or better. Whether it centres, and divides, is what it does to probes.
 
     Args:
         norm: The module. γ is 1 if it has no weight.
+        of: The number of dimensions of what it reads, and where, if it has no weights.
         unit_offset: Whether it stores γ − 1.
     """
     with weights_present(norm):
@@ -568,15 +613,16 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
     stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
     if weight is None:
         # A norm without parameters may be a function that a module applies.
-        norm = next(each for each in norm.modules() if hasattr(each, "normalized_shape"))
-        size = math.prod(norm.normalized_shape)
-        device = next((tensor.device for tensor in (bias, *norm.buffers()) if tensor is not None), None)
+        norm = next((each for each in norm.modules() if hasattr(each, "normalized_shape")), norm)
+        size, device = of
+        size = math.prod(getattr(norm, "normalized_shape", (size,)))
         weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
     weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
     epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
     if epsilon is None:  # torch's RMSNorm
         epsilon = torch.finfo(stored).eps
-    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight, stored))
+    centres, divides = _does(norm, weight, stored)
+    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, centres, divides=divides)
 
 
 _EPSILON = 1e-5
@@ -605,9 +651,13 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
     def applied(scale: float) -> Tensor:
         return norm((scale * signs)[None, None])[0, 0].double()
 
+    centres, divides = _does(norm, like, like.dtype)
     with torch.no_grad():
         # A zero input gives β; large inputs with mean zero then give γ.
         bias = applied(0.0)
+        if not divides:
+            weight = (applied(1.0) - bias) / signs.double()
+            return Normalisation(weight.to(like.dtype), bias.to(like.dtype), 0.0, centres, divides=False)
         unit = signs.double().square().mean().sqrt()
         weight = (applied(1e6) - bias) * unit / signs.double()
         # Small inputs show ε, and whether it is added under the root.
@@ -624,7 +674,7 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
         weight,
         full_precision(shift) if bool(shift.any()) else None,
         float(f"{epsilon:.5e}"),
-        _centres(norm, weight, like.dtype),
+        centres,
         adds_outside=is_outside,
     )
 
@@ -638,20 +688,27 @@ _SMALL = (1e-4, 1e-3)
 """Scales of the vectors that show ε."""
 
 
-_centring: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Results of `_centres`, which waits for the device: weights that are not kept are read again in every pass."""
+_done: WeakKeyDictionary[nn.Module, tuple[bool, bool]] = WeakKeyDictionary()
+"""Results of `_does`, which waits for the device: weights that are not kept are read again in every pass."""
 
 
-def _centres(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a norm subtracts the mean: then a vector and the same with a number added to every dimension have one norm."""
-    if norm in _centring:
-        return _centring[norm]
-    probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
-    with torch.inference_mode():
-        one, other = (norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2))
-    # Without centring the two differ by far more than any rounding.
-    _centring[norm] = bool((one - other).norm() < 0.1 * one.norm())
-    return _centring[norm]
+def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Whether a norm subtracts the mean, and whether it divides by the deviation.
+
+    If it centres, a vector and the same with a number added to every dimension have one norm; if it divides, a vector and its
+    double have.
+    """
+    if norm not in _done:
+        probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
+        with torch.inference_mode():
+            one, shifted, double, zero = (
+                norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2, 2 * probe, 0 * probe)
+            )
+        bias = zero.nan_to_num()  # without ε, the norm of zero is not defined
+        # Otherwise the two differ by far more than any rounding.
+        size = (one - bias).norm()
+        _done[norm] = bool((one - shifted).norm() < 0.1 * size), not bool((double - one).norm() > 0.5 * size)
+    return _done[norm]
 
 
 def embeddings_of(model: Any) -> nn.Embedding:
@@ -695,10 +752,11 @@ def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     return full_precision(weight), None if bias is None else full_precision(bias)
 
 
-def scaled_projection(projection: nn.Module, scale: float) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of a projection whose output is multiplied by a number."""
+def scaled_projection(projection: nn.Module, scale: float | Tensor) -> tuple[Tensor, Tensor | None]:
+    """Weight (in, out) and bias of a projection whose output is multiplied by a number, or by a vector."""
     weight, bias = weight_and_bias(projection)
-    return (weight, bias) if scale == 1 else (weight * scale, None if bias is None else bias * scale)
+    unchanged = not isinstance(scale, Tensor) and scale == 1
+    return (weight, bias) if unchanged else (weight * scale, None if bias is None else bias * scale)
 
 
 def _by_head(

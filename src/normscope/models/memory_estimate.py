@@ -101,7 +101,7 @@ def estimate(
         model = AutoModel.from_config(config, dtype=dtype)
     model = model.get_encoder() if layout.stack == "encoder" else model
     layers = layout.bind(model)
-    heads, key_heads = layout.heads, layout.key_heads
+    heads, key_heads = layout.heads, max(layout.key_heads)
     sizes = _Sizes.of(layers[0])
     copies = dtype in (torch.bfloat16, torch.float16) or quantization is not None
     projections = sizes.projections * max(4, dtype.itemsize)

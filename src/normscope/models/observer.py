@@ -36,9 +36,10 @@ from normscope.models.forward_pass import (
 )
 from normscope.models.identities import bound_of
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.layout import BlockLayout
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
+from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
 from normscope.models.sum_check import SumCheck
 from normscope.rounding import counted
@@ -95,9 +96,12 @@ class Observer:
             wanted=wanted,
             hidden=frozenset(hidden),
             networks={network.layer: network for network in networks if network.layer in wanted},
-            parameters=BlockWeights(modules, (layout.heads, layout.key_heads), keep=takes_no_copy(model)),
+            parameters=BlockWeights(modules, keep=takes_no_copy(model)),
         )
-        self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
+        self.hidden_norms = {
+            layer: layout.normalisation(norm, execution_device(model))
+            for layer, norm in layout.hidden_norms(model).items()
+        }
         """Weights of the norms that output hidden vectors, by layer from 0."""
         name = model.config.name_or_path or type(model).__name__
         self.check = SumCheck(name, bound_of(model, layout))
@@ -145,13 +149,16 @@ class Observer:
         )
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
-            if modules.residual is not modules.whole:
+            if modules.bottleneck is not None:
+                yield modules.bottleneck.register_forward_hook(_Event(self, ForwardPass.take_bottleneck))
+            elif modules.residual is not modules.whole:
                 yield modules.residual.register_forward_pre_hook(
                     _Event(self, ForwardPass.take_residual), with_kwargs=True
                 )
-            yield modules.reads_attention_inputs.register_forward_pre_hook(
-                _Event(self, ForwardPass.take_attention_inputs)
-            )
+            if modules.reads_attention_inputs is not None:
+                yield modules.reads_attention_inputs.register_forward_pre_hook(
+                    _Event(self, ForwardPass.take_attention_inputs)
+                )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
             if modules.gate is not None:
                 yield modules.gate.register_forward_hook(_Event(self, ForwardPass.take_gate))

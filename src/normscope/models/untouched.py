@@ -122,7 +122,8 @@ def _pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tens
         for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
         if layout.registry:
-            exit_.enter_context(attention_by(model, _FUSED if layout.fused_reference else "eager"))
+            fused = layout.fused_reference and getattr(model, "_supports_sdpa", True)
+            exit_.enter_context(attention_by(model, _FUSED if fused else "eager"))
         with torch.inference_mode():
             output = model(**inputs)
     layers = {

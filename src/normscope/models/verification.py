@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -42,7 +42,7 @@ from normscope.models.identities import (
     rest_of_layer,
     stream_differences,
 )
-from normscope.models.layout import BlockLayout, BlockModules, embeddings_of, normalisation
+from normscope.models.layout import BlockLayout, BlockModules, embeddings_of
 from normscope.models.layouts import layout_of
 from normscope.models.observer import Observer
 from normscope.models.score_terms import ScoreTerms, score_terms
@@ -140,6 +140,13 @@ def _lengths(model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
     return lengths if longest is None else tuple(tuple(min(length, longest) for length in batch) for batch in lengths)
 
 
+_OF_A_TOKEN: Mapping[str, Callable[[AttentionBlock], Tensor]] = {
+    "value": lambda block: block.value.transpose(1, 2).flatten(2),
+    "input": lambda block: block.inputs,
+}
+"""What of a block must depend on one token alone: its value, and what the residual connection adds."""
+
+
 class _Proof:
     """Compares what is observed with what the untouched model does, and keeps the largest difference."""
 
@@ -174,7 +181,7 @@ class _Proof:
             self._note(stream_differences(model, layout, expected, token_mask))
             terms = None if layout.registry else score_terms(model, layout, inputs)
             observer = Observer(model, layout, feed_forward=bool(self._networks))
-            values: dict[int, Tensor] = {}
+            values: dict[int, AttentionBlock] = {}
             with observer:
                 observer.run(
                     inputs,
@@ -193,7 +200,11 @@ class _Proof:
             raise NotObservableError(self._layer + 1, reason) from error
 
     def _compare_block(
-        self, expected: UntouchedPass, terms: ScoreTerms | None, values: dict[int, Tensor], block: AttentionBlock
+        self,
+        expected: UntouchedPass,
+        terms: ScoreTerms | None,
+        values: dict[int, AttentionBlock],
+        block: AttentionBlock,
     ) -> None:
         modules, record = self._layers[block.layer], expected.layers[block.layer]
         if terms is not None:
@@ -208,15 +219,16 @@ class _Proof:
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
         self._note([rest_of_layer(block, modules, record, crossing)])
-        if modules.value is None:
-            values[block.layer] = block.value
+        if modules.value is None or modules.bottleneck is not None:
+            values[block.layer] = block
         self._layer = block.layer
 
-    def _compare_values(self, values: Mapping[int, Tensor], block: AttentionBlock) -> None:
-        """Without W_V, check that the value of a token depends on no other token, by changing the others."""
-        before, after = (each[:, :, ::2].transpose(1, 2).flatten(2) for each in (values[block.layer], block.value))
-        error = relative_error(after, before, before, block.token_mask[:, ::2])
-        self._note([Difference(block.layer, "value of a token when other tokens change", error)])
+    def _compare_values(self, before: Mapping[int, AttentionBlock], block: AttentionBlock) -> None:
+        """Without W_V, or in a bottleneck, check that what belongs to a token depends on no other, by changing the others."""
+        for part, of in _OF_A_TOKEN.items():
+            expected, got = (of(each)[:, ::2] for each in (before[block.layer], block))
+            error = relative_error(got, expected, expected, block.token_mask[:, ::2])
+            self._note([Difference(block.layer, f"{part} of a token when other tokens change", error)])
         self._layer = block.layer
 
     def _compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
@@ -246,7 +258,7 @@ class _Proof:
             self._compare_norm("norm of the hidden vectors", layer, module, observer.hidden_norms[layer])
         if layout.final_norm is not None:
             final = attrgetter(layout.final_norm)(model)
-            norm = normalisation(final, unit_offset=layout.unit_offset)
+            norm = layout.normalisation(final, execution_device(model))
             self._compare_norm("final norm", len(layout.layers), final, norm)
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:

@@ -375,6 +375,7 @@ def _context(
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,
         has_position_terms=not model.layout.registry and model.verification.position_terms,
+        width=model.layout.width,
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
         own_embedder=lambda: model.embedder,
