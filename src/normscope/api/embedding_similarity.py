@@ -67,7 +67,7 @@ class Similarity:
                 column_label="token_b",
                 caption=(
                     "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: warm colours raise it, cool ones lower it."
+                    f"second). All cells add up to {self.value:.3f}: orange raises it, purple lowers it."
                 ),
                 # Biases say nothing about words, and would often make all other cells look pale.
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
