@@ -31,7 +31,7 @@ def test_the_measure_with_the_clearest_difference_is_named():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
     assert verdict(comparison(VALUES, sequence_tests=tests)) == [
         "tuned differs from base in 2 of 2 measures tested over sequences, most clearly in mixing ratio (AttnResLn-N: the "
-        "attention block): 37.5% instead of 25.0% (difference +10.0 to +15.0 points, 95% interval)."
+        "attention block): 38% instead of 25% (difference +10 to +15 points, 95% interval)."
     ]
 
 
@@ -53,7 +53,7 @@ def test_without_a_test_the_largest_relative_difference_is_given_as_such():
     """0.375 against 0.25 is a third less, 0.13 against 0.125 little; minima do not count."""
     (sentence,) = verdict(comparison(VALUES))
     assert sentence.startswith("Whether tuned differs from base cannot be tested")
-    assert sentence.endswith("in mixing ratio (AttnResLn-N: the attention block): 37.5% instead of 25.0%.")
+    assert sentence.endswith("in mixing ratio (AttnResLn-N: the attention block): 38% instead of 25%.")
 
 
 def test_equal_groups_are_said_to_agree():

@@ -7,7 +7,7 @@ import pandas as pd
 from normscope.reporting.comparison.curve_families import Panel, families, is_percentage, unitless
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
-from normscope.rounding import counted, number, percentage
+from normscope.rounding import brief, brief_share, counted, number, percentage
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""
@@ -53,8 +53,11 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd
     most = detected.iloc[int((detected["difference"].abs() / (detected["high"] - detected["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
     values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
-    written = ": " + " instead of ".join(as_written(metric, value) for value in values) if len(values) == 2 else ""
-    low, high = (as_written(metric, float(most[end]), signed=True) for end in ("low", "high"))
+    written = (
+        ": " + " instead of ".join(_in_words(metric, value, *values) for value in values) if len(values) == 2 else ""
+    )
+    ends = [float(most[end]) for end in ("low", "high")]
+    low, high = (_in_words(metric, end, *ends, signed=True) for end in ends)
     points = " points" if low.endswith("%") else ""
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
     return (
@@ -73,7 +76,8 @@ def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
     if relative.max() <= ROUNDING:
         return f"{group} and {baseline} are equal up to rounding in every common measure ({len(pairs):,})."
     metric = str(relative.idxmax())
-    values = [as_written(metric, float(pairs[name][metric])) for name in ("own", "other")]
+    both = [float(pairs[name][metric]) for name in ("own", "other")]
+    values = [_in_words(metric, value, *both) for value in both]
     return (
         f"Whether {group} differs from {baseline} cannot be tested: a test needs several seeds of each, or trained models and "
         f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest relative "
@@ -90,10 +94,14 @@ def title(metric: str) -> str:
     return f"{label} ({panel.title})" if panel.title else label
 
 
-def as_written(metric: str, value: float, *, signed: bool = False) -> str:
-    """A value as readers see it: in per cent if its measure is."""
-    write = percentage if is_percentage(_panel(metric).label) else number
-    return write(value, signed=signed)
+def as_written(metric: str, value: float) -> str:
+    """A value as readers of tables see it: in per cent if its measure is."""
+    return (percentage if is_percentage(_panel(metric).label) else number)(value)
+
+
+def _in_words(metric: str, value: float, *beside: float, signed: bool = False) -> str:
+    """The same in a sentence that compares it with others."""
+    return (brief_share if is_percentage(_panel(metric).label) else brief)(value, *beside, signed=signed)
 
 
 def _panel(metric: str) -> Panel:
