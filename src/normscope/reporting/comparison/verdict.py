@@ -75,14 +75,30 @@ def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
     relative = (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
     if relative.max() <= ROUNDING:
         return f"{group} and {baseline} are equal up to rounding in every common measure ({len(pairs):,})."
-    metric = str(relative.idxmax())
+    metric, how = _largest(pairs, relative)
     both = [float(pairs[name][metric]) for name in ("own", "other")]
     values = [_in_words(metric, value, *both) for value in both]
     return (
         f"Whether {group} differs from {baseline} cannot be tested: a test needs several seeds of each, or trained models and "
-        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest relative "
-        f"difference is in {title(metric)}: {values[0]} instead of {values[1]}."
+        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest {how} is "
+        f"in {title(metric)}: {values[0]} instead of {values[1]}."
     )
+
+
+def _largest(pairs: pd.DataFrame, relative: "pd.Series[float]") -> tuple[str, str]:
+    """The measure that differs most, and in what sense.
+
+    Shares are compared in percentage points, whose size means something; other measures only relative to their values, which
+    says little of values near zero. So shares come first, then other measures that an analysis describes, then the rest.
+    """
+    different = relative.index[relative > ROUNDING]
+    panels = {metric: _panel(str(metric)) for metric in different}
+    shares = [metric for metric, panel in panels.items() if is_percentage(panel.label)]
+    if shares:
+        points = (pairs["own"] - pairs["other"]).abs()[shares]
+        return str(points.idxmax()), "difference in percentage points"
+    described = [metric for metric, panel in panels.items() if panel.label] or list(different)
+    return str(relative[described].idxmax()), "relative difference"
 
 
 def title(metric: str) -> str:
