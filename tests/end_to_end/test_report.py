@@ -225,6 +225,11 @@ def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, wind
         assert table["focused"]
         assert table["sorted"] in ("ascending", "descending")
         assert table["left"] == 0
+        assert table["shadow"] == "local, local, scroll, scroll", "a cut table shows that it scrolls"
+    titles = {" ".join(title.split()) for title in seen["charts"]["mixing_heatmap"]["titles"]}
+    assert {"AttnRes-W weights + residual", "AttnResLn-N the attention block"} <= titles, (
+        "with the words after the name"
+    )
 
 
 @needs_browser
