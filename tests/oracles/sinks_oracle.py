@@ -489,8 +489,9 @@ def _sentences(
     sentences += [
         f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
         "keys.",
-        f"On average, the key that receives the most weight in a head gets {number(weight)} times the weight of each other "
-        f"key, {contributes} {number(vector)} times as much: a mean ‖αf(x)‖ of {alpha_sink}, compared with {alpha_other}.",
+        f"On average, the key that receives the most weight in a head gets {number(weight)} times as much weight as each "
+        f"of the others, {contributes} {number(vector)} times as much: a mean ‖αf(x)‖ of {alpha_sink}, compared with "
+        f"{alpha_other}.",
     ]
     return sentences + _massive_sentences(tables, metrics)
 

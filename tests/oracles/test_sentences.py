@@ -54,8 +54,8 @@ ZEROED = {
     "ablation/mean/loss_after": 3.41,
 }
 ALIGNED = (
-    "vector norms have an AER of 30% and attention weights of 40%, each in its best layer; averaged over layers, "
-    "70% and 80%."
+    "vector norms have an alignment error rate of 30% and attention weights of 40%, each in its best layer; averaged over "
+    "layers, 70% and 80%."
 )
 
 NAN = float("nan")
@@ -242,15 +242,15 @@ CASES = {
             (
                 {"gain/with_sinks": 0.081, "gain/sinks_masked": gain},
                 [
-                    "Where special tokens compete with words, norms raise the accuracy of the best head by 8.1 percentage "
-                    f"points; where special tokens are masked, they {change}.",
+                    "With special tokens allowed, norms raise the accuracy of the best head by 8.1 percentage "
+                    f"points; with special tokens excluded, they {change}.",
                 ],
             )
             for gain, change in (
                 (-0.0006, "lower the accuracy of the best head by 0.1 percentage points"),
-                (-0.0004, "change the accuracy of the best head by less than 0.1 percentage points"),
-                (0.0, "change the accuracy of the best head by less than 0.1 percentage points"),
-                (0.0004, "change the accuracy of the best head by less than 0.1 percentage points"),
+                (-0.0004, "change the accuracy of the best head by less than 0.1 points"),
+                (0.0, "change the accuracy of the best head by less than 0.1 points"),
+                (0.0004, "change the accuracy of the best head by less than 0.1 points"),
                 (0.0006, "raise the accuracy of the best head by 0.1 percentage points"),
             )
         ),
@@ -276,7 +276,8 @@ CASES = {
             (
                 {"alpha_f/all": 5.0, "alpha_f/sep": 1.0, "share/all": 0.9, "share/sep": share},
                 [
-                    f"Norms mislead about the [SEP] tokens: these have 20% of Σ‖αf(x)‖, but contribute {written} along the "
+                    f"Norms {'over' if share < 0.1 else 'under'}state what [SEP] tokens contribute: these have 20% of "
+                    f"Σ‖αf(x)‖, but {written} along the "
                     "output vectors, where contributions add up."
                 ]
                 if written
@@ -560,7 +561,7 @@ CASES = {
                 [
                     f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
                     "falls by 0.50 on average, and by 0.25 without as many random tokens.",
-                    "Mean drop by method: DecompX 0.50, ALTI 0.45, GlobEnc 0.40, random order 0.25.",
+                    "Mean fall by method: DecompX 0.50, ALTI 0.45, GlobEnc 0.40, random order 0.25.",
                 ],
             )
             for more, below, start in (
@@ -594,7 +595,7 @@ CASES = {
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the cosine with the untouched embedding falls by at most 0.50 on average (DecompX), and by 0.50 "
                 "without as many random tokens.",
-                "Mean drop by method: DecompX 0.50, random order 0.50, ALTI 0.25.",
+                "Mean fall by method: DecompX 0.50, random order 0.50, ALTI 0.25.",
             ],
         ),
         (
@@ -738,8 +739,8 @@ CASES = {
                 DRAINS | {"drains/sink/alpha_f": norm},
                 [
                     LENGTHS,
-                    "On average, the key that receives the most weight in a head gets 40 times the weight of each other key, "
-                    f"{contrast} times as much: a mean ‖αf(x)‖ of {written}, compared with 0.040.",
+                    "On average, the key that receives the most weight in a head gets 40 times as much weight as each of the "
+                    f"others, {contrast} times as much: a mean ‖αf(x)‖ of {written}, compared with 0.040.",
                 ],
             )
             for norm, contrast, written in (
@@ -798,7 +799,7 @@ CASES = {
         ({}, []),
         (
             AER | {"giza/aer": 0.1, "giza/recall": 0.2, "attn_w/awi/union/aer": 0.6},
-            [f"Alignment with input: {ALIGNED}", "giza has an AER of 10% on the same pairs."],
+            [f"Alignment with input: {ALIGNED}", "giza has an alignment error rate of 10% on the same pairs."],
         ),
         ({name.replace("awi", "awo"): value for name, value in AER.items()}, [f"Alignment with output: {ALIGNED}"]),
         ({"attn_n/awo/best_layer/aer": 0.3}, []),

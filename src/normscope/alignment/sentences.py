@@ -17,12 +17,13 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 brief_share, *(metrics[f"{method}/{setting}/layer_mean/aer"] for method in ("attn_n", "attn_w"))
             )
             text = (
-                f"Alignment with {name}: vector norms have an AER of {brief_share(vectors, weights)} and attention weights of "
-                f"{brief_share(weights, vectors)}, each in its best layer; averaged over layers, {means[0]} and {means[1]}."
+                f"Alignment with {name}: vector norms have an alignment error rate of "
+                f"{brief_share(vectors, weights)} and attention weights of {brief_share(weights, vectors)}, "
+                f"each in its best layer; averaged over layers, {means[0]} and {means[1]}."
             )
             sentences.append(Sentence(text, figure="by_layer", table="aer"))
     others = by_axes("<aligner>/aer", metrics)
     return sentences + [
-        Sentence(f"{name} has an AER of {brief_share(value)} on the same pairs.", table="aer")
+        Sentence(f"{name} has an alignment error rate of {brief_share(value)} on the same pairs.", table="aer")
         for name, value in others.items()
     ]

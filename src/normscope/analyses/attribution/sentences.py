@@ -81,7 +81,7 @@ def _faithfulness(
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {brief(value, *by_method.values())}" for value, method in falls)
-            sentences.append(Sentence(f"Mean drop by method: {order}.", figure="faithfulness", table="ranking"))
+            sentences.append(Sentence(f"Mean fall by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 

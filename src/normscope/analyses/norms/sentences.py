@@ -74,11 +74,12 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
             continue
         by_norm = norms[category] / all_norm
         if share < 0 or abs(share / all_share - by_norm) > by_norm / 2:
+            stated = "overstate" if share / all_share < by_norm else "understate"
             norm, along = compared(brief_share, by_norm, share)
             sentences.append(
                 Sentence(
-                    f"Norms mislead about the {category_name(category)} tokens: these have {norm} of Σ‖αf(x)‖, "
-                    f"but contribute {along} along the output vectors, where contributions add up.",
+                    f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, "
+                    f"but {along} along the output vectors, where contributions add up.",
                     figure="shares",
                     table="by_layer",
                     surprising=True,

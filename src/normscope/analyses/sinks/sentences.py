@@ -110,8 +110,8 @@ def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
         norms = compared(brief, known["sink", "alpha_f"], known["other", "alpha_f"])
         contrast = "but contributes only" if contribution < weight / 2 else "and contributes"
         texts.append(
-            f"On average, the key that receives the most weight in a head gets {times[0]} times the weight of each other "
-            f"key, {contrast} {times[1]} times as much: a mean ‖αf(x)‖ of "
+            f"On average, the key that receives the most weight in a head gets {times[0]} times as much weight as each "
+            f"of the others, {contrast} {times[1]} times as much: a mean ‖αf(x)‖ of "
             f"{norms[0]}, compared with {norms[1]}."
         )
     drained = known["sink", "f_norm"] < known["other", "f_norm"] / 2

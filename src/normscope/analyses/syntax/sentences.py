@@ -27,7 +27,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         with_sinks, masked = _gain(*gains), _gain(*reversed(gains))
         sentences.append(
             Sentence(
-                f"Where special tokens compete with words, norms {with_sinks}; where special tokens are masked, they {masked}.",
+                f"With special tokens allowed, norms {with_sinks}; with special tokens excluded, they {masked}.",
                 figure="gain",
                 table="best",
             )
@@ -65,7 +65,7 @@ def _gain(gain: float, other: float) -> str:
     """What norms do to the accuracy of the best head, beside what they do otherwise."""
     points = brief_share(abs(gain), abs(other)).removesuffix("%")
     if percentage(gain) == percentage(0.0):
-        return "change the accuracy of the best head by less than 0.1 percentage points"
+        return "change the accuracy of the best head by less than 0.1 points"
     return f"{'raise' if gain > 0 else 'lower'} the accuracy of the best head by {points} percentage points"
 
 
