@@ -178,7 +178,8 @@ def test_every_command_composes(page, words):
 @pytest.mark.parametrize("page", ["guides/papers.md", "guides/words.md"])
 def test_the_commands_of_a_page_run_as_they_stand(page, tmp_path):
     """In an empty folder, in the order of the page, on fewer texts if they are those of the sample corpus."""
-    blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    blocks = [block for language, block in every if language in ("", "sh", "bash")]
     (tmp_path / "normscope").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/run.py "$@" tracking=disabled\n')
     (tmp_path / "normscope").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
