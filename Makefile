@@ -36,8 +36,9 @@ $(LOWEST)/constraints.txt: pyproject.toml
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
 
-# The site is written to site/; open site/index.html.
+# The site is written to site/; open site/index.html. The first time, three runs make the live reports of the gallery.
 docs: $(VENV)/.installed-dev
+	$(BIN)/python -m docs.reports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
 
 # The pictures of the README and of docs/, from the program itself.

@@ -8,9 +8,10 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-from docs.hooks import citations, config_keys, measurements, models, outputs, presets, python_reference
+from docs.hooks import citations, config_keys, gallery, measurements, models, outputs, presets, python_reference
 
 PAGES: dict[str, Callable[[], str]] = {
+    "gallery.md": gallery.page,
     "reference/keys.md": config_keys.page,
     "reference/presets.md": presets.page,
     "reference/tables.md": outputs.page,

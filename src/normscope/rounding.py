@@ -1,12 +1,14 @@
 """How numbers are written for readers: in findings, tables, reports and the terminal.
 
-Three significant digits, percentages with one decimal and no space, thousands separated, a true minus sign. Halves are rounded
-away from zero, as JavaScript does, so that a page's script (`reporting/page/rounding.js`) writes the same digits.
+Tables have three significant digits and percentages with one decimal. Sentences have two digits, unless numbers that they
+compare would then look the same (`brief`, `brief_share`). Percentages have no space, thousands are separated, and minus signs
+are true ones. Halves are rounded away from zero, as JavaScript does, so that a page's script (`reporting/page/rounding.js`)
+writes the same digits.
 """
 
 import decimal
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 MINUS = "−"
 
@@ -14,12 +16,13 @@ _DIGITS = 3
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def number(value: float, *, signed: bool = False) -> str:
+def number(value: float, *, signed: bool = False, digits: int = _DIGITS) -> str:
     """A number with three significant digits: `0.0123`, `1,230`, `−4.56×10⁻⁷`.
 
     Args:
         value: The number.
         signed: Whether to write a plus sign before positive numbers.
+        digits: Significant digits, if not three.
     """
     if not math.isfinite(value):
         return "" if math.isnan(value) else _with_sign("∞", value, signed)
@@ -27,22 +30,68 @@ def number(value: float, *, signed: bool = False) -> str:
         return "0"
     size = decimal.Decimal(abs(value))
     exponent = size.adjusted()
-    rounded = _rounded(size, exponent - _DIGITS + 1)
+    rounded = _rounded(size, exponent - digits + 1)
     if rounded.adjusted() > exponent:  # 9.999 has become 10.00
         exponent = rounded.adjusted()
-        rounded = _rounded(size, exponent - _DIGITS + 1)
+        rounded = _rounded(size, exponent - digits + 1)
     if -4 < exponent < 6:
         return _with_sign(f"{rounded:,f}", value, signed)
     mantissa = rounded.scaleb(-exponent)
     return _with_sign(f"{mantissa:f}×10{str(exponent).translate(_SUPERSCRIPTS)}", value, signed)
 
 
-def percentage(share: float, *, signed: bool = False) -> str:
+def percentage(share: float, *, signed: bool = False, decimals: int = 1) -> str:
     """A share as a percentage with one decimal: `12.3%`."""
     if not math.isfinite(share):
         return number(share, signed=signed)
-    rounded = _rounded(decimal.Decimal(abs(share) * 100), -1)
+    rounded = _rounded(decimal.Decimal(abs(share) * 100), -decimals)
     return f"{_with_sign(f'{rounded:,f}', share if rounded else 0.0, signed)}%"
+
+
+def brief(value: float, *beside: float, signed: bool = False) -> str:
+    """A number in a sentence, with two significant digits: `0.012`, `4.6`; whole numbers from 100 keep three.
+
+    Args:
+        value: The number.
+        beside: Numbers that the sentence compares it with. If it would look like one that differs, it has three digits.
+        signed: Whether to write a plus sign before positive numbers.
+    """
+    short = _brief(value, signed)
+    full = number(value, signed=signed)
+    alike = any(_brief(other, signed) == short and number(other, signed=signed) != full for other in beside)
+    return full if alike else short
+
+
+def brief_share(share: float, *beside: float, signed: bool = False) -> str:
+    """A share in a sentence, as a percentage with two significant digits: `24%`, `2.6%`; never 100% if it is less.
+
+    Args:
+        share: The share.
+        beside: Shares that the sentence compares it with. If it would look like one that differs, it has one decimal.
+        signed: Whether to write a plus sign before positive numbers.
+    """
+    short = _brief_share(share, signed)
+    full = percentage(share, signed=signed)
+    alike = any(_brief_share(other, signed) == short and percentage(other, signed=signed) != full for other in beside)
+    return full if alike else short
+
+
+def compared(write: Callable[..., str], *values: float) -> list[str]:
+    """Numbers that a sentence compares with each other, written by `brief` or `brief_share`."""
+    return [write(value, *values) for value in values]
+
+
+def _brief(value: float, signed: bool) -> str:
+    short = number(value, signed=signed, digits=2)
+    whole = math.isfinite(value) and 99.5 <= abs(value) < 1e6
+    return number(value, signed=signed) if whole else short
+
+
+def _brief_share(share: float, signed: bool) -> str:
+    whole = percentage(share, signed=signed, decimals=0)
+    one = percentage(share, signed=signed)
+    nearly = abs(share) != 1 and one != percentage(math.copysign(1, share), signed=signed) and whole.endswith("100%")
+    return one if (abs(share) < 0.0995 and share) or nearly else whole
 
 
 def duration(seconds: float) -> str:
@@ -78,9 +127,9 @@ def counted(count: float, noun: str, plural: str | None = None) -> str:
     return f"{count:,.0f} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def movement(before: float, after: float) -> str:
-    """How a share moves, in the digits that are written: `rises from 10.0% to 12.0%`, `stays at 10.0%`."""
-    start, end = percentage(before), percentage(after)
+def movement(before: float, after: float, *beside: float) -> str:
+    """How a share moves, in the digits that are written: `rises from 10% to 12%`, `stays at 10%`."""
+    start, end = brief_share(before, after, *beside), brief_share(after, before, *beside)
     return f"stays at {end}" if start == end else f"{'rises' if after > before else 'falls'} from {start} to {end}"
 
 

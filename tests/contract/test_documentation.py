@@ -2,8 +2,11 @@
 
 import html
 import logging
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +21,7 @@ from normscope.maths.mixing import Method
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.options import check
 from tests.contract.test_configs import PRESETS, ROOT, composed
+from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_once
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 
@@ -93,6 +97,32 @@ def test_every_key_preset_table_column_and_family_is_on_its_page(site):
         assert f"<code>{name}</code>" in pages["models"]
 
 
+@pytest.mark.slow
+def test_the_gallery_has_every_figure_once(site):
+    page = (site / "gallery.html").read_text()
+    for picture in (ROOT / "docs" / "images").glob("*.png"):
+        assert len(re.findall(rf'<img src="[^"]*/{picture.name}"', page)) == 1, picture.name
+    assert page.count("<h3") >= len(list((ROOT / "docs" / "images").glob("*.png")))
+
+
+@pytest.mark.slow
+def test_pages_lead_to_the_next_and_the_previous(site):
+    page = (site / "tutorials" / "own-model.html").read_text()
+    links = dict(re.findall(r'<a href="([^"]*)" class="md-footer__link md-footer__link--(prev|next)"', page))
+    assert links == {"first-run.html": "prev", "own-text.html": "next"}
+
+
+@pytest.mark.slow
+@needs_browser
+def test_search_works_in_a_folder(site):
+    shown, console = opened(site / "index.html", "?q=outlier")
+    assert not [line for line in console if "Failed" not in line and "error" in line.lower()]
+    found = re.search(r'class="md-search-result__meta">\s*(\d+) matching documents', shown)
+    assert found is not None
+    assert int(found[1]) > 3
+    assert re.search(r'href="[^"]*measures/outliers\.html', shown)
+
+
 def test_every_measure_has_a_page_with_its_formula_and_a_picture():
     for name, info in analyses().items():
         page = ROOT / "docs" / "measures" / f"{name}.md"
@@ -143,6 +173,33 @@ def test_every_command_composes(page, words):
     check(composed(*chosen))
 
 
+@pytest.mark.slow
+@pytest.mark.draws
+@pytest.mark.parametrize("page", ["guides/papers.md", "guides/words.md"])
+def test_the_commands_of_a_page_run_as_they_stand(page, tmp_path):
+    """In an empty folder, in the order of the page, on fewer texts if they are those of the sample corpus."""
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    blocks = [block for language, block in every if language in ("", "sh", "bash")]
+    (tmp_path / "normscope").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/run.py "$@" tracking=disabled\n')
+    (tmp_path / "normscope").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    assert blocks
+    for block in blocks:
+        shown = re.sub(r"^(normscope (?!reproduce|.*dataset).*)$", r"\1 dataset.limit=8", block, flags=re.M)
+        ran = subprocess.run(["bash", "-euc", shown], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ran.returncode == 0, f"{block}\n{ran.stderr}"
+
+
+def test_folders_of_runs_are_made_on_the_page_that_reads_them():
+    for page in PAGES:
+        text = page.read_text()
+        assert not re.search(r"outputs/(?:multirun/)?[A-Z]", text), f"{page.name} has a placeholder for a folder"
+        made = {folder for _, folder in re.findall(r"(output_dir=|--output |= \")(outputs/[a-z]+)", text)}
+        read = set(re.findall(r"\b(outputs/[a-z]+)", re.sub(r"(output_dir=|--output |= \")outputs/", "", text)))
+        read -= {"outputs/multirun", "outputs/mlflow"}  # which sweeps and MLflow make
+        assert read <= made, f"{page.name} reads folders that nothing on it makes"
+
+
 def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 120
@@ -157,11 +214,14 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("page", ["tutorials/python.md", "measures/attribution.md"])
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [("tutorials/python.md", 3), ("measures/attribution.md", 3), ("guides/papers.md", 1), ("guides/words.md", 1)],
+)
 @pytest.mark.spread(1)
-def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_the_python_of_a_page_runs(page, number, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
-    assert len(blocks) > 2
+    assert len(blocks) >= number
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:

@@ -31,7 +31,7 @@
       chart.scrollIntoView();
       await until(() => chart.querySelector("svg.marks, canvas.marks"), figure.id);
       await frame();
-      seen[figure.id] = { marks: chart.querySelectorAll(".mark-rect path, .mark-symbol path, .mark-line path, .mark-rule line").length, canvas: Boolean(chart.querySelector("canvas.marks")), overflow: chart.scrollWidth - chart.clientWidth };
+      seen[figure.id] = { marks: chart.querySelectorAll(".mark-rect path, .mark-symbol path, .mark-line path, .mark-rule line").length, canvas: Boolean(chart.querySelector("canvas.marks")), overflow: chart.scrollWidth - chart.clientWidth, titles: [...chart.querySelectorAll(".role-column-header text, .role-title text, .role-header text, .column_header text")].map((text) => [...text.childNodes].map((part) => part.textContent).join(" ")) };
     }
     return seen;
   }
@@ -50,7 +50,7 @@
       search.dispatchEvent(new Event("input"));
       seen[details.id] = {
         rows: rows.length, caption: details.querySelector("caption").textContent, focused: document.activeElement === head,
-        sorted: head.closest("th").getAttribute("aria-sort"), left: [...rows].filter((row) => !row.hidden).length,
+        shadow: getComputedStyle(details.querySelector(".scroll")).backgroundAttachment, sorted: head.closest("th").getAttribute("aria-sort"), left: [...rows].filter((row) => !row.hidden).length,
       };
       search.value = "";
       search.dispatchEvent(new Event("input"));

@@ -131,6 +131,8 @@ def test_the_page_in_a_browser(sweep):
         "runs, tests over sequences, metrics and differences; the latter two with extremes"
     )
     assert shown.count('aria-roledescription="rect mark container"') >= 3, "a map, another, and their difference"
+    numbers = re.findall(r'class="mark-text role-mark[^>]*>(.*?)</g>', shown, flags=re.S)
+    assert any(re.search(r">−?[\d.]+</text>", group) for group in numbers), "cells have their numbers"
     axes = re.findall(r"Y-axis (?:for a discrete scale )?(?:titled &#39;|titled ')(.+?)(?:&#39;|') ", shown)
     assert {"mixing ratio (%)", "‖f(x)‖", "expansion rate"} <= set(axes), "axes are titled in words"
     assert "attn_n" not in re.sub(r"<script.*?</script>|<table.*?</table>|<option.*?</option>", "", shown, flags=re.S)

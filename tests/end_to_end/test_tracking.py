@@ -23,6 +23,7 @@ from normscope.running.status import describe
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents, panels, run_of
+from tests.treebank import write_treebank
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,39 @@ def recorded(folder):
     """The file that W&B has written. Its service reports that it is done before it has written the end."""
     wandb.teardown()
     return run_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("analysis", ["syntax", "alignment"])
+def test_runs_on_annotated_texts_have_few_panels_and_no_empty_table(
+    analysis, capsys, monkeypatch, tmp_path, saved_model
+):
+    treebank = write_treebank(tmp_path, 8)
+    arguments = {
+        "syntax": ["analysis=syntax", f"model.name={saved_model}", "dataset=conllu", f"dataset.path={treebank}"],
+        "alignment": ["experiment=alignment_toy"],  # trains the toy once
+    }[analysis]
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path}/run")
+    assert outcome.status == 0, outcome.err
+    run = recorded(tmp_path / "run")
+    figures = {f"figures/{path.stem}" for path in tmp_path.glob("run/figures/*.png")}
+    assert {"report", "findings", *figures} < set(panels(run))
+    assert len(panels(run)) <= 12
+    tables = dict(_tables({"summary": run["summary"], "history": dict(enumerate(run["history"]))}))
+    assert {f"summary/tables/{analysis}_{name}" for name in FIRST_TABLES[analysis]} <= set(tables)
+    assert all(tables.values()), f"tables without rows: {[name for name, rows in tables.items() if not rows]}"
+
+
+FIRST_TABLES = {"syntax": ("best", "trees"), "alignment": ("aer",)}
+
+
+def _tables(found, path=()):
+    """Number of rows of all tables in what was recorded, by where they are."""
+    for key, value in found.items() if isinstance(found, dict) else ():
+        if isinstance(value, dict) and "nrows" in value:
+            yield "/".join((*path, str(key))), value["nrows"]
+        else:
+            yield from _tables(value, (*path, str(key)))
 
 
 def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path, saved_model):

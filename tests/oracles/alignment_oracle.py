@@ -367,11 +367,13 @@ def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
         best = {method: percent(metrics[f"{method}/{setting}/best_layer/aer"]) for method in METHODS}
         mean = {method: percent(metrics[f"{method}/{setting}/layer_mean/aer"]) for method in METHODS}
         sentences.append(
-            f"Alignment with {side}: vector norms have an AER of {best['attn_n']} and attention weights of {best['attn_w']}, "
-            f"each in its best layer; averaged over layers, {mean['attn_n']} and {mean['attn_w']}."
+            f"Alignment with {side}: vector norms have an alignment error rate of "
+            f"{best['attn_n']} and attention weights of {best['attn_w']}, each in its best layer; averaged over "
+            f"layers, {mean['attn_n']} and {mean['attn_w']}."
         )
     return sentences + [
-        f"{name} has an AER of {percent(metrics[f'{name}/aer'])} on the same pairs." for name in baselines
+        f"{name} has an alignment error rate of {percent(metrics[f'{name}/aer'])} on the same pairs."
+        for name in baselines
     ]
 
 

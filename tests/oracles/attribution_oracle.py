@@ -421,7 +421,7 @@ def _sentences(
             f"({TITLES[best]}), and {chance} without as many random tokens."
         )
     if len(methods) > 1:
-        sentences.append(f"Mean drop by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
+        sentences.append(f"Mean fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
     sentences += _of_special_tokens(metrics, methods)
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:

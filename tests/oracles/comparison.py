@@ -1,6 +1,7 @@
 """What an oracle says, and the comparison of an analysis's findings with all of it."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,32 @@ def percent(share: float) -> str:
     return f"{100 * share * (1 + 1e-12):.1f}%".replace("-", "−")
 
 
+_NUMBER = re.compile(r"(?<![\w.])−?\d[\d,]*(?:\.\d+)?(?:×10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?%?")
+
+
+def assert_sentences(found: Sequence[str], expected: Sequence[str]) -> None:
+    """The same words, with numbers that are rounded further than those expected.
+
+    How many digits a sentence has is up to `test_sentences.py`, where they are written out.
+    """
+    assert [_NUMBER.sub("#", sentence) for sentence in found] == [_NUMBER.sub("#", sentence) for sentence in expected]
+    for sentence, full in zip(found, expected, strict=True):
+        for short, long in zip(_NUMBER.findall(sentence), _NUMBER.findall(full), strict=True):
+            (value, unit), (exact, rounding) = _read(short), _read(long)
+            assert abs(value - exact) <= (unit + rounding) / 2 * (1 + 1e-9), f"{short} instead of {long}: {sentence}"
+            assert (
+                len(short.lstrip("−0.,").replace(".", "")) >= min(2, len(long.lstrip("−0.,").replace(".", "")))
+                or not value
+            )
+
+
+def _read(number: str) -> tuple[float, float]:
+    """A written number, and the unit of its last digit."""
+    digits, _, power = number.removesuffix("%").replace("−", "-").replace(",", "").partition("×10")
+    scale = 10.0 ** int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+    return float(digits) * scale, 10.0 ** -len(digits.partition(".")[2]) * scale
+
+
 def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-9) -> None:
     """The findings are the expected ones: names, numbers and words."""
     assert set(found.tables) == set(expected.tables)
@@ -80,7 +107,7 @@ def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-
         assert shown.drawn.keys() == picture.drawn.keys(), name
         assert_drawn(shown.drawn, picture.drawn, name, tolerance)
     assert_table(found.summary.reset_index(names="row"), expected.summary.rename_axis("row"), "summary", tolerance)
-    assert list(found.sentences) == list(expected.sentences)
+    assert_sentences(found.sentences, expected.sentences)
     for sentence in found.sentences:
         assert sentence.figure in {"", *found.figures}, sentence
         assert sentence.table in found.tables, sentence

@@ -59,6 +59,7 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
     points = {
         TITLES[measure]: list(zip(sample.index, percent[measure] * sample[measure], strict=True))
         for measure in measures
+        if measure != "attnres_w"  # half of attn_w, since the weights of these models add up to 1
     }
     reasons = sorted(set(overall["reason"]) - {""})
     return Expected(

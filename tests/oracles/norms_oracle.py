@@ -454,8 +454,9 @@ def _of_shares(metrics: dict[str, float]) -> list[str]:
         relative = shares[category] / shares["all"]
         if category != "all" and (shares[category] < 0 or not 0.5 <= relative / norm <= 1.5):
             sentences.append(
-                f"Norms mislead about the {spoken(category)} tokens: these have {percent(norm)} of Σ‖αf(x)‖, but contribute "
-                f"{percent(shares[category])} along the output vectors, where contributions add up."
+                f"Norms {'over' if relative < norm else 'under'}state what {spoken(category)} tokens contribute: these have "
+                f"{percent(norm)} of Σ‖αf(x)‖, but {percent(shares[category])} along the output vectors, where "
+                "contributions add up."
             )
     some = "writes" if negative == 1 else "write"
     of = f"{heads} head{'' if heads == 1 else 's'}"

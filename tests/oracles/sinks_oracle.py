@@ -111,7 +111,7 @@ def made(specimen: Specimen, options: SinksOptions) -> Variants:
 
 
 def importance_of(block: Block) -> np.ndarray:
-    """α_k of every head: Gu et al. 2025, the mean over the queries that see key k."""
+    """αₖ of every head: Gu et al. 2025, the mean over the queries that see key k."""
     values = np.zeros(block.alpha.shape[::2])
     for head, key in np.ndindex(*values.shape):
         queries = np.flatnonzero(block.visible[:, key])
@@ -394,7 +394,7 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
     figures: dict[str, Picture] = {}
     if main is not None:
         rows = tables["by_head"].xs(main, level="position")
-        titles = {"sink_rate": "sink rate", "received": "weight received, α_k"}
+        titles = {"sink_rate": "sink rate", "received": "weight received, αₖ"}
         figures["rate"] = Picture(
             {
                 (_label(specimen, inputs, bos), title, layer, head): row[name]
@@ -489,8 +489,9 @@ def _sentences(
     sentences += [
         f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
         "keys.",
-        f"On average, the key that receives the most weight in a head gets {number(weight)} times the weight of each other "
-        f"key, {contributes} {number(vector)} times as much: a mean ‖αf(x)‖ of {alpha_sink}, compared with {alpha_other}.",
+        f"On average, the key that receives the most weight in a head gets {number(weight)} times as much weight as each "
+        f"of the others, {contributes} {number(vector)} times as much: a mean ‖αf(x)‖ of {alpha_sink}, compared with "
+        f"{alpha_other}.",
     ]
     return sentences + _massive_sentences(tables, metrics)
 

@@ -551,7 +551,7 @@ def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFr
 def _gain(gain: float) -> str:
     tenths = round(1000 * gain)
     if tenths == 0:
-        return "change the accuracy of the best head by less than 0.1 percentage points"
+        return "change the accuracy of the best head by less than 0.1 points"
     verb = "raise" if tenths > 0 else "lower"
     return f"{verb} the accuracy of the best head by {abs(tenths) / 10:.1f} percentage points"
 
@@ -562,7 +562,7 @@ def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[st
         f"The best head by weights finds {percent(metrics['attn_w/best/all'])} of the arcs and the best head by vector norms "
         f"{percent(metrics['attn_n/best/all'])}, each on the half of the corpus not used to select it; always choosing "
         f"the next word finds {percent(metrics['right_branching/all'])}.",
-        f"Where special tokens compete with words, norms {_gain(metrics['gain/with_sinks'])}; where special tokens are masked, "
+        f"With special tokens allowed, norms {_gain(metrics['gain/with_sinks'])}; with special tokens excluded, "
         f"they {_gain(metrics['gain/sinks_masked'])}.",
         f"The maximum spanning trees of whole blocks contain {percent(metrics[f'{best}/uuas'])} of the undirected arcs in the "
         f"best layer by the best measure ({BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "

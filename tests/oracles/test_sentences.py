@@ -12,8 +12,8 @@ MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "att
 SHARES = {"attnres_n/share": 0.125, "attnres_n/own": 0.0, "attnres_n/residual": 0.9, "attnres_n/bias": -0.025}
 WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
 RANGE = (
-    "The mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges from 20.0% to "
-    "90.0% over tokens and layers."
+    "The mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges from 20% to "
+    "90% over tokens and layers."
 )
 NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}
 VARIATION = {"f/cv_mean": 0.3, "f/cv_min": 0.1, "f/cv_max": 0.7, "x/cv_mean": 0.05}
@@ -54,8 +54,8 @@ ZEROED = {
     "ablation/mean/loss_after": 3.41,
 }
 ALIGNED = (
-    "vector norms have an AER of 30.0% and attention weights of 40.0%, each in its best layer; averaged over layers, "
-    "70.0% and 80.0%."
+    "vector norms have an alignment error rate of 30% and attention weights of 40%, each in its best layer; averaged over "
+    "layers, 70% and 80%."
 )
 
 NAN = float("nan")
@@ -78,7 +78,7 @@ DRAINS = {
     "drains/other/alpha_f": 0.04,
 }
 LENGTHS = (
-    "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.530, compared with 3.73 for the other keys."
+    "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.53, compared with 3.7 for the other keys."
 )
 PROBES = {("trained", "attn_w"): 0.6, ("trained", "attn_n"): 0.62, ("random", "attn_w"): 0.15}
 
@@ -87,14 +87,14 @@ CASES = {
         ({}, []),
         (
             {"attn_w/mean": 0.8},
-            ["By attention weights alone, the mean mixing ratio is 80.0%."],
+            ["By attention weights alone, the mean mixing ratio is 80%."],
         ),
         (
             MIXING,
             [
                 "On average, tokens take less from other tokens than they preserve of themselves: the mean mixing ratio of the "
-                "attention blocks is 25.0%; attention weights alone suggest 80.0%.",
-                "The mixing ratio, which includes the vectors and the residual connection, ranges from 10.0% to 40.0% over "
+                "attention blocks is 25%; attention weights alone suggest 80%.",
+                "The mixing ratio, which includes the vectors and the residual connection, ranges from 10% to 40% over "
                 "tokens and layers.",
             ],
         ),
@@ -109,9 +109,9 @@ CASES = {
             )
             for mean, amount, written in (
                 (0.4994, "less from the source than", "49.9%"),
-                (0.4996, "as much from the source as", "50.0%"),
-                (0.5, "as much from the source as", "50.0%"),
-                (0.5004, "as much from the source as", "50.0%"),
+                (0.4996, "as much from the source as", "50%"),
+                (0.5, "as much from the source as", "50%"),
+                (0.5004, "as much from the source as", "50%"),
                 (0.5006, "more from the source than", "50.1%"),
             )
         ),
@@ -119,7 +119,7 @@ CASES = {
             MIXING | WHOLE,
             [
                 "On average, tokens take as much from other tokens as they preserve of themselves: the mean mixing ratio of "
-                "the attention blocks is 50.0%; attention weights alone suggest 80.0%.",
+                "the attention blocks is 50%; attention weights alone suggest 80%.",
                 RANGE,
             ],
         ),
@@ -128,10 +128,10 @@ CASES = {
                 SHARES | (MIXING if by_weights else {name: MIXING[name] for name in MIXING if name != "attn_w/mean"}),
                 [
                     f"On average, tokens take less from {origin} than they preserve of themselves: the mean mixing ratio of "
-                    f"the attention blocks is 25.0%{suggestion}.",
-                    "The mixing ratio, which includes the vectors and the residual connection, ranges from 10.0% to 40.0% over "
+                    f"the attention blocks is 25%{suggestion}.",
+                    "The mixing ratio, which includes the vectors and the residual connection, ranges from 10% to 40% over "
                     "tokens and layers.",
-                    f"Measured along the output vectors, where parts add up to 100%, 12.5% comes from {origin}, {through}90.0% "
+                    f"Measured along the output vectors, where parts add up to 100%, 13% comes from {origin}, {through}90% "
                     "from the residual connection and −2.5% from biases.",
                 ],
             )
@@ -139,8 +139,8 @@ CASES = {
                 (
                     True,
                     "other tokens",
-                    "; attention weights alone suggest 80.0%",
-                    "0.0% from the token itself through attention, ",
+                    "; attention weights alone suggest 80%",
+                    "0% from the token itself through attention, ",
                 ),
                 (False, "the source", "", ""),
             )
@@ -151,38 +151,38 @@ CASES = {
         (
             {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "change/ff": 0.3, "change/ff+res": 0.1234},
             [
-                "After the whole layer, the mean mixing ratio is 20.0%; after the attention block, it is 25.0%.",
-                "The feed-forward network alone changes the order of contributions by 0.300 (1 − Spearman's ρ); with what "
-                "follows it in the layer, the change is smaller: 0.123.",
+                "After the whole layer, the mean mixing ratio is 20%; after the attention block, it is 25%.",
+                "The feed-forward network alone changes the order of contributions by 0.30 (1 − Spearman's ρ); with what "
+                "follows it in the layer, the change is smaller: 0.12.",
             ],
         ),
         (
             {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "atbffresln_n/mean": 0.3},
             [
-                "After the whole layer, the mean mixing ratio is 30.0%; after the attention block, it is 25.0%.",
+                "After the whole layer, the mean mixing ratio is 30%; after the attention block, it is 25%.",
             ],
         ),
         *(
             (
                 {"change/ff": 0.1, "change/ff+res": whole},
                 [
-                    "The feed-forward network alone changes the order of contributions by 0.100 (1 − Spearman's ρ); with what "
-                    f"follows it in the layer, the change is {change}.",
+                    f"The feed-forward network alone changes the order of contributions by {first} (1 − Spearman's ρ); with "
+                    f"what follows it in the layer, the change is {change}.",
                 ],
             )
-            for whole, change in (
-                (0.09994, "smaller: 0.0999"),
-                (0.09996, "the same"),
-                (0.1, "the same"),
-                (0.1004, "the same"),
-                (0.1006, "larger: 0.101"),
+            for whole, first, change in (
+                (0.09994, "0.100", "smaller: 0.0999"),
+                (0.09996, "0.10", "the same"),
+                (0.1, "0.10", "the same"),
+                (0.1004, "0.10", "the same"),
+                (0.1006, "0.100", "larger: 0.101"),
             )
         ),
         (
             {"change/ff": 0.1, "change/ff+res": 0.05, "change/ff+res+ln": 0.2},
             [
-                "The feed-forward network alone changes the order of contributions by 0.100 (1 − Spearman's ρ); with what "
-                "follows it in the layer, the change is larger: 0.200.",
+                "The feed-forward network alone changes the order of contributions by 0.10 (1 − Spearman's ρ); with what "
+                "follows it in the layer, the change is larger: 0.20.",
             ],
         ),
     ],
@@ -191,41 +191,41 @@ CASES = {
         (
             {"pairs": 1500.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/bias": 0.4},
             [
-                "The mean cosine similarity of 1,500 pairs of texts is 0.500: pairs of tokens add 0.600, and pairs with the "
-                "model's biases on at least one side subtract 0.100.",
+                "The mean cosine similarity of 1,500 pairs of texts is 0.50: pairs of tokens add 0.60, and pairs with the "
+                "model's biases on at least one side subtract 0.10.",
             ],
         ),
         ({"category/cls": 0.2, "category/bias": 0.4}, []),  # the only category of tokens is not the first of several
         (
             {"category/cls": 0.2, "category/other": 0.1, "category/bias": 0.4},
-            ["[CLS] tokens add most to the mean cosine: 0.200."],
+            ["[CLS] tokens add most to the mean cosine: 0.20."],
         ),
         (
             {"category/cls": 0.2, "category/punctuation": 0.2001},
-            ["Punctuation tokens add most to the mean cosine: 0.200."],
+            ["Punctuation tokens add most to the mean cosine: 0.20."],
         ),
         (
             {"category/cls": 0.2, "category/other": 0.3},
-            ["Ordinary tokens add most to the mean cosine: 0.300."],
+            ["Ordinary tokens add most to the mean cosine: 0.30."],
         ),
         (
             {"category/cls": 0.001, "category/other": -0.1},
-            ["[CLS] tokens add most to the mean cosine: 0.00100."],
+            ["[CLS] tokens add most to the mean cosine: 0.0010."],
         ),
         ({"category/cls": 0.0, "category/other": -0.1}, []),
         (
             {"pairs": 2.0, "cosine": -0.25, "with_bias": -0.2, "gold/count": 2.0},
             [
-                "The mean cosine similarity of 2 pairs of texts is −0.250: pairs of tokens subtract 0.0500, and pairs with "
-                "the model's biases on at least one side subtract 0.200.",
+                "The mean cosine similarity of 2 pairs of texts is −0.25: pairs of tokens subtract 0.050, and pairs with "
+                "the model's biases on at least one side subtract 0.20.",
             ],
         ),
         (
             {"pairs": 2.0, "cosine": 0.5, "with_bias": 0.0, "gold/spearman": 0.8123, "gold/count": 1234.0},
             [
-                "The mean cosine similarity of 2 pairs of texts is 0.500: pairs of tokens add 0.500, and pairs with the "
+                "The mean cosine similarity of 2 pairs of texts is 0.50: pairs of tokens add 0.50, and pairs with the "
                 "model's biases on at least one side add 0.",
-                "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.812.",
+                "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.81.",
             ],
         ),
     ],
@@ -234,38 +234,38 @@ CASES = {
         (
             {"attn_w/best/all": 0.4, "attn_n/best/all": 0.425, "right_branching/all": 0.3},
             [
-                "The best head by weights finds 40.0% of the arcs and the best head by vector norms 42.5%, each on the half of "
-                "the corpus not used to select it; always choosing the next word finds 30.0%.",
+                "The best head by weights finds 40% of the arcs and the best head by vector norms 43%, each on the half of "
+                "the corpus not used to select it; always choosing the next word finds 30%.",
             ],
         ),
         *(
             (
                 {"gain/with_sinks": 0.081, "gain/sinks_masked": gain},
                 [
-                    "Where special tokens compete with words, norms raise the accuracy of the best head by 8.1 percentage "
-                    f"points; where special tokens are masked, they {change}.",
+                    "With special tokens allowed, norms raise the accuracy of the best head by 8.1 percentage "
+                    f"points; with special tokens excluded, they {change}.",
                 ],
             )
             for gain, change in (
                 (-0.0006, "lower the accuracy of the best head by 0.1 percentage points"),
-                (-0.0004, "change the accuracy of the best head by less than 0.1 percentage points"),
-                (0.0, "change the accuracy of the best head by less than 0.1 percentage points"),
-                (0.0004, "change the accuracy of the best head by less than 0.1 percentage points"),
+                (-0.0004, "change the accuracy of the best head by less than 0.1 points"),
+                (0.0, "change the accuracy of the best head by less than 0.1 points"),
+                (0.0004, "change the accuracy of the best head by less than 0.1 points"),
                 (0.0006, "raise the accuracy of the best head by 0.1 percentage points"),
             )
         ),
         (
             {"attn_w/uuas": 0.5, "layer/uuas": 0.625, "right_branching/uuas": 0.4},
             [
-                "The maximum spanning trees of whole blocks contain 62.5% of the undirected arcs in the best layer by the best "
-                "measure (whole layers); trees that join adjacent words contain 40.0%.",
+                "The maximum spanning trees of whole blocks contain 63% of the undirected arcs in the best layer by the best "
+                "measure (whole layers); trees that join adjacent words contain 40%.",
             ],
         ),
         (
             {f"probe/{model}/{measure}/raw": value for (model, measure), value in PROBES.items()},
             [
-                "A probe on all heads finds the syntactic head of 60.0% of the words by weights and of 62.0% by norms; on a "
-                "random model of the same shape, it finds 15.0% by weights.",
+                "A probe on all heads finds the syntactic head of 60% of the words by weights and of 62% by norms; on a "
+                "random model of the same shape, it finds 15% by weights.",
             ],
         ),
         ({"probe/trained/attn_w/raw": 0.6}, []),
@@ -276,14 +276,15 @@ CASES = {
             (
                 {"alpha_f/all": 5.0, "alpha_f/sep": 1.0, "share/all": 0.9, "share/sep": share},
                 [
-                    f"Norms mislead about the [SEP] tokens: these have 20.0% of Σ‖αf(x)‖, but contribute {written} along the "
+                    f"Norms {'over' if share < 0.1 else 'under'}state what [SEP] tokens contribute: these have 20% of "
+                    f"Σ‖αf(x)‖, but {written} along the "
                     "output vectors, where contributions add up."
                 ]
                 if written
                 else [],
             )
             # Between half and one and a half of the norms' share, nothing is said.
-            for share, written in ((-0.1, "−10.0%"), (0.0899, "9.0%"), (0.0901, ""), (0.2699, ""), (0.2701, "27.0%"))
+            for share, written in ((-0.1, "−10%"), (0.0899, "9.0%"), (0.0901, ""), (0.2699, ""), (0.2701, "27%"))
         ),
         *(
             (
@@ -312,24 +313,24 @@ CASES = {
                 ("renormalised", "renormalises the others"),
             )
             for by_weight, written in (
-                (0.2, "weight: by 20.0% on average"),
-                (0.25, "weight: by 25.0% on average"),
-                (0.3, "α‖f(x)‖: by 25.0% on average; by weight, it changes by 30.0%"),
+                (0.2, "weight: by 20% on average"),
+                (0.25, "weight: by 25% on average"),
+                (0.3, "α‖f(x)‖: by 25% on average; by weight, it changes by 30%"),
             )
         ),
         ({"share/negative_heads": 0.0, "share/heads": 0.0}, []),
         ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
-        (NORMS, ["The [CLS] tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
+        (NORMS, ["The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
         *(
             (
                 NORMS | {"alpha_f/cls": norm},
-                [f"The [CLS] tokens receive 25.0% of the attention weight {contrast} of Σ‖αf(x)‖."],
+                [f"The [CLS] tokens receive 25% of the attention weight {contrast} of Σ‖αf(x)‖."],
             )
             for norm, contrast in (
-                (0.62, "but contribute only 12.4%"),
-                (0.625, "and contribute 12.5%"),
-                (0.63, "and contribute 12.6%"),
-                (2.0, "and contribute 40.0%"),
+                (0.62, "but contribute only 12%"),
+                (0.625, "and contribute 13%"),
+                (0.63, "and contribute 13%"),
+                (2.0, "and contribute 40%"),
             )
         ),
         (
@@ -341,29 +342,29 @@ CASES = {
         (
             {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
             [
-                "The rank correlation between α and ‖f(x)‖ is −0.500 for [CLS], +0.0625 for [SEP] and +0.250 for other tokens. "
+                "The rank correlation between α and ‖f(x)‖ is −0.50 for [CLS], +0.063 for [SEP] and +0.25 for other tokens. "
                 "Where it is negative, shorter vectors tend to get larger weights."
             ],
         ),
         (
             {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
             [
-                "The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens, and 0 for [CLS] and +0.250 for other "
+                "The rank correlation between α and ‖f(x)‖ is +0.13 over all tokens, and 0 for [CLS] and +0.25 for other "
                 "tokens."
             ],
         ),
-        ({"spearman/all": 0.125}, ["The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens."]),
+        ({"spearman/all": 0.125}, ["The rank correlation between α and ‖f(x)‖ is +0.13 over all tokens."]),
         (
             {"spearman/all": -0.001},
             [
-                "The rank correlation between α and ‖f(x)‖ is −0.00100 over all tokens. Where it is negative, shorter vectors "
+                "The rank correlation between α and ‖f(x)‖ is −0.0010 over all tokens. Where it is negative, shorter vectors "
                 "tend to get larger weights."
             ],
         ),
         (
             VARIATION,
             [
-                "On average over heads, the coefficient of variation of ‖f(x)‖ is 30.0% (from 10.0% to 70.0%); that of the "
+                "On average over heads, the coefficient of variation of ‖f(x)‖ is 30% (from 10% to 70%); that of the "
                 "norm ‖x‖ of the inputs is 5.0%."
             ],
         ),
@@ -374,14 +375,14 @@ CASES = {
         (
             {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
             [
-                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of −0.250 with "
-                "‖f(x)‖ and +0.500 with its mixing ratio."
+                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of −0.25 with "
+                "‖f(x)‖ and +0.50 with its mixing ratio."
             ],
         ),
         (
             {"spearman/alpha/with_specials": 0.125},
             [
-                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of +0.125 with "
+                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of +0.13 with "
                 "the weight that it receives."
             ],
         ),
@@ -395,17 +396,17 @@ CASES = {
         (
             {"count": 1.0, "7/share_of_layers": 0.0},
             {"given": True},
-            ["1 outlier dimension is set by hand: 7 (an outlier in 0.0% of the layers)."],
+            ["1 outlier dimension is set by hand: 7 (an outlier in 0% of the layers)."],
         ),
         (
             {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
             {"given": True},
-            ["2 outlier dimensions are set by hand: 7 (an outlier in 50.0% of the layers) and 31 (100.0%)."],
+            ["2 outlier dimensions are set by hand: 7 (an outlier in 50% of the layers) and 31 (100%)."],
         ),
-        ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50.0% of the layers)."]),
+        ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50% of the layers)."]),
         (
             {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
-            ["The model has 2 outlier dimensions: 7 (in 50.0% of the layers) and 31 (100.0%)."],
+            ["The model has 2 outlier dimensions: 7 (in 50% of the layers) and 31 (100%)."],
         ),
     ],
     "score": [
@@ -413,21 +414,21 @@ CASES = {
         (
             SCORE,
             [
-                "On average over heads, 3.40 dimensions make up half of the spread of a query's scores over its keys, and 116 "
+                "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys, and 116 "
                 "make up 90%.",
-                "The outlier dimensions' share of the spread of a query's scores is 12.3%.",
+                "The outlier dimensions' share of the spread of a query's scores is 12%.",
             ],
         ),
         (
             {"dimensions_for_half/mean": 3.4},
-            ["On average over heads, 3.40 dimensions make up half of the spread of a query's scores over its keys."],
+            ["On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys."],
         ),
         (
             {"dimensions_for_half/mean": 3.4, "heads_below_90_percent/share": 0.01},
             [
-                "On average over heads, 3.40 dimensions make up half of the spread of a query's scores over its keys (heads "
+                "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys (heads "
                 "whose dimensions never reach that share are left out).",
-                f"{BIAS.format('0.0%')}; in 1.0% of the heads, the dimensions never make up 90% of it, and in 0.0% not even "
+                f"{BIAS.format('0%')}; in 1.0% of the heads, the dimensions never make up 90% of it, and in 0% not even "
                 "half.",
             ],
         ),
@@ -438,7 +439,7 @@ CASES = {
         ),
         ({"share_of_key_bias/mean": 0.0006}, [f"{BIAS.format('0.1%')}."]),
         ({"share_of_key_bias/mean": 0.0004}, []),
-        ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('−25.0%')}."]),
+        ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('−25%')}."]),
         (
             {
                 "share_of_key_bias/mean": 0.0,
@@ -446,24 +447,24 @@ CASES = {
                 "heads_below_half/share": 0.25,
             },
             [
-                f"{BIAS.format('0.0%')}; in 50.0% of the heads, the dimensions never make up 90% of it, and in 25.0% "
+                f"{BIAS.format('0%')}; in 50% of the heads, the dimensions never make up 90% of it, and in 25% "
                 "not even half."
             ],
         ),
         (
             CLS | SEP | OTHER,
             [
-                f"{WITHOUT_OUTLIERS} [SEP] tokens falls from 50.0% to 20.0%; with as many random dimensions removed "
-                "instead, it is 52.0%."
+                f"{WITHOUT_OUTLIERS} [SEP] tokens falls from 50% to 20%; with as many random dimensions removed "
+                "instead, it is 52%."
             ],
         ),
         (
             CLS | OTHER,
-            [f"{WITHOUT_OUTLIERS} [CLS] tokens rises from 25.0% to 35.0%."],
+            [f"{WITHOUT_OUTLIERS} [CLS] tokens rises from 25% to 35%."],
         ),
         (
             OTHER,
-            [f"{WITHOUT_OUTLIERS} other tokens rises from 10.0% to 50.0%."],
+            [f"{WITHOUT_OUTLIERS} other tokens rises from 10% to 50%."],
         ),
         (
             {
@@ -471,7 +472,7 @@ CASES = {
                 "intervention/cls/before": 0.2502,
                 "intervention/cls/after": 0.2501,
             },
-            [f"{WITHOUT_OUTLIERS} [CLS] tokens stays at 25.0%."],
+            [f"{WITHOUT_OUTLIERS} [CLS] tokens stays at 25%."],
         ),
         ({"intervention/cls/change": 0.4}, []),
     ],
@@ -480,7 +481,7 @@ CASES = {
         ({"rollout/share/cls": 0.2, "cosine/comprehensiveness/rollout": 0.1}, []),
         (
             {"decompx/share/itself": 0.5},
-            ["According to DecompX, a token's own share of its output vector is 50.0%."],
+            ["According to DecompX, a token's own share of its output vector is 50%."],
         ),
         (
             {
@@ -496,24 +497,24 @@ CASES = {
             },
             {"below": (0.2, 0.05)},
             [
-                "According to ALTI+, 61.2% of a target word comes from the source on average (10.0% from its special tokens), "
+                "According to ALTI+, 61% of a target word comes from the source on average (10% from its special tokens), "
                 "and the rest from the target so far.",
-                "ALTI+ flags 25.0% of target words as hallucinated (less than 20.0% comes from the source) and 0.0% of source "
+                "ALTI+ flags 25% of target words as hallucinated (less than 20% comes from the source) and 0% of source "
                 "words as omitted (they contribute less than 5.0% to every target word).",
                 "The share that a target word takes from the source (ALTI+) detects words labelled as hallucinated with an AUC "
-                "of 0.750; the flags have a precision of 40.0% and a recall of 50.0%.",
+                "of 0.75; the flags have a precision of 40% and a recall of 50%.",
                 "The largest share that a source word contributes to any target word (DecompX) detects words labelled as "
-                "omitted with an AUC of 0.900; no word is flagged.",
+                "omitted with an AUC of 0.90; no word is flagged.",
             ],
         ),
         (
             {"decompx/score/cls": 0.25, "decompx/score/sep": 0.125, "decompx/score/other": 0.625},
-            ["Special tokens and the first token of causal models get 37.5% of the scores by DecompX."],
+            ["Special tokens and the first token of causal models get 38% of the scores by DecompX."],
         ),
         (
             {"decompx/score/cls": 0.25, "rollout/score/first": 0.5, "alti/score/other": 1.0},
             [
-                "Special tokens and the first token of causal models get 25.0% of the scores by DecompX, and 50.0% by rollout "
+                "Special tokens and the first token of causal models get 25% of the scores by DecompX, and 50% by rollout "
                 "of weights.",
             ],
         ),
@@ -521,8 +522,8 @@ CASES = {
             {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
             {"vector": "vector after layer 2"},
             [
-                "According to rollout of weights, a token's own share of its vector after layer 2 is 10.0%; ALTI puts the "
-                "token's own share at 25.0%.",
+                "According to rollout of weights, a token's own share of its vector after layer 2 is 10%; ALTI puts the "
+                "token's own share at 25%.",
             ],
         ),
         (
@@ -534,23 +535,23 @@ CASES = {
                 "decompx/share/bias": 0.125,
             },
             [
-                "According to DecompX, a token's own share of its output vector is 50.0%, and that of the biases is 12.5%; the "
-                "other methods put the token's own share between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
+                "According to DecompX, a token's own share of its output vector is 50%, and that of the biases is 13%; the "
+                "other methods put the token's own share between 10% (rollout of weights) and 75% (GlobEnc).",
             ],
         ),
         *(
             (
                 {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
                 {"above_random": {"rollout": low, "random": NAN}},
-                [f"{start}, and by 0.125 without as many random tokens."],
+                [f"{start}, and by 0.13 without as many random tokens."],
             )
             for low, start in (
                 (
                     1e-9,
                     "Rollout of weights is more faithful than a random order on this sample: without the tokens that it ranks "
-                    "highest, the probability of the predicted class or token falls by 0.250 on average",
+                    "highest, the probability of the predicted class or token falls by 0.25 on average",
                 ),
-                *((low, NOT_DETECTABLE.format("0.250", "rollout of weights")) for low in (0.0, -1e-9, NAN)),
+                *((low, NOT_DETECTABLE.format("0.25", "rollout of weights")) for low in (0.0, -1e-9, NAN)),
             )
         ),
         *(
@@ -559,8 +560,8 @@ CASES = {
                 {"above_random": ABOVE | more, "below_best": {"decompx": NAN, "random": 0.2} | below},
                 [
                     f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
-                    "falls by 0.500 on average, and by 0.250 without as many random tokens.",
-                    "Mean drop by method: DecompX 0.500, ALTI 0.450, GlobEnc 0.400, random order 0.250.",
+                    "falls by 0.50 on average, and by 0.25 without as many random tokens.",
+                    "Mean fall by method: DecompX 0.50, ALTI 0.45, GlobEnc 0.40, random order 0.25.",
                 ],
             )
             for more, below, start in (
@@ -592,9 +593,9 @@ CASES = {
             {"above_random": {"alti": -0.3, "decompx": -0.1}, "below_best": {"alti": 0.1, "random": -0.1}},
             [
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
-                "highest, the cosine with the untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 "
+                "highest, the cosine with the untouched embedding falls by at most 0.50 on average (DecompX), and by 0.50 "
                 "without as many random tokens.",
-                "Mean drop by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
+                "Mean fall by method: DecompX 0.50, random order 0.50, ALTI 0.25.",
             ],
         ),
         (
@@ -602,7 +603,7 @@ CASES = {
             {"above_random": {"alti": 0.1}},
             [
                 "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-                "probability of the predicted class or token falls by 0.250 on average, and rises by 0.125 without as many "
+                "probability of the predicted class or token falls by 0.25 on average, and rises by 0.13 without as many "
                 "random "
                 "tokens.",
             ],
@@ -611,31 +612,31 @@ CASES = {
             (
                 {"probability/comprehensiveness/alti": fall, "probability/comprehensiveness/random": -0.5},
                 {"above_random": {"alti": 0.1}},
-                [f"{start}, and {verb}by 0.500 without as many random tokens."],
+                [f"{start}, and {verb}by 0.50 without as many random tokens."],
             )
             for fall, start, verb in (
                 (
                     1e-9,
                     "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-                    "probability of the predicted class or token falls by 1.00×10⁻⁹ on average",
+                    "probability of the predicted class or token falls by 1.0×10⁻⁹ on average",
                     "rises ",
                 ),
                 (0.0, f"{NOTHING_MATTERS} falls by at most 0 on average (ALTI)", "rises "),
-                (-0.25, f"{NOTHING_MATTERS} rises by at least 0.250 on average (ALTI)", ""),
+                (-0.25, f"{NOTHING_MATTERS} rises by at least 0.25 on average (ALTI)", ""),
             )
         ),
         (
             {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": 0.125},
             [
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
-                "highest, the probability of the predicted class or token rises by at least 0.250 on average (ALTI), "
-                "and falls by 0.125 "
+                "highest, the probability of the predicted class or token rises by at least 0.25 on average (ALTI), "
+                "and falls by 0.13 "
                 "without as many random tokens.",
             ],
         ),
         (
             {"agreement/alti/decompx": -0.25},
-            ["The scores of ALTI and DecompX have a rank correlation of −0.250."],
+            ["The scores of ALTI and DecompX have a rank correlation of −0.25."],
         ),
         (
             {
@@ -645,7 +646,7 @@ CASES = {
             },
             [
                 "The scores that methods give to tokens agree most between DecompX and gradient × input (Spearman's "
-                "ρ +0.750) and least between ALTI and DecompX (−0.250).",
+                "ρ +0.75) and least between ALTI and DecompX (−0.25).",
             ],
         ),
     ],
@@ -654,7 +655,7 @@ CASES = {
         (
             SINK,
             [
-                "On text with BOS, the first token is a sink in 60.0% of the heads, and it receives 50.0% of all attention "
+                "On text with BOS, the first token is a sink in 60% of the heads, and it receives 50% of all attention "
                 "weight."
             ],
         ),
@@ -666,21 +667,21 @@ CASES = {
                 "repeat/with_bos/sink_rate/first": 0.3,
             },
             [
-                "On text with BOS, the first token is a sink in 60.0% of the heads, and it receives 50.0% of all attention "
+                "On text with BOS, the first token is a sink in 60% of the heads, and it receives 50% of all attention "
                 "weight.",
-                "Without BOS, the sink rate of the token that then comes first is 10.0%.",
-                "The sink rate of the first token is 50.0% on random tokens and 30.0% on one token repeated.",
+                "Without BOS, the sink rate of the token that then comes first is 10%.",
+                "The sink rate of the first token is 50% on random tokens and 30% on one token repeated.",
             ],
         ),
         (
             {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.009},
-            ["On text, the first token is a sink in 0.0% of the heads."],
+            ["On text, the first token is a sink in 0% of the heads."],
         ),
         (
             {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
             [
-                "On one token repeated, [SEP] tokens are, on average, sinks in 25.0% of the heads, and together they "
-                "receive 50.0% of all attention weight.",
+                "On one token repeated, [SEP] tokens are, on average, sinks in 25% of the heads, and together they "
+                "receive 50% of all attention weight.",
             ],
         ),
         (
@@ -691,8 +692,8 @@ CASES = {
             },
             {"first_token": "[CLS]"},
             [
-                "On text with [CLS], [SEP] tokens are, on average, sinks in 25.0% of the heads.",
-                "Without [CLS], the sink rate of [SEP] tokens is 30.0%.",
+                "On text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
+                "Without [CLS], the sink rate of [SEP] tokens is 30%.",
             ],
         ),
         (
@@ -708,9 +709,9 @@ CASES = {
                 "random/without_bos/nowhere": 0.1,
             },
             [
-                "On text, [CLS] tokens are, on average, sinks in 25.0% of the heads.",
-                "On text, 50.0% of the heads are dormant: a single key receives more than 50.0% of their weight.",
-                "On text, learned sinks take 12.5% of the attention weight, which goes to no key.",
+                "On text, [CLS] tokens are, on average, sinks in 25% of the heads.",
+                "On text, 50% of the heads are dormant: a single key receives more than 50% of their weight.",
+                "On text, learned sinks take 13% of the attention weight, which goes to no key.",
             ],
         ),
         (
@@ -722,32 +723,32 @@ CASES = {
                 "ablation/zero/after/first": 0.7004,
             },
             [
-                "Setting the massive activations to zero leaves the loss at 3.40 nats.",
-                "Setting the massive activations to their mean leaves the loss at 3.40 nats.",
+                "Setting the massive activations to zero leaves the loss at 3.4 nats.",
+                "Setting the massive activations to their mean leaves the loss at 3.4 nats.",
                 "With the massive activations set to zero, attention weights hardly change: that on first tokens stays at "
-                "70.0%.",
+                "70%.",
             ],
         ),
         (
             {"text/without_bos/dormant": 0.5},
             {"dormant": 0.2},
-            ["On text, 50.0% of the heads are dormant: a single key receives more than 20.0% of their weight."],
+            ["On text, 50% of the heads are dormant: a single key receives more than 20% of their weight."],
         ),
         *(
             (
                 DRAINS | {"drains/sink/alpha_f": norm},
                 [
                     LENGTHS,
-                    "On average, the key that receives the most weight in a head gets 40.0 times the weight of each other key, "
-                    f"{contrast} times as much: a mean ‖αf(x)‖ of {written}, compared with 0.0400.",
+                    "On average, the key that receives the most weight in a head gets 40 times as much weight as each of the "
+                    f"others, {contrast} times as much: a mean ‖αf(x)‖ of {written}, compared with 0.040.",
                 ],
             )
             for norm, contrast, written in (
-                (0.02, "but contributes only 0.500", "0.0200"),
-                (0.2, "but contributes only 5.00", "0.200"),
-                (0.7992, "but contributes only 20.0", "0.799"),
-                (0.8008, "and contributes 20.0", "0.801"),
-                (4.0, "and contributes 100", "4.00"),
+                (0.02, "but contributes only 0.50", "0.020"),
+                (0.2, "but contributes only 5.0", "0.20"),
+                (0.7992, "but contributes only 20", "0.80"),
+                (0.8008, "and contributes 20", "0.80"),
+                (4.0, "and contributes 100", "4.0"),
             )
         ),
         (DRAINS | {"drains/other/alpha": 0.0}, [LENGTHS]),
@@ -774,7 +775,7 @@ CASES = {
         (
             ZEROED | {"ablation/zero/loss_controls": 3.42},
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; with as many random "
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.0 nats; with as many random "
                 "dimensions set to zero, it is 3.42.",
                 "Setting the massive activations to their mean changes the loss to 3.41 nats.",
             ],
@@ -788,9 +789,9 @@ CASES = {
                 "ablation/zero/after/other": 0.7,
             },
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats.",
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.0 nats.",
                 "Setting the massive activations to their mean changes the loss to 3.41 nats.",
-                "With the massive activations set to zero, the attention weight on first tokens falls from 70.0% to 10.0%.",
+                "With the massive activations set to zero, the attention weight on first tokens falls from 70% to 10%.",
             ],
         ),
     ],
@@ -798,7 +799,7 @@ CASES = {
         ({}, []),
         (
             AER | {"giza/aer": 0.1, "giza/recall": 0.2, "attn_w/awi/union/aer": 0.6},
-            [f"Alignment with input: {ALIGNED}", "giza has an AER of 10.0% on the same pairs."],
+            [f"Alignment with input: {ALIGNED}", "giza has an alignment error rate of 10% on the same pairs."],
         ),
         ({name.replace("awi", "awo"): value for name, value in AER.items()}, [f"Alignment with output: {ALIGNED}"]),
         ({"attn_n/awo/best_layer/aer": 0.3}, []),

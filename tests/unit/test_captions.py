@@ -25,7 +25,7 @@ def test_sink_rates_of_the_chosen_inputs(inputs, listed):
         "norms": pd.DataFrame({"layer": [0], "position": ["1"], "norm": [1.0]}),
         "drains": pd.DataFrame([{"layer": 1, "key": "sink"} | dict.fromkeys(MEASURES, 1.0)]),
     }
-    assert figures_of_sinks(tables, "first", None)["rate"].caption.endswith(f"on average: {listed}")
+    assert figures_of_sinks(tables, "first", None, 0.3)["rate"].caption.endswith(f"on average: {listed}")
 
 
 @pytest.mark.parametrize("controls", [0.25, np.nan])
@@ -66,6 +66,6 @@ def test_the_caption_of_drains_counts_what_its_first_panel_shows(sinks, others, 
     ]
     norms = pd.DataFrame({"layer": [0], "position": ["1"], "norm": [1.0]})
     tables = {"by_head": pd.DataFrame(), "norms": norms, "drains": pd.DataFrame(rows)}
-    figure = figures_of_sinks(tables, None, None)["drains"]
+    figure = figures_of_sinks(tables, None, None, 0.3)["drains"]
     assert figure.caption.startswith(start)
     assert next(iter(figure.panel_titles)) == "alpha_f"

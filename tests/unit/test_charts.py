@@ -130,7 +130,12 @@ def test_captions_say_which_scales_differ():
         (lines(GRID, **two, limits=(0, 1)), "caption"),
         (lines(GRID[GRID["head"] == 1], **two), "caption"),
         (lines(GRID[GRID["head"] == 1]), "caption"),
-        (Profiles(GRID, "category", "layer", "value", [], "y", "caption"), own_range),
+        (profiles := Profiles(GRID, "category", "layer", "value", [], "y", "caption"), "caption"),
+        (dataclasses.replace(profiles, table=GRID[GRID["category"] == "cls"]), "caption"),
+        (
+            dataclasses.replace(profiles, table=GRID.assign(value=GRID["value"] ** (5 * (GRID["category"] == "cls")))),
+            own_range,
+        ),
         (dataclasses.replace(scatter, sharey=False), own_range),
         (scatter, "caption"),
         (maps, "caption Each column of maps has its own scale."),
@@ -238,11 +243,51 @@ def test_scatter_plots_are_thinned_and_say_how_many_points_there_are(monkeypatch
     table = pd.DataFrame({"x": np.arange(1.0, 201), "y": np.arange(200.0) % 7, "kind_of": ["a"] * 150 + ["b"] * 50})
     figure = Scatter(table, "x", "y", "kind_of", {"a": "A", "b": "B", "c": "C"}, "x", "y", "caption", medians=True)
     found = rows(spec := chart(figure))
-    assert spec["facet"]["sort"] == ["A (150)", "B (50)"]
+    assert spec["facet"]["sort"] == ["A (n\u00a0=\u00a0150)", "B (n\u00a0=\u00a050)"]
     points = found[found["kind"] == "point"]
     assert len(points) <= 51
     assert set(points["x"]) <= set(table["x"])
     assert (found["kind"] == "median").sum() == 32
+
+
+def test_panels_share_a_range_unless_it_would_hide_their_values():
+    values = {0: [1.0, -2.0], 1: [3.0, 0.5], 2: [0.61, -0.1], 3: [0.5, 0.0], 4: [-90.0, 1.0]}
+    table = pd.DataFrame(
+        [(layer, dimension, value) for layer, pair in values.items() for dimension, value in enumerate(pair)],
+        columns=["layer", "dimension", "mean"],
+    )
+    figure = Profiles(table, "layer", "dimension", "mean", [1], "mean", "caption")
+    assert figure.panels_apart() == [3, 4]  # 0.5 is less than a fifth of 3
+    shared = (-2.0, 3.0)
+    ranges = {0: shared, 1: shared, 2: shared, 3: (0.0, 0.5), 4: (-90.0, 1.0)}
+    assert figure.ranges() == ranges
+    assert caption_of(figure) == "caption The panels share one range, except those marked “own range”."
+    # A twentieth of the range, 0.25, decides which values have a label.
+    assert figure.labels()["layer"].tolist() == [0, 1]
+    spec = chart(figure)
+    titles = ["layer 0", "layer 1", "layer 2", "layer 3 (own range)", "layer 4 (own range)"]
+    assert spec["facet"]["sort"] == titles
+    ends = rows(spec).dropna(subset=["least"]).set_index("panel")
+    assert {title: tuple(ends.loc[title, ["least", "most"]]) for title in titles} == dict(
+        zip(titles, ranges.values(), strict=True)
+    )
+    drawn = [axes.get_ylim() for axes in laid_out(figure).axes if axes.get_title()]
+    assert drawn[0] == drawn[1] == drawn[2]
+    for (low, high), (least, most) in zip(drawn, ranges.values(), strict=True):
+        assert low < least
+        assert most < high
+        assert (high - low) < 2 * (most - least)
+
+
+def test_categories_keep_their_colour_in_scatter_plots():
+    figure = Scatter(GRID, "layer", "value", "category", {"cls": "cls", "sep": "sep"}, "x", "y", "caption")
+    colour = chart(figure)["spec"]["layer"][0]["encoding"]["color"]
+    assert colour["scale"] == {"domain": ["[CLS]", "[SEP]"], "range": series_style(["cls", "sep"])[0]}
+    table = GRID.assign(category="method")
+    assert (
+        chart(dataclasses.replace(figure, table=table, panel_titles={"method": "m"}))["spec"]["layer"][0]["encoding"]
+        == {}
+    )
 
 
 def test_word_maps_tell_equal_words_apart():

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.rounding import counted, duration, enumeration, movement, number, percentage
+from normscope.rounding import (
+    brief,
+    brief_share,
+    compared,
+    counted,
+    duration,
+    enumeration,
+    movement,
+    number,
+    percentage,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +109,63 @@ def test_counts(count, words, written):
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (0.25, 0.5, "rises from 25.0% to 50.0%"),
-        (0.5, 0.25, "falls from 50.0% to 25.0%"),
-        (0.25, 0.25001, "stays at 25.0%"),
+        (0.25, 0.5, "rises from 25% to 50%"),
+        (0.5, 0.25, "falls from 50% to 25%"),
+        (0.25, 0.25001, "stays at 25%"),
     ],
 )
 def test_movements(before, after, said):
     assert movement(before, after) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "beside", "written"),
+    [
+        (0.0, [], "0"),
+        (0.0125, [], "0.013"),
+        (-4.56, [], "−4.6"),
+        (34.5, [], "35"),
+        (99.4, [], "99"),
+        (116.2, [], "116"),
+        (12345.0, [], "12,300"),
+        (4.56e-7, [], "4.6×10⁻⁷"),
+        (math.nan, [], ""),
+        (0.231, [0.229], "0.231"),
+        (0.229, [0.5, 0.231], "0.229"),
+        (0.231, [0.249], "0.23"),
+        (0.2301, [0.2299], "0.23"),
+    ],
+)
+def test_numbers_of_sentences_have_two_digits_unless_they_would_look_alike(value, beside, written):
+    assert brief(value, *beside) == written
+
+
+@pytest.mark.parametrize(
+    ("share", "beside", "written"),
+    [
+        (0.0, [], "0%"),
+        (1e-5, [], "0.0%"),
+        (0.0264, [], "2.6%"),
+        (0.0994, [], "9.9%"),
+        (0.0996, [], "10%"),
+        (0.2345, [], "23%"),
+        (-0.235, [], "−24%"),
+        (0.996, [], "99.6%"),
+        (0.9996, [], "100%"),
+        (1.0, [], "100%"),
+        (0.996, [1.0], "99.6%"),
+        (1.0, [0.996], "100%"),
+        (0.4994, [0.5], "49.9%"),
+        (0.5, [0.4994], "50.0%"),
+        (0.4996, [0.5], "50%"),
+        (math.nan, [], ""),
+    ],
+)
+def test_shares_of_sentences(share, beside, written):
+    assert brief_share(share, *beside) == written
+
+
+def test_numbers_with_signs():
+    assert brief(0.181, signed=True) == "+0.18"
+    assert brief_share(-0.05, signed=True) == "−5.0%"
+    assert compared(brief, 3.4, 9.0, 3.41) == ["3.40", "9.0", "3.41"]

@@ -25,7 +25,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.layout import stacked_heads
 from normscope.models.observer import Observer
 from normscope.reporting.drawing import png
-from normscope.rounding import number
+from normscope.rounding import brief, brief_share
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 LENGTHS = (9, 4, 1)
@@ -132,9 +132,8 @@ def test_the_key_bias_has_its_share_of_the_spread(family):
         concentration["half"].dropna().astype(int).mean()
     )
     text = " ".join(result.sentences)
-    assert (f"{missing['ninety'] / heads:.1%} of the heads, the dimensions never make up 90%" in text) == (
-        family != "bert"
-    )
+    share = brief_share(missing["ninety"] / heads, missing["half"] / heads)
+    assert (f"{share} of the heads, the dimensions never make up 90%" in text) == (family != "bert")
     assert ("key bias" in text) == (family != "bert")
 
 
@@ -155,11 +154,11 @@ def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
 def test_what_the_sentences_say_of_heads_that_have_no_number_of_dimensions():
     metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
-    of_all = "On average over heads, 3.00 dimensions make up half of the spread of a query's scores over its keys"
+    of_all = "On average over heads, 3.0 dimensions make up half of the spread of a query's scores over its keys"
     assert sentences_of(metrics) == [
-        f"{of_all}, and 9.00 make up 90% (heads whose dimensions never reach that share are left out).",
-        "The share of the key bias b_K in the spread of a query's scores over its keys is 25.0%; in 50.0% of the heads, the "
-        "dimensions never make up 90% of it, and in 12.5% not even half.",
+        f"{of_all}, and 9.0 make up 90% (heads whose dimensions never reach that share are left out).",
+        "The share of the key bias b_K in the spread of a query's scores over its keys is 25%; in 50% of the heads, the "
+        "dimensions never make up 90% of it, and in 13% not even half.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
     assert sentences_of(metrics)[0] == f"{of_all} (heads whose dimensions never reach that share are left out)."
@@ -263,7 +262,9 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
     everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
     assert result.metrics["spearman/all"] == everything
-    assert any(f"{number(everything, signed=True)} over all tokens" in sentence for sentence in result.sentences)
+    others = correlation.query("layer == 0")["spearman"].dropna()
+    written = f"{brief(everything, *others, signed=True)} over all tokens"
+    assert any(written in sentence for sentence in result.sentences)
 
 
 def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():

@@ -9,6 +9,7 @@ from normscope.reporting.comparison.verdict import significant, title, verdict
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
+NORM, SMALL = "norms/f/cls", "mixing/attn_n/share"
 
 
 def comparison(values, tests=(), sequence_tests=()):
@@ -31,7 +32,7 @@ def test_the_measure_with_the_clearest_difference_is_named():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
     assert verdict(comparison(VALUES, sequence_tests=tests)) == [
         "tuned differs from base in 2 of 2 measures tested over sequences, most clearly in mixing ratio (AttnResLn-N: the "
-        "attention block): 37.5% instead of 25.0% (difference +10.0 to +15.0 points, 95% interval)."
+        "attention block): 38% instead of 25% (difference +10 to +15 points, 95% interval)."
     ]
 
 
@@ -49,11 +50,25 @@ def test_the_bound_of_significance(adjusted, differs):
     assert list(significant(found)) == ([MEAN] if differs else [])
 
 
-def test_without_a_test_the_largest_relative_difference_is_given_as_such():
-    """0.375 against 0.25 is a third less, 0.13 against 0.125 little; minima do not count."""
-    (sentence,) = verdict(comparison(VALUES))
+def test_without_a_test_the_share_that_differs_by_most_points_is_given():
+    """12.5 points against 0.5, and 100% against 50% of a tiny norm; minima do not count."""
+    values = [*VALUES, ("base", NORM, 1e-4), ("tuned", NORM, 2e-4), ("base", SMALL, 0.001), ("tuned", SMALL, 0.01)]
+    (sentence,) = verdict(comparison(values))
     assert sentence.startswith("Whether tuned differs from base cannot be tested")
-    assert sentence.endswith("in mixing ratio (AttnResLn-N: the attention block): 37.5% instead of 25.0%.")
+    assert sentence.endswith(
+        "largest difference in percentage points is in mixing ratio (AttnResLn-N: the attention block): 38% instead of 25%."
+    )
+
+
+def test_measures_that_an_analysis_describes_come_before_others():
+    values = [("base", NORM, 1.0), ("tuned", NORM, 1.5), ("base", "own/tiny", 1e-6), ("tuned", "own/tiny", 2e-6)]
+    assert verdict(comparison(values))[0].endswith(f"relative difference is in {title(NORM)}: 1.5 instead of 1.0.")
+    assert verdict(comparison(values[2:]))[0].endswith("difference is in own/tiny: 2.0×10⁻⁶ instead of 1.0×10⁻⁶.")
+
+
+def test_shares_that_are_equal_are_not_named():
+    values = [("base", MEAN, 0.25), ("tuned", MEAN, 0.25), ("base", NORM, 1.0), ("tuned", NORM, 1.5)]
+    assert title(NORM) in verdict(comparison(values))[0]
 
 
 def test_equal_groups_are_said_to_agree():
@@ -80,3 +95,8 @@ def test_one_group_needs_no_verdict():
 
 def test_a_metric_that_nobody_describes_has_its_name():
     assert title("own/number") == "own/number"
+
+
+def test_a_number_of_its_own_is_no_category():
+    assert title("norms/share/heads") == "norms/share/heads"
+    assert title("norms/share/cls") == "share of the attention output ([CLS])"

@@ -75,8 +75,18 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
         )
         panels.append(maps[in_best])
         titles[method] = f"{title}, layer {best['layer']}, {SETTINGS[str(best['setting'])]}"
+    table = pd.concat(panels)
+    frames = [
+        words
+        for kind, words in (
+            ("sure", "Frames mark the reference's links"),
+            ("possible", "dashed frames mark links that are only possible"),
+        )
+        if (table["gold"] == kind).any()
+    ]
+    marked = "; ".join(frames)
     return WordMaps(
-        table=pd.concat(panels),
+        table=table,
         panel="method",
         panel_titles=titles,
         row="target",
@@ -87,6 +97,6 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
         frame="gold",
         caption=(
             f"Row {row} of the corpus: what each target word receives from each source word, by each method in its best "
-            "layer. Frames mark the reference's links; dashed frames mark links that are only possible."
+            f"layer.{f' {marked[0].upper()}{marked[1:]}.' if marked else ''}"
         ),
     )

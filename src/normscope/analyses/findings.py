@@ -101,6 +101,37 @@ class Profiles:
     series: str | None = None
     """Column that assigns rows of the table to lines of a panel, which are all drawn alike."""
 
+    def panels_apart(self) -> list[Any]:
+        """Panels with a range of their own: in the range that most panels share, they would be flat or cut off.
+
+        The values of panels that share a range reach at least a fifth as far from zero as those of the furthest of them. If
+        at most half of the panels could share one, all are apart.
+        """
+        reach = self.table[self.y].abs().groupby(self.table[self.panel]).max()
+        groups = [reach.between(furthest / 5, furthest) for furthest in sorted(reach, reverse=True)]
+        together = max(groups, key=lambda group: int(group.sum()))
+        return list(reach.index[~together]) if 2 * int(together.sum()) > len(reach) else list(reach.index)
+
+    def ranges(self) -> dict[Any, tuple[float, float]]:
+        """The smallest and the largest value on the y-axis of each panel."""
+        by_panel = self.table.groupby(self.panel)[self.y]
+        ends = pd.DataFrame({"low": by_panel.min().clip(upper=0.0), "high": by_panel.max().clip(lower=0.0)})
+        shared = ends.drop(index=self.panels_apart())
+        if len(shared):
+            ends.loc[shared.index, ["low", "high"]] = shared["low"].min(), shared["high"].max()
+        return {panel: (float(low), float(high)) for panel, low, high in ends.itertuples()}
+
+    def labels(self) -> pd.DataFrame:
+        """The rows that labels point at: of each labelled dimension in each panel, the value furthest from zero.
+
+        Values nearer to zero than a twentieth of the panel's range cannot be seen, and have no label.
+        """
+        chosen = self.table[self.table[self.x].isin(list(self.labelled))]
+        far = chosen.assign(reach=chosen[self.y].abs()).sort_values("reach", ascending=False, kind="stable")
+        far = far.drop_duplicates([self.panel, self.x]).sort_values([self.panel, self.x])
+        span = far[self.panel].map({panel: high - low for panel, (low, high) in self.ranges().items()})
+        return far[far["reach"] >= span.astype(float) / 20].drop(columns="reach")
+
 
 @dataclasses.dataclass(frozen=True)
 class Scatter:

@@ -72,7 +72,7 @@ class Similarity:
                 column_label="token_b",
                 caption=(
                     f"What each pair of tokens adds to the {self._what} of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: warm colours raise it, cool ones lower it."
+                    f"second). All cells add up to {self.value:.3f}: orange raises it, purple lowers it."
                 ),
                 # Biases say nothing about words, and would often make all other cells look pale.
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,

@@ -51,14 +51,28 @@ def caption_of(figure: Drawing) -> str:
     return " ".join(filter(None, (figure.caption, _own_scales(figure))))
 
 
+OWN_RANGE = "own range"
+"""In the titles of panels that do not share the range of the others."""
+
+_EACH = "Each panel has its own range."
+
+
+def profile_titles(figure: Profiles) -> dict[Any, str]:
+    """The titles of the panels, which say which of them have a range of their own if others share one."""
+    panels, apart = sorted(figure.table[figure.panel].unique()), figure.panels_apart()
+    marked = apart if len(apart) < len(panels) else []
+    return {panel: f"{figure.panel} {panel}{f' ({OWN_RANGE})' * (panel in marked)}" for panel in panels}
+
+
 def _own_scales(figure: Drawing) -> str:
     match figure:
-        case (
-            Lines(panel=str(panel), sharey=False, limits=None)
-            | Profiles(panel=panel)
-            | Scatter(panel=panel, sharey=False)
-        ):
-            return "Each panel has its own range." if figure.table[panel].nunique() > 1 else ""
+        case Lines(panel=str(panel), sharey=False, limits=None) | Scatter(panel=panel, sharey=False):
+            return _EACH if figure.table[panel].nunique() > 1 else ""
+        case Profiles():
+            apart, panels = len(figure.panels_apart()), figure.table[figure.panel].nunique()
+            if apart < panels:
+                return f"The panels share one range, except those marked “{OWN_RANGE}”." if apart else ""
+            return _EACH if panels > 1 else ""
         case HeatmapGrid(diverging=False, limits=None):
             return "Each column of maps has its own scale." if len(figure.values) > 1 else ""
         case WordMaps(largest=None):

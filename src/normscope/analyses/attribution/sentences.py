@@ -6,7 +6,7 @@ from types import MappingProxyType
 from normscope.analyses.attribution.published import METHODS, OF_TRANSLATIONS, QUANTITIES
 from normscope.analyses.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import number, percentage
+from normscope.rounding import brief, brief_share
 
 
 def sentences_of(
@@ -41,18 +41,18 @@ def _shares(metrics: Mapping[str, float], vector: str) -> list[Sentence]:
     if not own:
         return []
     chosen = "decompx" if "decompx" in own else next(iter(own))
-    text = f"According to {METHODS[chosen]}, a token's own share of its {vector} is {percentage(own[chosen])}"
+    text = f"According to {METHODS[chosen]}, a token's own share of its {vector} is {brief_share(own[chosen], *own.values())}"
     bias = metrics.get(f"{chosen}/share/bias")
     if bias is not None:
-        text += f", and that of the biases is {percentage(bias)}"
+        text += f", and that of the biases is {brief_share(bias)}"
     others = sorted((share, method) for method, share in own.items() if method != chosen)
     if len(others) == 1:
-        text += f"; {METHODS[others[0][1]]} puts the token's own share at {percentage(others[0][0])}"
+        text += f"; {METHODS[others[0][1]]} puts the token's own share at {brief_share(others[0][0], *own.values())}"
     elif others:
         (low, lowest), (high, highest) = others[0], others[-1]
         text += (
-            f"; the other methods put the token's own share between {percentage(low)} ({METHODS[lowest]}) and "
-            f"{percentage(high)} ({METHODS[highest]})"
+            f"; the other methods put the token's own share between {brief_share(low, *own.values())} ({METHODS[lowest]}) and "
+            f"{brief_share(high, *own.values())} ({METHODS[highest]})"
         )
     return [Sentence(f"{text}.", figure="by_category", table="by_category")]
 
@@ -80,8 +80,8 @@ def _faithfulness(
             text = _of_best(words, methods, random, tied)
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
-            order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
-            sentences.append(Sentence(f"Mean drop by method: {order}.", figure="faithfulness", table="ranking"))
+            order = ", ".join(f"{METHODS[method]} {brief(value, *by_method.values())}" for value, method in falls)
+            sentences.append(Sentence(f"Mean fall by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 
@@ -104,25 +104,25 @@ def _of_best(words: str, methods: Sequence[tuple[float, str]], random: float, ti
     else:
         start = f"{name} is more faithful than a random order on this sample"
     return (
-        f"{start}: without the tokens that it ranks highest, {words} falls by {number(value)} on average, and "
-        f"{_without_random(random, falls=True)}."
+        f"{start}: without the tokens that it ranks highest, {words} falls by {brief(value, random)} on average, and "
+        f"{_without_random(random, value)}."
     )
 
 
 def _of_all(words: str, value: float, best: str, random: float) -> str:
     """How far a quantity falls, or how little it rises, without the tokens that the best method ranks highest."""
-    falls, size = value >= 0, number(abs(value))
-    most = f"falls by at most {size}" if falls else f"rises by at least {size}"
+    size = brief(abs(value), abs(random))
+    most = f"falls by at most {size}" if value >= 0 else f"rises by at least {size}"
     return (
         f"without the tokens that rank highest, {words} {most} on average ({METHODS[best]}), and "
-        f"{_without_random(random, falls=falls)}."
+        f"{_without_random(random, value)}."
     )
 
 
-def _without_random(random: float, *, falls: bool) -> str:
-    """The same for random tokens; the verb stands before it if it is not the one before."""
-    verb = "" if falls == (random >= 0) else "falls " if random >= 0 else "rises "
-    return f"{verb}by {number(abs(random))} without as many random tokens"
+def _without_random(random: float, beside: float) -> str:
+    """The same for random tokens, beside the fall named before; the verb stands before it if it is not the one before."""
+    verb = "" if (beside >= 0) == (random >= 0) else "falls " if random >= 0 else "rises "
+    return f"{verb}by {brief(abs(random), abs(beside))} without as many random tokens"
 
 
 _WITHOUT_CONTENT = ("cls", "sep", "first")
@@ -139,10 +139,8 @@ def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
     if not ordered:
         return []
     (low, least), (high, most) = ordered[0], ordered[-1]
-    text = (
-        f"Special tokens and the first token of causal models get {percentage(low)} of the scores by {METHODS[least]}"
-    )
-    text += f", and {percentage(high)} by {METHODS[most]}." if len(ordered) > 1 else "."
+    text = f"Special tokens and the first token of causal models get {brief_share(low, high)} of the scores by {METHODS[least]}"
+    text += f", and {brief_share(high, low)} by {METHODS[most]}." if len(ordered) > 1 else "."
     return [Sentence(text, table="scores", surprising=high > 2 * low)]
 
 
@@ -155,11 +153,11 @@ def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     (low, least), (high, most) = pairs[0], pairs[-1]
     if len(pairs) == 1:
-        text = f"The scores of {_both(least)} have a rank correlation of {number(low, signed=True)}."
+        text = f"The scores of {_both(least)} have a rank correlation of {brief(low, signed=True)}."
     else:
         text = (
             f"The scores that methods give to tokens agree most between {_both(most)} (Spearman's ρ "
-            f"{number(high, signed=True)}) and least between {_both(least)} ({number(low, signed=True)})."
+            f"{brief(high, low, signed=True)}) and least between {_both(least)} ({brief(low, high, signed=True)})."
         )
     return [Sentence(text, figure="agreement", table="agreement")]
 
@@ -174,14 +172,14 @@ def _translations(metrics: Mapping[str, float], hallucinated_below: float, omitt
         title, name = OF_TRANSLATIONS[method], f"translation/{method}"
         special, hallucinated, omitted = (metrics[f"{name}/{of}"] for of in ("special", "hallucinated", "omitted"))
         text = (
-            f"According to {title}, {percentage(share)} of a target word comes from the source on average "
-            f"({percentage(special)} from its special tokens), and the rest from the target so far."
+            f"According to {title}, {brief_share(share)} of a target word comes from the source on average "
+            f"({brief_share(special)} from its special tokens), and the rest from the target so far."
         )
         sentences.append(Sentence(text, figure="source_share", table="translations"))
         text = (
-            f"{title} flags {percentage(hallucinated)} of target words as hallucinated (less than "
-            f"{percentage(hallucinated_below)} comes from the source) and {percentage(omitted)} of source words as omitted "
-            f"(they contribute less than {percentage(omitted_below)} to every target word)."
+            f"{title} flags {brief_share(hallucinated)} of target words as hallucinated (less than "
+            f"{brief_share(hallucinated_below)} comes from the source) and {brief_share(omitted)} of source words as omitted "
+            f"(they contribute less than {brief_share(omitted_below)} to every target word)."
         )
         sentences.append(Sentence(text, table="target_words"))
     return sentences
@@ -199,9 +197,9 @@ def _detection(metrics: Mapping[str, float]) -> list[Sentence]:
         precision, recall = (metrics.get(f"detection/{method}/{flag}/{of}") for of in ("precision", "recall"))
         flags = "no word is flagged"
         if precision is not None and recall is not None:
-            flags = f"the flags have a precision of {percentage(precision)} and a recall of {percentage(recall)}"
+            flags = f"the flags have a precision of {brief_share(precision)} and a recall of {brief_share(recall)}"
         text = (
-            f"{_FLAGS[flag]} ({OF_TRANSLATIONS[method]}) detects words labelled as {flag} with an AUC of {number(auc)}; "
+            f"{_FLAGS[flag]} ({OF_TRANSLATIONS[method]}) detects words labelled as {flag} with an AUC of {brief(auc)}; "
             f"{flags}."
         )
         sentences.append(Sentence(text, table="detection"))

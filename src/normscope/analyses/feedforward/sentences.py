@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
-from normscope.rounding import number, percentage
+from normscope.rounding import brief, brief_share, compared
 
 _LAST = ("atbffresln_n", "atbffres_n")
 
@@ -16,8 +16,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if block is not None and last is not None:
         sentences.append(
             Sentence(
-                f"After the whole layer, the mean mixing ratio is {percentage(last)}; after the attention block, it is "
-                f"{percentage(block)}.",
+                f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
+                f"{brief_share(block, last)}.",
                 figure="by_layer",
                 table="mixing_by_layer",
             )
@@ -25,11 +25,11 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     alone = metrics.get("change/ff")
     whole = metrics.get("change/ff+res+ln", metrics.get("change/ff+res"))
     if alone is not None and whole is not None:
-        same = number(whole) == number(alone)
-        change = "the same" if same else f"{'smaller' if whole < alone else 'larger'}: {number(whole)}"
+        first, then = compared(brief, alone, whole)
+        change = "the same" if first == then else f"{'smaller' if whole < alone else 'larger'}: {then}"
         sentences.append(
             Sentence(
-                f"The feed-forward network alone changes the order of contributions by {number(alone)} (1 − Spearman's ρ); "
+                f"The feed-forward network alone changes the order of contributions by {first} (1 − Spearman's ρ); "
                 f"with what follows it in the layer, the change is {change}.",
                 figure="change",
                 table="change",

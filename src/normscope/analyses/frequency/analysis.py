@@ -215,13 +215,20 @@ class FrequencyAnalysis(Analysis):
         sample = self._sampled()
         ratios = [str(method) for method in self.context.methods]
         percentages = sample.assign(**{ratio: 100 * sample[ratio] for ratio in ratios})
+        drawn, left_out = list(self._measures), ""
+        weights, with_residual = str(Method.ATTN_W), str(Method.ATTNRES_W)
+        if {weights, with_residual} <= set(ratios) and np.allclose(sample[with_residual], sample[weights] / 2):
+            drawn.remove(with_residual)  # weights that add up to 1: the same cloud twice
+            left_out = (
+                f" {_papers_name(Method.ATTNRES_W)} is half of {_papers_name(Method.ATTN_W)}, and is left out as well."
+            )
         return {
             "scatter": Scatter(
                 table=percentages.melt("rank", var_name="measure", value_name="value"),
                 x="rank",
                 y="value",
                 panel="measure",
-                panel_titles={measure: TITLES[measure] for measure in self._measures},
+                panel_titles={measure: TITLES[measure] for measure in drawn},
                 x_label="frequency rank",
                 y_label="mean over layers",
                 log_x=True,
@@ -229,7 +236,8 @@ class FrequencyAnalysis(Analysis):
                 medians=True,
                 caption=(
                     "Each measure of a token occurrence against its token's frequency rank (1: the most frequent). The line is "
-                    "the median in bins of rank: where it rises, rarer tokens have larger values. Special tokens are left out."
+                    "the median in bins of rank: where it rises, rarer tokens have larger values. Special tokens are left "
+                    f"out.{left_out}"
                 ),
             )
         }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
-from normscope.rounding import enumeration, number
+from normscope.rounding import brief, enumeration
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -14,7 +14,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         "attnresln_n": "its mixing ratio",
     }
     parts = [
-        f"{number(metrics[key], signed=True)} with {title}"
+        f"{brief(metrics[key], signed=True)} with {title}"
         for measure, title in titles.items()
         if (key := f"spearman/{measure}/with_specials") in metrics
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
-from normscope.rounding import percentage
+from normscope.rounding import brief_share, compared
 
 _INCLUDED = {
     "attnresln_n": "the vectors, the residual connection and the layer normalisation",
@@ -11,7 +11,7 @@ _INCLUDED = {
 }
 """What the methods of whole blocks include; the first that is defined counts."""
 
-_HALF = percentage(0.5)
+_HALF = 0.5
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -21,27 +21,27 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if method is None:
         if by_weights is None:
             return []
-        text = f"By attention weights alone, the mean mixing ratio is {percentage(by_weights)}."
+        text = f"By attention weights alone, the mean mixing ratio is {brief_share(by_weights)}."
         return [Sentence(text, figure="by_layer", table="by_layer")]
     mean, low, high = (metrics[f"{method}/{name}"] for name in ("mean", "min", "max"))
-    suggestion = "" if by_weights is None else f"; attention weights alone suggest {percentage(by_weights)}"
+    written, half, suggested = compared(brief_share, mean, _HALF, mean if by_weights is None else by_weights)
+    lowest, highest = compared(brief_share, low, high)
+    suggestion = "" if by_weights is None else f"; attention weights alone suggest {suggested}"
     others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
-    # Judged by what is written, so that no 50.0% is called more or less than half.
+    # Judged by what is written, so that no 50% is called more or less than half.
     amount = (
-        f"as much from {others} as"
-        if percentage(mean) == _HALF
-        else f"{'less' if mean < 0.5 else 'more'} from {others} than"
+        f"as much from {others} as" if written == half else f"{'less' if mean < _HALF else 'more'} from {others} than"
     )
     return [
         Sentence(
             f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention blocks is "
-            f"{percentage(mean)}{suggestion}.",
+            f"{written}{suggestion}.",
             figure="by_layer",
             table="by_layer",
             measure=method,
         ),
         Sentence(
-            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {percentage(low)} to {percentage(high)} over "
+            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {lowest} to {highest} over "
             "tokens and layers.",
             figure="heatmap",
             table="by_layer",
@@ -54,7 +54,7 @@ def _shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sent
     parts = [metrics.get(f"{method}/{part}") for part in ("share", "own", "residual", "bias")]
     if None in parts:
         return []
-    share, own, residual, bias = (percentage(part) for part in parts if part is not None)
+    share, own, residual, bias = compared(brief_share, *(part for part in parts if part is not None))
     through = "" if others == "the source" else f"{own} from the token itself through attention, "
     return [
         Sentence(

@@ -124,7 +124,7 @@ def _by_head(table: pd.DataFrame) -> HeatmapGrid:
 def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
     counted = ""
     if table["category"].value_counts().nunique() > 1:  # panels of the same size have no number in their titles
-        counted = " (number of pairs in brackets; points are larger where there are fewer)"
+        counted = " (n: number of pairs)"
     return Scatter(
         table=table,
         x="f",

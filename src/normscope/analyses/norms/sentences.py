@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
-from normscope.rounding import counted, enumeration, number, percentage
+from normscope.rounding import brief, brief_share, compared, counted, enumeration
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -15,7 +15,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     for category in ("cls", "sep", "first", "punctuation"):
         weight, norm = metrics.get(f"alpha/{category}"), metrics.get(f"alpha_f/{category}")
         if weight is not None and norm is not None and all_norm:
-            received, contributed = percentage(weight), percentage(norm / all_norm)
+            received, contributed = compared(brief_share, weight, norm / all_norm)
             little = norm / all_norm < weight / 2 and contributed != received
             contrast = "but contribute only" if little else "and contribute"
             sentences.append(
@@ -32,11 +32,15 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     correlations = by_axes("spearman/<category>", metrics)
     if correlations:
         parts = [
-            f"{number(rho, signed=True)} for {category_name(name)}"
+            f"{brief(rho, *correlations.values(), signed=True)} for {category_name(name)}"
             for name, rho in correlations.items()
             if name != "all"
         ]
-        over_all = [f"{number(correlations['all'], signed=True)} over all tokens"] if "all" in correlations else []
+        over_all = (
+            [f"{brief(correlations['all'], *correlations.values(), signed=True)} over all tokens"]
+            if "all" in correlations
+            else []
+        )
         by_category = [f"{enumeration(parts)} tokens"] if parts else []
         negative = any(rho < 0 for rho in correlations.values())
         sentences.append(
@@ -48,11 +52,12 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             )
         )
     if "f/cv_mean" in metrics:
-        mean, low, high, inputs = (metrics[name] for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
+        names = ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean")
+        mean, low, high, inputs = compared(brief_share, *(metrics[name] for name in names))
         sentences.append(
             Sentence(
-                f"On average over heads, the coefficient of variation of ‖f(x)‖ is {percentage(mean)} (from {percentage(low)} "
-                f"to {percentage(high)}); that of the norm ‖x‖ of the inputs is {percentage(inputs)}.",
+                f"On average over heads, the coefficient of variation of ‖f(x)‖ is {mean} (from {low} "
+                f"to {high}); that of the norm ‖x‖ of the inputs is {inputs}.",
                 table="dispersion_summary",
             )
         )
@@ -69,10 +74,12 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
             continue
         by_norm = norms[category] / all_norm
         if share < 0 or abs(share / all_share - by_norm) > by_norm / 2:
+            stated = "overstate" if share / all_share < by_norm else "understate"
+            norm, along = compared(brief_share, by_norm, share)
             sentences.append(
                 Sentence(
-                    f"Norms mislead about the {category_name(category)} tokens: these have {percentage(by_norm)} of Σ‖αf(x)‖, "
-                    f"but contribute {percentage(share)} along the output vectors, where contributions add up.",
+                    f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, "
+                    f"but {along} along the output vectors, where contributions add up.",
                     figure="shares",
                     table="by_layer",
                     surprising=True,
@@ -99,12 +106,14 @@ def _pruning(metrics: Mapping[str, float]) -> list[Sentence]:
     for weights, dropped in dict.fromkeys((weights, dropped) for weights, _, dropped in errors):
         by_score = {score: errors[weights, score, dropped] for score in _SCORES if (weights, score, dropped) in errors}
         best = min(by_score, key=lambda score: by_score[score])
-        others = "" if best == "alpha" else f"; by weight, it changes by {percentage(by_score['alpha'])}"
+        others = (
+            "" if best == "alpha" else f"; by weight, it changes by {brief_share(by_score['alpha'], by_score[best])}"
+        )
         rest = "renormalises the others" if weights == "renormalised" else "leaves the weights of the others unchanged"
         sentences.append(
             Sentence(
                 f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are "
-                f"ranked by {_SCORES[best]}: by {percentage(by_score[best])} on average{others}.",
+                f"ranked by {_SCORES[best]}: by {brief_share(by_score[best], by_score['alpha'])} on average{others}.",
                 figure="pruning",
                 table="pruning",
             )

@@ -123,7 +123,7 @@ class OutliersAnalysis(Analysis):
                 y_label="mean over tokens",
                 caption=(
                     "Mean of every dimension of the hidden vectors over all tokens, one panel per layer (0: the embedding "
-                    f"output). Labels mark the outlier dimensions ({self._moments.criterion})."
+                    f"output). Labels mark the outlier dimensions ({self._moments.criterion}) where they stand out."
                 ),
             )
         }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import enumeration, percentage
+from normscope.rounding import brief_share, enumeration
 
 
 def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[Sentence]:
@@ -21,8 +21,8 @@ def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[S
     (first, share), *others = shares.items()
     named = enumeration(
         [
-            f"{first} ({'an outlier ' if given else ''}in {percentage(share)} of the layers)",
-            *(f"{dimension} ({percentage(share)})" for dimension, share in others),
+            f"{first} ({'an outlier ' if given else ''}in {brief_share(share)} of the layers)",
+            *(f"{dimension} ({brief_share(share)})" for dimension, share in others),
         ]
     )
     dimensions = "1 outlier dimension" if len(shares) == 1 else f"{len(shares)} outlier dimensions"

@@ -31,7 +31,7 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             y_label="mean Cⱼ",
             caption=(
                 "Mean contribution Cⱼ of every dimension to q·k (before scaling and softmax) over all query–key pairs, in "
-                "every head, one panel per layer. Labels mark the outlier dimensions."
+                "every head, one panel per layer. Labels mark the outlier dimensions where they stand out."
             ),
         )
     by_category = contributions[contributions["dimension"].isin(outliers) & (contributions["category"] != ALL)]

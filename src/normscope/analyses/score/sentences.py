@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
-from normscope.rounding import movement, number, percentage
+from normscope.rounding import brief, brief_share, compared, movement
 
 # What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.
 _REMAINDER = ("other", "all")
@@ -16,17 +16,18 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     half, ninety = metrics.get("dimensions_for_half/mean"), metrics.get("dimensions_for_90_percent/mean")
     if half is not None:
-        more = "" if ninety is None else f", and {number(ninety)} make up 90%"
+        dimensions, *of_ninety = compared(brief, half, *([] if ninety is None else [ninety]))
+        more = f", and {of_ninety[0]} make up 90%" if of_ninety else ""
         some = any(metrics.get(f"heads_below_{part}/share") for part in ("half", "90_percent"))
         left_out = " (heads whose dimensions never reach that share are left out)" if some else ""
         text = (
-            f"On average over heads, {number(half)} dimensions make up half of the spread of a query's scores over its keys"
+            f"On average over heads, {dimensions} dimensions make up half of the spread of a query's scores over its keys"
             f"{more}{left_out}."
         )
         sentences.append(Sentence(text, figure="concentration", table="concentration"))
     sentences += _key_bias(metrics)
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
-        share = percentage(metrics["share_of_outliers/mean"])
+        share = brief_share(metrics["share_of_outliers/mean"])
         text = f"The outlier dimensions' share of the spread of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
     return sentences + _intervention(metrics)
@@ -44,14 +45,14 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     )
     if before is None or after is None:
         return []
-    comparison = (
-        ""
-        if controls is None
-        else f"; with as many random dimensions removed instead, it is {percentage(before + controls)}"
+    controlled = [] if controls is None else [before + controls]
+    comparison = "".join(
+        f"; with as many random dimensions removed instead, it is {brief_share(weight, before, after)}"
+        for weight in controlled
     )
     text = (
         f"Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
-        f"{category_name(most)} tokens {movement(before, after)}{comparison}."
+        f"{category_name(most)} tokens {movement(before, after, *controlled)}{comparison}."
     )
     return [Sentence(text, figure="intervention", table="intervention")]
 
@@ -63,11 +64,11 @@ def _key_bias(metrics: Mapping[str, float]) -> list[Sentence]:
     if not below_ninety and abs(share) < 0.0005:  # 0.0% when written
         return []
     heads = (
-        f"; in {percentage(below_ninety)} of the heads, the dimensions never make up 90% of it, and in "
-        f"{percentage(below_half)} not even half"
+        f"; in {brief_share(below_ninety, below_half)} of the heads, the dimensions never make up 90% of it, and in "
+        f"{brief_share(below_half, below_ninety)} not even half"
     )
     text = (
-        f"The share of the key bias b_K in the spread of a query's scores over its keys is {percentage(share)}"
+        f"The share of the key bias b_K in the spread of a query's scores over its keys is {brief_share(share)}"
         f"{heads if below_ninety else ''}."
     )
     return [Sentence(text, table="concentration")]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
-from normscope.rounding import counted, number
+from normscope.rounding import brief, compared, counted
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -13,10 +13,12 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is not None and cosine is not None and with_bias is not None:
+        whole, tokens_alone, biases = compared(brief, cosine, abs(cosine - with_bias), abs(with_bias))
         sentences.append(
             Sentence(
-                f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {number(cosine)}: pairs of tokens "
-                f"{_adding(cosine - with_bias)}, and pairs with the model's biases on at least one side {_adding(with_bias)}.",
+                f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {whole}: pairs of tokens "
+                f"{_verb(cosine - with_bias)} {tokens_alone}, and pairs with the model's biases on at least one side "
+                f"{_verb(with_bias)} {biases}.",
                 figure="by_category",
                 table="by_category",
             )
@@ -28,7 +30,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         name = "ordinary" if first == "other" else category_name(first)
         sentences.append(
             Sentence(
-                f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {number(tokens[first])}.",
+                f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {brief(tokens[first])}.",
                 figure="by_similarity",
                 table="by_category",
             )
@@ -38,12 +40,12 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(
             Sentence(
                 f"Spearman's ρ between the cosines and the gold scores of {counted(count, 'pair')} is "
-                f"{number(spearman, signed=True)}.",
+                f"{brief(spearman, signed=True)}.",
                 table="pairs",
             )
         )
     return sentences
 
 
-def _adding(amount: float) -> str:
-    return f"{'add' if amount >= 0 else 'subtract'} {number(abs(amount))}"
+def _verb(amount: float) -> str:
+    return "add" if amount >= 0 else "subtract"

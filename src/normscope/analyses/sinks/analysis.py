@@ -157,7 +157,7 @@ class SinksAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, first_token or "BOS", self.options.dormant),
             curves=rolled.curves | {"massive": massive_by_layer(tables)},
-            figures=describe_figures(tables, position, first_token),
+            figures=describe_figures(tables, position, first_token, self.options.epsilon),
             summary=terminal_summary(tables, position, first_token),
             summary_digits=1,
             summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",

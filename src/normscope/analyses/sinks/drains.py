@@ -17,7 +17,7 @@ MEASURES = ("alpha", "v_norm", "f_norm", "alpha_f")
 
 
 class ValueDrains:
-    """Accumulates α_k, ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head."""
+    """Accumulates αₖ, ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head."""
 
     def __init__(self, context: AnalysisContext) -> None:
         self._context = context

@@ -22,13 +22,14 @@ _DRAIN_TITLES = {
 
 
 def describe_figures(
-    tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None
+    tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None, epsilon: float
 ) -> dict[str, Figure]:
     """The map of sink rates, norms of the residual stream, and the vectors of sinks beside others.
 
     Args:
         position: The position whose sink rates are drawn; None if none was measured.
         first_token: The tokenizer's token that begins a sequence; None if it has none.
+        epsilon: The mean weight that a sink exceeds.
     """
     figures: dict[str, Figure] = {}
     if position is not None:
@@ -39,13 +40,13 @@ def describe_figures(
         figures["rate"] = HeatmapGrid(
             table=rows.assign(variant=labels).reset_index(drop=True),
             grid_row="variant",
-            values={"sink_rate": "sink rate", "received": "weight received, α_k"},
+            values={"sink_rate": "sink rate", "received": "weight received, αₖ"},
             row="layer",
             column="head",
             limits=(0.0, 1.0),  # of a rate as of a weight
             caption=(
-                f"How often {of} {is_a} of each head, with a mean weight above ε over the queries that see {seen}, and how "
-                f"much weight {receive} from a query on average: on {inputs}."
+                f"How often {of} {is_a} of each head (a mean weight αₖ of more than ε = {epsilon:g} over the queries that see "
+                f"{seen}), and how much weight {receive} from a query on average: on {inputs}."
             ),
         )
     norms = tables["norms"]
@@ -58,8 +59,8 @@ def describe_figures(
         y_label="mean ‖x‖",
         log_y=True,
         caption=(
-            "Norm of the hidden vectors by layer (0: the embeddings) and position, on a logarithmic scale. Massive activations "
-            "appear as positions far above the others."
+            "Norm ‖x‖ of the hidden vectors by layer (0: the embeddings) and position, on a logarithmic scale. Massive "
+            "activations appear as positions far above the others."
         ),
     )
     if len(tables["drains"]):
@@ -81,7 +82,7 @@ def _drains(table: pd.DataFrame) -> Lines:
         log_y=True,
         caption=(
             f"{_contribution(means)} A head's sink is the key that receives the most weight. The other panels compare its "
-            "weight and vectors with those of the other keys; each panel has its own logarithmic scale."
+            "weight and vectors with those of the other keys, on logarithmic scales."
         ),
     )
 

@@ -53,7 +53,7 @@ _CONTROLS = {
     "controls_high": CHANGES["controls_high"],
 }
 _VARIANT = (LAYER, HEAD, _INPUTS, _BOS)
-_RATE = "Share of heads, over sequences and layers, in which the position is a sink: a key with α_k > ε."
+_RATE = "Share of heads, over sequences and layers, in which the position is a sink: a key with αₖ > ε."
 _ALL: Where = {"removed": TOGETHER}
 
 
@@ -72,8 +72,8 @@ PUBLISHED = Published(
         "by_head": Table(
             rows=(*_VARIANT, _POSITION),
             values={
-                "received": "Mean of α_k, the weight of the key averaged over the queries that see it.",
-                "sink_rate": Column("Share of these keys with α_k > ε.", label="sink rate"),
+                "received": "Mean of αₖ, the weight of the key averaged over the queries that see it.",
+                "sink_rate": Column("Share of these keys with αₖ > ε.", label="sink rate"),
                 "count": Column("Number of keys.", kind="whole"),
             },
             ranked_by=("sink_rate",),
@@ -116,7 +116,7 @@ PUBLISHED = Published(
         "drains": Table(
             rows=(LAYER, HEAD, _KEY),
             values={
-                "alpha": "Mean weight α_k of the key, over the queries that see it.",
+                "alpha": "Mean weight αₖ of the key, over the queries that see it.",
                 "v_norm": "Mean norm ‖v‖ of the value vectors.",
                 "f_norm": Column("Mean norm ‖f(x)‖ of the transformed vectors.", label="mean ‖f(x)‖"),
                 "alpha_f": "Mean norm ‖αf(x)‖ of what the key contributes to a query that sees it.",

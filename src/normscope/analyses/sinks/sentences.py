@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.analyses.sinks.report import main_position
-from normscope.rounding import enumeration, movement, number, percentage
+from normscope.rounding import brief, brief_share, compared, enumeration, movement
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 _BOS = {"with_bos": "with", "without_bos": "without"}
@@ -42,21 +42,21 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     subject = "the first token is a sink" if is_first else f"{category_name(position)} tokens are, on average, sinks"
     mass = metrics.get(f"{variant}/mass/{position}")
     receivers = "it receives" if is_first else "together they receive"
-    share = "" if mass is None else f", and {receivers} {percentage(mass)} of all attention weight"
-    rate = percentage(rates[f"{variant}/sink_rate/{position}"])
+    share = "" if mass is None else f", and {receivers} {brief_share(mass)} of all attention weight"
+    rate = brief_share(rates[f"{variant}/sink_rate/{position}"], *([] if mass is None else [mass]))
     texts = [f"On {_in_words(variant, metrics, first_token)}, {subject} in {rate} of the heads{share}."]
     inputs, bos = variant.split("/")
     other = rates.get(f"{inputs}/without_bos/sink_rate/{position}")
     if bos == "with_bos" and other is not None:
         whose = "the token that then comes first" if is_first else f"{category_name(position)} tokens"
-        texts.append(f"Without {first_token}, the sink rate of {whose} is {percentage(other)}.")
+        texts.append(f"Without {first_token}, the sink rate of {whose} is {brief_share(other)}.")
     others = {
         words: rates[f"{name}/{bos}/sink_rate/{position}"]
         for name, words in _INPUTS.items()
         if name != inputs and f"{name}/{bos}/sink_rate/{position}" in rates
     }
     if others:
-        parts = enumeration([f"{percentage(rate)} on {words}" for words, rate in others.items()])
+        parts = enumeration([f"{brief_share(rate, *others.values())} on {words}" for words, rate in others.items()])
         texts.append(
             f"The sink rate of {'the first token' if position == 'first' else f'{category_name(position)} tokens'} is {parts}."
         )
@@ -74,8 +74,8 @@ def _dormant(metrics: Mapping[str, float], first_token: str, most: float) -> lis
     variant = next((key.removesuffix("/dormant") for key in metrics if key.endswith("/dormant")), None)
     if variant is None:
         return []
-    where, share = _in_words(variant, metrics, first_token), percentage(metrics[f"{variant}/dormant"])
-    text = f"On {where}, {share} of the heads are dormant: a single key receives more than {percentage(most)} of their weight."
+    where, share = _in_words(variant, metrics, first_token), brief_share(metrics[f"{variant}/dormant"])
+    text = f"On {where}, {share} of the heads are dormant: a single key receives more than {brief_share(most)} of their weight."
     return [Sentence(text, table="strongest")]
 
 
@@ -84,7 +84,7 @@ def _nowhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     variant = next((key.removesuffix("/nowhere") for key in metrics if key.endswith("/nowhere")), None)
     if variant is None or not metrics[f"{variant}/nowhere"]:
         return []
-    where, share = _in_words(variant, metrics, first_token), percentage(metrics[f"{variant}/nowhere"])
+    where, share = _in_words(variant, metrics, first_token), brief_share(metrics[f"{variant}/nowhere"])
     return [
         Sentence(
             f"On {where}, learned sinks take {share} of the attention weight, which goes to no key.", table="strongest"
@@ -100,16 +100,19 @@ def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
     if len(known) < len(means):
         return []
     texts = [
-        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {number(known['sink', 'f_norm'])}, compared "
-        f"with {number(known['other', 'f_norm'])} for the other keys."
+        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of "
+        f"{brief(known['sink', 'f_norm'], known['other', 'f_norm'])}, compared "
+        f"with {brief(known['other', 'f_norm'], known['sink', 'f_norm'])} for the other keys."
     ]
     if known["other", "alpha"] and known["other", "alpha_f"]:
         weight, contribution = (known["sink", name] / known["other", name] for name in ("alpha", "alpha_f"))
+        times = compared(brief, weight, contribution)
+        norms = compared(brief, known["sink", "alpha_f"], known["other", "alpha_f"])
         contrast = "but contributes only" if contribution < weight / 2 else "and contributes"
         texts.append(
-            f"On average, the key that receives the most weight in a head gets {number(weight)} times the weight of each other "
-            f"key, {contrast} {number(contribution)} times as much: a mean ‖αf(x)‖ of "
-            f"{number(known['sink', 'alpha_f'])}, compared with {number(known['other', 'alpha_f'])}."
+            f"On average, the key that receives the most weight in a head gets {times[0]} times as much weight as each "
+            f"of the others, {contrast} {times[1]} times as much: a mean ‖αf(x)‖ of "
+            f"{norms[0]}, compared with {norms[1]}."
         )
     drained = known["sink", "f_norm"] < known["other", "f_norm"] / 2
     return [Sentence(text, figure="drains", table="drains", surprising=drained) for text in texts]
@@ -127,7 +130,7 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
     where = f"in layer {first}" if first == last else f"between layers {first} and {last}"
     texts = [
         f"{dimensions} massive activations, {where}.",
-        f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
+        f"The largest massive activation is {brief(metrics['massive/largest'])}, {brief(metrics['massive/ratio'])} times the "
         "median.",
     ]
     return [Sentence(text, figure="norms", table="massive", surprising=True) for text in texts]
@@ -139,9 +142,9 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
     if before is None:
         return []
     controls = metrics.get("ablation/zero/loss_controls")
-    random = "" if controls is None else f"; with as many random dimensions set to zero, it is {number(controls)}"
-    whole = number(before)
-    after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
+    afters = [metrics[f"ablation/{value}/loss_after"] for value in ("zero", "mean")]
+    whole, after, mean, *of_random = compared(brief, before, *afters, *([] if controls is None else [controls]))
+    random = f"; with as many random dimensions set to zero, it is {of_random[0]}" if of_random else ""
     changes = f"leaves the loss at {whole}" if after == whole else f"changes the loss from {whole} to {after}"
     to_mean = "leaves the loss at" if mean == whole else "changes the loss to"
     texts = [
@@ -162,7 +165,7 @@ def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     category = max(weights, key=lambda name: abs(weights[name][1] - weights[name][0]))
     before, after = weights[category]
-    hardly = percentage(before) == percentage(after)
+    hardly = brief_share(before, after) == brief_share(after, before)
     subject = "attention weights hardly change: that" if hardly else "the attention weight"
     text = f"With the massive activations set to zero, {subject} on {category_name(category)} tokens {movement(before, after)}."
     return [Sentence(text, table="ablation")]

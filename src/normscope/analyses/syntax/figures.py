@@ -63,11 +63,11 @@ def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
         value="gain",
         panel="candidates",
         panel_titles=SPECIAL,
-        value_label="vectors − weights (percentage points)",
+        value_label="vectors ‖αf(x)‖ − weights α (points)",
         caption=(
-            "What norms add to weights: accuracy of the best head by ‖αf(x)‖ minus that of the best head by α, by relation "
-            "(number of arcs), on the half of the corpus not used to select the heads. If the gain vanishes when special "
-            "tokens are excluded, norms merely discount these tokens."
+            "What norms add to weights, in percentage points: accuracy of the best head by ‖αf(x)‖ minus that of the best head "
+            "by α, by relation (number of arcs), on the half of the corpus not used to select the heads. If the gain vanishes "
+            "when special tokens are excluded, norms merely discount these tokens."
         ),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
-from normscope.rounding import percentage
+from normscope.rounding import brief_share, compared, percentage
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -12,21 +12,22 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     weights, vectors = (metrics.get(f"{measure}/best/all") for measure in ("attn_w", "attn_n"))
     baseline = metrics.get("right_branching/all")
     if weights is not None and vectors is not None and baseline is not None:
+        found = compared(brief_share, weights, vectors, baseline)
         sentences.append(
             Sentence(
-                f"The best head by weights finds {percentage(weights)} of the arcs and the best head by vector norms "
-                f"{percentage(vectors)}, each on the half of the corpus not used to select it; always choosing the next word "
-                f"finds {percentage(baseline)}.",
+                f"The best head by weights finds {found[0]} of the arcs and the best head by vector norms "
+                f"{found[1]}, each on the half of the corpus not used to select it; always choosing the next word "
+                f"finds {found[2]}.",
                 figure="gain",
                 table="best",
             )
         )
     gains = [metrics[name] for name in ("gain/with_sinks", "gain/sinks_masked") if name in metrics]
     if len(gains) == 2:
-        with_sinks, masked = map(_gain, gains)
+        with_sinks, masked = _gain(*gains), _gain(*reversed(gains))
         sentences.append(
             Sentence(
-                f"Where special tokens compete with words, norms {with_sinks}; where special tokens are masked, they {masked}.",
+                f"With special tokens allowed, norms {with_sinks}; with special tokens excluded, they {masked}.",
                 figure="gain",
                 table="best",
             )
@@ -35,11 +36,12 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     chain = metrics.get("right_branching/uuas")
     if trees and chain is not None:
         best = max(trees, key=lambda measure: trees[measure])
+        found = compared(brief_share, trees[best], chain)
         sentences.append(
             Sentence(
-                f"The maximum spanning trees of whole blocks contain {percentage(trees[best])} of the undirected arcs in the "
+                f"The maximum spanning trees of whole blocks contain {found[0]} of the undirected arcs in the "
                 f"best layer by the best measure ({_BLOCKS[best]}); trees that join adjacent words contain "
-                f"{percentage(chain)}.",
+                f"{found[1]}.",
                 figure="trees",
                 table="trees",
             )
@@ -47,10 +49,11 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     probes = [metrics.get(f"probe/{model}/attn_w/raw") for model in ("trained", "random")]
     norms = metrics.get("probe/trained/attn_n/raw")
     if probes[0] is not None and probes[1] is not None and norms is not None:
+        found = compared(brief_share, probes[0], norms, probes[1])
         sentences.append(
             Sentence(
-                f"A probe on all heads finds the syntactic head of {percentage(probes[0])} of the words by weights and of "
-                f"{percentage(norms)} by norms; on a random model of the same shape, it finds {percentage(probes[1])} by "
+                f"A probe on all heads finds the syntactic head of {found[0]} of the words by weights and of "
+                f"{found[1]} by norms; on a random model of the same shape, it finds {found[2]} by "
                 "weights.",
                 table="probe",
             )
@@ -58,11 +61,11 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     return sentences
 
 
-def _gain(gain: float) -> str:
-    """What norms do to the accuracy of the best head."""
-    points = percentage(abs(gain)).removesuffix("%")
-    if points == percentage(0.0).removesuffix("%"):
-        return "change the accuracy of the best head by less than 0.1 percentage points"
+def _gain(gain: float, other: float) -> str:
+    """What norms do to the accuracy of the best head, beside what they do otherwise."""
+    points = brief_share(abs(gain), abs(other)).removesuffix("%")
+    if percentage(gain) == percentage(0.0):
+        return "change the accuracy of the best head by less than 0.1 points"
     return f"{'raise' if gain > 0 else 'lower'} the accuracy of the best head by {points} percentage points"
 
 

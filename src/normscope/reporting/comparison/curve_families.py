@@ -59,6 +59,13 @@ def families(names: Iterable[str]) -> dict[str, Family]:
         owner, _, name = full.partition("/")
         info = analyses().get(owner)
         found = None if info is None else declared(info.published.curves, name)
+        if (
+            info is not None
+            and found is not None
+            and found[1]
+            and any(one.name == name for one in info.published.metrics)
+        ):
+            found = None  # `share/heads` is a number of its own, and no category of `share/<category>`
         title = owner if info is None else info.title
         if info is None or found is None:
             result.setdefault(owner, Family(title)).panels[full] = Panel(name.replace("/", " "), "")

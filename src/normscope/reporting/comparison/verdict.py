@@ -7,7 +7,7 @@ import pandas as pd
 from normscope.reporting.comparison.curve_families import Panel, families, is_percentage, unitless
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
-from normscope.rounding import counted, number, percentage
+from normscope.rounding import brief, brief_share, counted, number, percentage
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""
@@ -53,8 +53,11 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd
     most = detected.iloc[int((detected["difference"].abs() / (detected["high"] - detected["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
     values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
-    written = ": " + " instead of ".join(as_written(metric, value) for value in values) if len(values) == 2 else ""
-    low, high = (as_written(metric, float(most[end]), signed=True) for end in ("low", "high"))
+    written = (
+        ": " + " instead of ".join(_in_words(metric, value, *values) for value in values) if len(values) == 2 else ""
+    )
+    ends = [float(most[end]) for end in ("low", "high")]
+    low, high = (_in_words(metric, end, *ends, signed=True) for end in ends)
     points = " points" if low.endswith("%") else ""
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
     return (
@@ -72,13 +75,30 @@ def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
     relative = (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
     if relative.max() <= ROUNDING:
         return f"{group} and {baseline} are equal up to rounding in every common measure ({len(pairs):,})."
-    metric = str(relative.idxmax())
-    values = [as_written(metric, float(pairs[name][metric])) for name in ("own", "other")]
+    metric, how = _largest(pairs, relative)
+    both = [float(pairs[name][metric]) for name in ("own", "other")]
+    values = [_in_words(metric, value, *both) for value in both]
     return (
         f"Whether {group} differs from {baseline} cannot be tested: a test needs several seeds of each, or trained models and "
-        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest relative "
-        f"difference is in {title(metric)}: {values[0]} instead of {values[1]}."
+        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest {how} is "
+        f"in {title(metric)}: {values[0]} instead of {values[1]}."
     )
+
+
+def _largest(pairs: pd.DataFrame, relative: "pd.Series[float]") -> tuple[str, str]:
+    """The measure that differs most, and in what sense.
+
+    Shares are compared in percentage points, whose size means something; other measures only relative to their values, which
+    says little of values near zero. So shares come first, then other measures that an analysis describes, then the rest.
+    """
+    different = relative.index[relative > ROUNDING]
+    panels = {metric: _panel(str(metric)) for metric in different}
+    shares = [metric for metric, panel in panels.items() if is_percentage(panel.label)]
+    if shares:
+        points = (pairs["own"] - pairs["other"]).abs()[shares]
+        return str(points.idxmax()), "difference in percentage points"
+    described = [metric for metric, panel in panels.items() if panel.label] or list(different)
+    return str(relative[described].idxmax()), "relative difference"
 
 
 def title(metric: str) -> str:
@@ -90,10 +110,14 @@ def title(metric: str) -> str:
     return f"{label} ({panel.title})" if panel.title else label
 
 
-def as_written(metric: str, value: float, *, signed: bool = False) -> str:
-    """A value as readers see it: in per cent if its measure is."""
-    write = percentage if is_percentage(_panel(metric).label) else number
-    return write(value, signed=signed)
+def as_written(metric: str, value: float) -> str:
+    """A value as readers of tables see it: in per cent if its measure is."""
+    return (percentage if is_percentage(_panel(metric).label) else number)(value)
+
+
+def _in_words(metric: str, value: float, *beside: float, signed: bool = False) -> str:
+    """The same in a sentence that compares it with others."""
+    return (brief_share if is_percentage(_panel(metric).label) else brief)(value, *beside, signed=signed)
 
 
 def _panel(metric: str) -> Panel:

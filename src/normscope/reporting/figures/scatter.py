@@ -18,8 +18,9 @@ _MARGIN = 0.05
 
 def scatter(figure: Scatter, width: float) -> Canvas:
     """One panel per series, with axes that the panels share, or with labelled y-axes of their own."""
-    panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
-    alike = figure.table[figure.table[figure.panel].isin(panels)][figure.panel].value_counts().nunique() == 1
+    titles = counted_titles(figure)
+    panels = list(titles)
+    size = _size(figure)
     across = panels_across(len(panels), width, 1.65)
     down = max(1, -(-len(panels) // across))
     wide = width / across
@@ -29,10 +30,9 @@ def scatter(figure: Scatter, width: float) -> Canvas:
         axes.set_visible(False)
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         rows = figure.table[figure.table[figure.panel] == panel]
-        _points(axes, figure, rows, category_colour(panel) or line_colours()[0])
-        count = "" if alike else f" ({len(rows):,})"
+        _points(axes, figure, rows, category_colour(panel) or line_colours()[0], size)
         # The title is centred above the axes, right of whose middle there is less room than on the left.
-        axes.set_title(fitted(f"{figure.panel_titles[panel]}{count}", wide - 0.55))
+        axes.set_title(fitted(titles[panel], wide - 0.55))
         for axis, column in (("x", figure.x), ("y", figure.y)):
             if is_logarithmic(figure, column):
                 log_scale(axes, axis)  # type: ignore[arg-type]
@@ -41,17 +41,33 @@ def scatter(figure: Scatter, width: float) -> Canvas:
         if position == 0 or not figure.sharey:
             axes.set_ylim(axis_range(figure, figure.y, panels if figure.sharey else [panel]))
         lowest = position + across >= len(panels)
-        axes.tick_params(labelbottom=lowest or not figure.sharey)
-        if lowest or not figure.sharey:
+        axes.tick_params(labelbottom=lowest)
+        if lowest:
             axes.set_xlabel(fitted(figure.x_label, wide - 0.55))
-        if position % across == 0 or not figure.sharey:
+        if position % across == 0:
             axes.set_ylabel(figure.y_label)
         axes.grid(axis="y")
     return canvas
 
 
-def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str) -> None:
-    size, strength = (14, 0.8) if len(rows) < 300 else (5, 0.4) if len(rows) < 1000 else (2, 0.35)
+def counted_titles(figure: Scatter) -> dict[str, str]:
+    """The titles of the panels that have points, with the number of points where it differs between panels."""
+    counts = figure.table[figure.panel].value_counts()
+    titles = {panel: title for panel, title in figure.panel_titles.items() if counts.get(panel, 0)}
+    if counts[list(titles)].nunique() < 2:
+        return titles
+    return {panel: f"{title} (n\u00a0=\u00a0{counts[panel]:,})" for panel, title in titles.items()}
+
+
+def _size(figure: Scatter) -> float:
+    """The size of all points: in panels of one figure, it must mean nothing."""
+    counts = figure.table[figure.panel].value_counts()
+    most = int(counts[counts.index.isin(list(figure.panel_titles))].max()) if len(counts) else 0
+    return 14 if most < 300 else 5 if most < 1000 else 3
+
+
+def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str, size: float) -> None:
+    strength = 0.8 if len(rows) < 300 else 0.4 if len(rows) < 1000 else 0.3
     axes.scatter(rows[figure.x], rows[figure.y], s=size, alpha=strength, color=color, linewidths=0, rasterized=True)
     if figure.medians and len(rows) > 20:
         middle = medians(rows, figure)

@@ -24,7 +24,7 @@ function named(spec, node) {
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
 
-const ROOM = { axis: 62, gap: 18, facet: 30, words: 160, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420, tick: 24, turned: 4.6, least: 60, number: 14, word: 90, character: 6.8 };
+const ROOM = { axis: 62, gap: 18, facet: 30, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420, tick: 24, turned: 4.6, least: 60, number: 14, word: 90, character: 6.8, digit: 5.6, inside: 3, line: 11 };
 
 // Panels across, and the width of each, in the room that there is.
 function panelsIn(width, { across, narrow = 1 }) {
@@ -33,8 +33,18 @@ function panelsIn(width, { across, narrow = 1 }) {
   return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis - 7)) };
 }
 
-// Small heat maps share their rows' axis, so that more of them fit. The words after a method's name are a line of their titles, for
-// which narrow ones have no room.
+// An expression that breaks titles into lines of this width: after a method's name, and between words where one is too long.
+function linesOf(titles, width) {
+  const most = Math.max(8, Math.floor(width / ROOM.character));
+  const broken = (text) => text.split(" ").reduce((lines, word) => {
+    const last = lines.at(-1);
+    return last !== undefined && last.length + word.length < most ? [...lines.slice(0, -1), `${last} ${word}`] : [...lines, word];
+  }, []);
+  const lines = Object.fromEntries(titles.map((title) => [title, title.split(": ").flatMap(broken)]));
+  return `${JSON.stringify(lines)}[datum.label]`;
+}
+
+// Small heat maps share their rows' axis, so that more of them fit.
 function heatmapsIn(width, { across, narrow, rowLetters, columnLetters }) {
   for (let columns = width < 640 ? Math.min(across, narrow) : across; ; columns--) {
     const room = (width - axisOf(rowLetters) - ROOM.gap) / columns;
@@ -94,13 +104,17 @@ function sizedMaps(spec, width) {
   const columns = width < 640 ? 1 : spec.concat.length;
   const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
   const height = Math.min(320, Math.max(90, spec.usermeta.rows * 16));
-  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, ...titled(map, panel), width: panel, height })) };
+  const fit = ({ rows, columns: across, letters }) => panel / across >= letters * ROOM.digit + ROOM.inside && height / rows >= ROOM.line;
+  const numbered = ({ usermeta, ...map }) => (fit(usermeta) ? map : { ...map, layer: withoutNumbers(map.layer) });
+  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...numbered(map), ...titled(map, panel), width: panel, height })) };
 }
+
+const withoutNumbers = (layer) => layer.filter(({ mark }) => mark.type !== "text");
 
 // A heat map whose cells are too narrow for every column's label and for numbers.
 function crowded({ encoding, layer, ...rest }) {
   const x = { ...encoding.x, axis: { ...encoding.x.axis, labelOverlap: "greedy" } };
-  return { ...rest, encoding: { ...encoding, x }, ...(layer && { layer: layer.filter(({ mark }) => mark.type !== "text") }) };
+  return { ...rest, encoding: { ...encoding, x }, ...(layer && { layer: withoutNumbers(layer) }) };
 }
 
 function sizedHeatmaps(spec, width) {
@@ -112,7 +126,7 @@ function sizedHeatmaps(spec, width) {
   const height = Math.max(cell * rows, 40);
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
-    const facet = { ...spec.facet, header: { labelLimit: panel + (width < 640 ? 1 : 2) * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, labelExpr: `split(datum.label, ': ')${panel < ROOM.words ? "[0]" : ""}` } };
+    const facet = { ...spec.facet, header: { labelLimit: panel + (width < 640 ? 1 : 2) * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, labelExpr: linesOf(spec.facet.sort, panel + (width < 640 ? 1 : 2) * ROOM.facet) } };
     const roomy = panel >= spec.usermeta.columnLetters.length * ROOM.number;
     return { ...spec, facet, columns, spec: { ...(roomy ? spec.spec : crowded(spec.spec)), width: panel, height } };
   }

@@ -12,9 +12,9 @@ import pandas as pd
 
 from normscope.analyses.findings import Dots, Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import medians
-from normscope.reporting.figure_text import caption_of, with_token_names
+from normscope.reporting.figure_text import caption_of, profile_titles, with_token_names
 from normscope.reporting.figures.lines import coincide
-from normscope.reporting.figures.scatter import axis_range, is_logarithmic
+from normscope.reporting.figures.scatter import axis_range, counted_titles, is_logarithmic
 from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, SHAPES
 
 Spec = dict[str, Any]
@@ -179,7 +179,7 @@ def _ramp(**more: Any) -> Spec:
 def _heatmap_grid(figure: HeatmapGrid) -> Spec:
     table = figure.table
     extreme = float(table[list(figure.values)].abs().to_numpy().max())
-    legend = _ramp(gradientLength=120, title=figure.value_label or None)
+    legend = _ramp(gradientLength=120, title=figure.value_label or None, titleLimit=300)
     # Words keep their order, and are turned so that they do not overlap.
     words = any(isinstance(column, str) for column in table[figure.column])
     order: Spec = {"axis": _SMALL | {"labelAngle": 0}}
@@ -382,12 +382,16 @@ def _profiles(figure: Profiles) -> Spec:
     values = figure.table.groupby([figure.panel, figure.x])[figure.y]
     rows = pd.DataFrame({"low": values.min(), "high": values.max()}).reset_index()
     rows["value"] = rows["high"].where(rows["high"].abs() >= rows["low"].abs(), rows["low"])
-    rows["label"] = (
-        rows[figure.x].where(rows[figure.x].isin(figure.labelled)).map(lambda x: "" if pd.isna(x) else str(int(x)))
-    )
+    labels = figure.labels()
+    named = set(zip(labels[figure.panel], labels[figure.x], strict=True))
+    places = zip(rows[figure.panel], rows[figure.x], strict=True)
+    rows["label"] = [str(int(place[1])) if place in named else "" for place in places]
     title = figure.y_label if figure.series is None else f"{figure.y_label}, furthest {figure.series}"
     rows["base"] = 0 if figure.series is None else rows["low"].clip(upper=0)
     rows["top"] = rows["value"] if figure.series is None else rows["high"].clip(lower=0)
+    first = ~rows.duplicated(figure.panel)
+    for at, name in enumerate(("least", "most")):
+        rows[name] = rows[figure.panel].map({panel: ends[at] for panel, ends in figure.ranges().items()}).where(first)
     tooltip = _tooltip((figure.x, figure.x, "N"), ("value", title, "Q"))
     room = {"padding": 14}  # for the labels, in pixels
     unit: Spec = {
@@ -400,6 +404,16 @@ def _profiles(figure: Profiles) -> Spec:
                 "params": [_zoom(both=False)],
                 "mark": {"type": "rule", "color": LINE_COLOURS[0], "strokeWidth": 1},
                 "encoding": {"y": _field("base", figure.y_label, scale=room), "y2": {"field": "top"}},
+            },
+            # Not drawn: facets cannot be given ranges of their own otherwise.
+            {
+                "transform": [{"filter": "isValid(datum.least)"}],
+                "mark": {"type": "rule", "opacity": 0},
+                "encoding": {
+                    "y": _field("least", figure.y_label, scale=room),
+                    "y2": {"field": "most"},
+                    "tooltip": None,
+                },
             },
         ],
     }
@@ -415,20 +429,17 @@ def _profiles(figure: Profiles) -> Spec:
             }
             for colours in (halo, {"color": "@mark"})
         )
-    return _panelled(unit, rows.drop(columns=["low", "high"]), figure.panel, None)
+    return _panelled(unit, rows.drop(columns=["low", "high"]), figure.panel, profile_titles(figure))
 
 
 def _scatter(figure: Scatter) -> Spec:
-    panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
+    titles = counted_titles(figure)
+    panels = list(titles)
     table = figure.table[figure.table[figure.panel].isin(panels)]
     step = max(1, -(-len(table) // _POINTS))
     points = table.groupby(figure.panel, sort=False, observed=True).nth(slice(None, None, step))[
         [figure.x, figure.y, figure.panel]
     ]
-    counts = table[figure.panel].value_counts()
-    titles = {panel: figure.panel_titles[panel] for panel in panels}
-    if counts.nunique() > 1:
-        titles = {panel: f"{title} ({counts[panel]:,})" for panel, title in titles.items()}
     parts = [points.assign(kind="point")]
     if figure.medians:
         parts += [
@@ -441,7 +452,7 @@ def _scatter(figure: Scatter) -> Spec:
     scales = _scatter_scales(figure, panels)
     unit: Spec = {
         "encoding": {
-            "x": _field(figure.x, figure.x_label, scale=scales["x"]),
+            "x": _field(figure.x, figure.x_label, scale=scales["x"], axis={"grid": False}),
             "y": _field(
                 figure.y,
                 figure.y_label,
@@ -461,6 +472,7 @@ def _scatter(figure: Scatter) -> Spec:
                     "opacity": 0.55,
                     "color": LINE_COLOURS[0],
                 },
+                "encoding": _colours_of_categories(titles),
             },
         ],
     }
@@ -476,6 +488,14 @@ def _scatter(figure: Scatter) -> Spec:
     spec["usermeta"]["across"] = min(4, len(panels))
     spec["resolve"] = {"scale": {"y": "shared" if figure.sharey else "independent"}, "axis": {"x": "independent"}}
     return spec
+
+
+def _colours_of_categories(titles: Mapping[str, str]) -> Spec:
+    """The colours of points by panel, if panels are categories of tokens."""
+    if not set(titles) <= set(CATEGORY_COLOURS):
+        return {}
+    scale = {"domain": list(titles.values()), "range": series_style(list(titles))[0]}
+    return {"color": _field("panel", "", "nominal", scale=scale, legend=None)}
 
 
 _DIGIT = "['⁰', '¹', '²', '³', '⁴', '⁵', '⁶', '⁷', '⁸', '⁹']"
