@@ -134,3 +134,82 @@ def test_what_cannot_be_split_is_one_line(folder):
         normscope.similarity(normscope.load(), A, B, prompts=("a", "b", "c"))
     with pytest.raises(InputError, match="prompts: expected none before a tuple of 2"):
         normscope.similarity(normscope.load(), (A, B), B, prompts="query: ")
+
+
+DOCUMENTS = ["The bridge is closed.", "Nobody crossed.", "Spring came to the valley, and the river rose.", "A bridge."]
+
+
+def test_documents_are_ranked_for_a_query(model):
+    found = normscope.similarity(model, A, DOCUMENTS)
+    singles = [normscope.similarity(model, A, document) for document in DOCUMENTS]
+    assert [each.value for each in found] == pytest.approx([each.value for each in singles], rel=1e-6)
+    for one, other in zip(found, singles, strict=True):
+        assert one.matrix == pytest.approx(other.matrix, abs=1e-6)
+    order = sorted(range(len(singles)), key=lambda number: -singles[number].value)
+    ranking = found.ranking
+    assert ranking["number"].tolist() == order
+    assert ranking["rank"].tolist() == [1, 2, 3, 4]
+    tokens = [singles[number].matrix[:-1, :-1].sum() for number in order]
+    assert ranking["tokens"].tolist() == pytest.approx(tokens, abs=1e-6)
+    assert (ranking["tokens"] + ranking["biases"]).tolist() == pytest.approx(ranking["value"].tolist())
+    assert repr(found) == ranking.to_string(index=False, float_format="{:.3f}".format)
+    assert found.table["number"].nunique() == len(DOCUMENTS)
+    assert len(found.table) == sum(each.matrix.size for each in singles)
+
+
+def test_words_of_the_documents_add_up(model):
+    found = normscope.similarity(model, A, DOCUMENTS)
+    words = found.words.set_index("token")
+    for word in ("bridge", "[SEP]"):
+        parts = [
+            each.matrix[:-1, place].sum()
+            for each in found
+            for place, token in enumerate(each.tokens_b)
+            if token == word
+        ]
+        assert words.loc[word, "occurrences"] == len(parts)
+        assert words.loc[word, "total"] == pytest.approx(sum(parts), abs=1e-6)
+        assert words.loc[word, "mean"] == pytest.approx(sum(parts) / len(parts), abs=1e-6)
+    assert words["total"].sum() == pytest.approx(found.ranking["tokens"].sum(), abs=1e-5)
+    assert words["total"].is_monotonic_decreasing
+
+
+def test_texts_in_the_same_places_are_compared(model):
+    found = normscope.similarity(model, DOCUMENTS[:2], DOCUMENTS[2:])
+    for number, each in enumerate(found):
+        assert each.value == pytest.approx(normscope.similarity(model, *DOCUMENTS[number::2]).value, rel=1e-6)
+    turned = normscope.similarity(model, DOCUMENTS, A)
+    assert [each.value for each in turned] == pytest.approx(
+        [each.value for each in normscope.similarity(model, A, DOCUMENTS)], rel=1e-6
+    )
+
+
+def test_a_ranking_is_drawn_and_explored(model, tmp_path):
+    found = normscope.similarity(model, A, DOCUMENTS)
+    best = found.ranking.iloc[0]
+    caption = found.figure().description.caption
+    assert caption.startswith("What each token of a text adds to its cosine similarity with the other text of its pair")
+    found.explorer().save(tmp_path / "ranking.html")
+    page = (tmp_path / "ranking.html").read_text()
+    assert f"1. {best['value']:.3f}" in page
+    assert repr(found.explorer()) == "4 pairs of texts; .save('pair.html') makes a page to open in a browser"
+    many = normscope.similarity(model, A, [f"Number {number}." for number in range(11)])
+    assert "The 10 most similar of 11 are shown." in many.figure().description.caption
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        (A, [], "expected at least one text, got none"),
+        ([A], DOCUMENTS, "expected as many texts on both sides, got 1 and 4"),
+        (A, ["", B], "the text is empty after tokenisation"),
+    ],
+)
+def test_lists_that_cannot_be_compared_are_one_line(model, a, b, message):
+    with pytest.raises(InputError, match=message):
+        normscope.similarity(model, a, b)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return normscope.load()

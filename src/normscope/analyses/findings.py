@@ -212,13 +212,15 @@ class ColouredText:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextPair:
-    """What each pair of tokens of two texts adds to their cosine similarity."""
+    """What each pair of tokens of two texts adds to their similarity."""
 
     title: str
     tokens_a: Sequence[str]
     tokens_b: Sequence[str]
     matrix: Float[np.ndarray, "a b"]
     """The last row and column are those of the biases."""
+    measure: str = "cosine similarity"
+    """What all of it adds up to."""
 
 
 class Sentence(str):

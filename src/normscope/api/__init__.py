@@ -6,13 +6,14 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions
 from normscope.api.changing import ablate, steer
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
-from normscope.api.embedding_similarity import Similarity, similarity
+from normscope.api.embedding_similarity import similarity
 from normscope.api.explorers import Explorer
 from normscope.api.loaded_results import load_attribution
 from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
 from normscope.api.results import Results
+from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
 
@@ -32,6 +33,7 @@ __all__ = [
     "NextToken",
     "Picture",
     "Results",
+    "Similarities",
     "Similarity",
     "SimilarityTo",
     "ablate",

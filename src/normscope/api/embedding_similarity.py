@@ -1,132 +1,28 @@
-"""The similarity of two texts, split into pairs of tokens."""
+"""Splits the similarity of texts into pairs of tokens."""
 
-import dataclasses
-import html
-from typing import Any
+import functools
+from itertools import repeat
+from typing import Any, NamedTuple, overload
 
-import numpy as np
-import pandas as pd
 from jaxtyping import Float
+from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.analyses.findings import TextPair, WordMaps
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
-from normscope.api.coloured_tokens import LEGEND, coloured
-from normscope.api.explorers import PairExplorer
-from normscope.api.picture import Picture
+from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_supported
-from normscope.attribution.similarities import EncodedTexts, similarity_parts
+from normscope.attribution.similarities import EncodedTexts, compared, embedded_parts
 from normscope.errors import InputError
-from normscope.maths.choices import SimilarityFunction, ValueBias
+from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type
+from normscope.models.text_batches import Text, describe_type, is_single
 from normscope.running.token_maps import texts_of
-from normscope.statistics.tidy import tidy
-
-_SHOWN = 5
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Similarity:
-    """The similarity of two embeddings, as a sum over pairs of tokens."""
-
-    tokens_a: tuple[str, ...]
-    tokens_b: tuple[str, ...]
-    matrix: Float[np.ndarray, "a b"]
-    """What each pair of tokens adds to the similarity. The last row is the bias in a, the last column the bias in b."""
-    value: float
-    """The similarity: the sum of the matrix."""
-    pooling: str
-    function: str = "cosine"
-    """What the embeddings are compared by: their `cosine`, or their product (`dot`)."""
-
-    @property
-    def sources_a(self) -> tuple[str, ...]:
-        """The names of the rows."""
-        return (*self.tokens_a, "bias")
-
-    @property
-    def sources_b(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return (*self.tokens_b, "bias")
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per pair, the largest first; tokens are numbered from 0."""
-        return self._pairs.sort_values("value", ascending=False, kind="stable", ignore_index=True)
-
-    def figure(self) -> Picture:
-        """The matrix, as a figure."""
-        title = f"{self._what} {self.value:.3f}"
-        return Picture(
-            WordMaps(
-                table=self._pairs.assign(frame="none", panel=title),
-                panel="panel",
-                panel_titles={title: title},
-                row="a",
-                row_label="token_a",
-                column="b",
-                column_label="token_b",
-                caption=(
-                    f"What each pair of tokens adds to the {self._what} of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: orange raises it, purple lowers it."
-                ),
-                # Biases say nothing about words, and would often make all other cells look pale.
-                largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
-            )
-        )
-
-    def explorer(self) -> PairExplorer:
-        """Both texts and the map as an interactive page, which notebooks display."""
-        pair = TextPair(f"{self._what} {self.value:.3f}", self.tokens_a, self.tokens_b, self.matrix)
-        return PairExplorer(self.figure(), pair)
-
-    @property
-    def _pairs(self) -> pd.DataFrame:
-        return tidy(
-            {
-                "token_a": np.array(self.sources_a, dtype=object)[:, None],
-                "token_b": np.array(self.sources_b, dtype=object),
-                "value": self.matrix,
-            },
-            a=range(len(self.sources_a)),
-            b=range(len(self.sources_b)),
-        )
-
-    @property
-    def _what(self) -> str:
-        return {SimilarityFunction.cosine: "cosine similarity", SimilarityFunction.dot: "dot product"}[
-            SimilarityFunction(self.function)
-        ]
-
-    @property
-    def _summary(self) -> str:
-        table = self.table
-        best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
-        words = float(self.matrix[:-1, :-1].sum())
-        pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
-        biases = self.value - words
-        text = f"{self._what.capitalize()} {self.value:.3f}: pairs of tokens add {words:.3f}, pairs with a bias {biases:.3f}. "
-        return f"{text}The pairs that add most: {pairs}.".replace("-0.", "\u22120.")
-
-    def _repr_html_(self) -> str:
-        rows, columns = self.matrix.sum(axis=1)[:-1], self.matrix.sum(axis=0)[:-1]
-        largest = float(max(np.abs(rows).max(initial=0), np.abs(columns).max(initial=0)))
-        return (
-            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
-            f"<p>{html.escape(self._summary)}</p>{coloured(self.tokens_a, rows, largest)}"
-            f"{coloured(self.tokens_b, columns, largest)}{LEGEND}</div>{self.figure()._repr_html_()}"
-        )
-
-    def __repr__(self) -> str:
-        return self._summary
-
-
-@checked
-@in_turn
+@overload
 def similarity(
     model: LoadedModel,
     text_a: Text | BatchEncoding,
@@ -135,7 +31,32 @@ def similarity(
     pooling: str | None = None,
     bias: str = "token",
     prompts: str | tuple[str, str] | None = None,
-) -> Similarity:
+) -> Similarity: ...
+
+
+@overload
+def similarity(
+    model: LoadedModel,
+    text_a: Text | BatchEncoding | list[Text],
+    text_b: Text | BatchEncoding | list[Text],
+    *,
+    pooling: str | None = None,
+    bias: str = "token",
+    prompts: str | tuple[str, str] | None = None,
+) -> Similarity | Similarities: ...
+
+
+@checked
+@in_turn
+def similarity(
+    model: LoadedModel,
+    text_a: Text | BatchEncoding | list[Text],
+    text_b: Text | BatchEncoding | list[Text],
+    *,
+    pooling: str | None = None,
+    bias: str = "token",
+    prompts: str | tuple[str, str] | None = None,
+) -> Similarity | Similarities:
     """Split the similarity of two texts into what each pair of tokens adds to it.
 
     If P_k is what token k contributes to the embedding e of its text (DecompX's vectors, pooled), the cosine is exactly
@@ -144,28 +65,61 @@ def similarity(
 
     Args:
         model: A sentence encoder; see `load` and `wrap`.
-        text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
-        text_b: The other text, in the same forms.
+        text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts.
+        text_b: The other text, in the same forms. A list of texts is compared with `text_a`, such as documents with a query; if
+            both are lists, the texts in the same places are compared.
         pooling: `mean`, `cls`, `last`, `mean_sqrt`, `weighted_mean` or `max`, for the cosine of pooled vectors. By default,
             everything that the model's sentence-transformers files say.
         bias: Where the value biases go; see `attribute`.
         prompts: What to put before both texts, or before each: names of the model's prompts, or texts. By default, the prompt
             that the model's files name as its default, if there is one; `""` for none.
 
+    Returns:
+        The parts of the similarity; if a list was given, a sequence of these, with a `.ranking`.
+
     Raises:
         InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """
     check_supported(model.layout)
     rule, embedder = chosen("bias", bias, ValueBias), chosen_embedder(model, pooling)
-    before = prompts if isinstance(prompts, tuple) else (prompts, prompts)
-    prompted = [_prompted(model, embedder, text, prompt) for text, prompt in zip((text_a, text_b), before, strict=True)]
-    batches = [single_text(model, text, "similarity") for text, _ in prompted]
+    of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
+    texts_a, texts_b = (side if isinstance(side, list) and not is_single(side) else None for side in (text_a, text_b))
+    for side in (texts_a, texts_b):
+        if side is not None and not side:
+            raise InputError("similarity: expected at least one text, got none")
+    if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
+        raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
     _ = model.layers_verification
-    encoded = [EncodedTexts(batch.model_inputs(), length) for batch, (_, length) in zip(batches, prompted, strict=True)]
-    parts = similarity_parts(model.model, model.layout, *encoded, embedder=embedder, bias=rule)
-    tokens_a, tokens_b = (texts_of(model, batch) for batch in batches)
+    embed = functools.partial(_embedded, model, embedder, rule)
+    side_a = repeat(embed(text_a, of_a)) if texts_a is None else (embed(text, of_a) for text in texts_a)
+    side_b = repeat(embed(text_b, of_b)) if texts_b is None else (embed(text, of_b) for text in texts_b)
+    found = (_compared(embedder, *pair) for pair in zip(side_a, side_b, strict=False))
+    return next(found) if texts_a is None and texts_b is None else Similarities([*found])
+
+
+class _Embedded(NamedTuple):
+    """A text's tokens, what each of them, and last the bias, contributes to its embedding, and the embedding."""
+
+    tokens: tuple[str, ...]
+    parts: Float[Tensor, "1 source made"]
+    whole: Float[Tensor, "1 made"]
+
+
+def _embedded(
+    model: LoadedModel, embedder: Embedder, bias: ValueBias, text: Text | BatchEncoding, prompt: str | None
+) -> _Embedded:
+    text, length = _prompted(model, embedder, text, prompt)
+    batch = single_text(model, text, "similarity")
+    parts, whole = embedded_parts(
+        model.model, model.layout, EncodedTexts(batch.model_inputs(), length), embedder=embedder, bias=bias
+    )
+    return _Embedded(texts_of(model, batch), parts, whole)
+
+
+def _compared(embedder: Embedder, a: _Embedded, b: _Embedded) -> Similarity:
+    parts = compared(embedder.function, (a.parts, a.whole), (b.parts, b.whole))
     matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
-    return Similarity(tokens_a, tokens_b, matrix, value, str(embedder.pooling), str(embedder.function))
+    return Similarity(a.tokens, b.tokens, matrix, value, str(embedder.pooling), str(embedder.function))
 
 
 def _prompted(

@@ -101,16 +101,27 @@ class Explorer(Framed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairExplorer(Framed):
-    """Which tokens of two texts make up their similarity; see `Framed`."""
+    """Which tokens of two texts make up their similarity, for one pair of texts or several; see `Framed`."""
 
-    pair: TextPair
+    pairs: Sequence[TextPair]
+    """At least one."""
 
     name = "Pairs of tokens"
+
+    def __post_init__(self) -> None:
+        values = sum(pair.matrix.size for pair in self.pairs)
+        if values > _LARGEST:
+            raise InputError(
+                f"explorer: {values:,} values of {len(self.pairs):,} pairs of texts; expected at most {_LARGEST:,}: take "
+                "fewer, such as similarities[:10]"
+            )
 
     @cached_property
     def page(self) -> str:
         """The whole page as HTML."""
-        return pairs_page([self.pair])
+        return pairs_page(self.pairs)
 
     def __repr__(self) -> str:
-        return f"{self.pair.title}; .save('pair.html') makes a page to open in a browser"
+        count = len(self.pairs)
+        what = self.pairs[0].title if count == 1 else f"{count} pairs of texts"
+        return f"{what}; .save('pair.html') makes a page to open in a browser"

@@ -57,13 +57,36 @@ def similarity_parts(
     Raises:
         InputError: If attribution cannot follow the model.
     """
-    (parts_a, whole_a), (parts_b, whole_b) = (
-        embedder.parts(
-            *pooled_vectors(model, layout, texts.inputs, functools.partial(embedder.weights, prompt=texts.prompt), bias)
-        )
-        for texts in (texts_a, texts_b)
-    )
-    if embedder.function is SimilarityFunction.dot:
+    a, b = (embedded_parts(model, layout, texts, embedder=embedder, bias=bias) for texts in (texts_a, texts_b))
+    return compared(embedder.function, a, b)
+
+
+def embedded_parts(
+    model: PreTrainedModel, layout: BlockLayout, texts: EncodedTexts, *, embedder: Embedder, bias: ValueBias
+) -> tuple[Float[Tensor, "batch source made"], Float[Tensor, "batch made"]]:
+    """What each token of some texts, and last the bias, contributes to their embeddings, and the embeddings, in float64.
+
+    Args:
+        model: A base model in evaluation mode.
+        texts: The texts.
+        embedder: How an embedding is made of the hidden vectors.
+        bias: Where the value biases of the first layer go.
+
+    Raises:
+        InputError: If attribution cannot follow the model.
+    """
+    weights = functools.partial(embedder.weights, prompt=texts.prompt)
+    return embedder.parts(*pooled_vectors(model, layout, texts.inputs, weights, bias))
+
+
+def compared(
+    function: SimilarityFunction,
+    a: tuple[Float[Tensor, "batch a made"], Float[Tensor, "batch made"]],
+    b: tuple[Float[Tensor, "batch b made"], Float[Tensor, "batch made"]],
+) -> SimilarityParts:
+    """The parts of the similarities of embeddings, which come with their parts; see `embedded_parts`."""
+    (parts_a, whole_a), (parts_b, whole_b) = a, b
+    if function is SimilarityFunction.dot:
         return SimilarityParts(parts_a @ parts_b.transpose(-1, -2), torch.linalg.vecdot(whole_a, whole_b))
     return cosine_parts(parts_a, whole_a, parts_b, whole_b)
 

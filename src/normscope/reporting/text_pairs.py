@@ -11,6 +11,7 @@ def payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
     return [
         {
             "title": pair.title,
+            "measure": pair.measure,
             "tokens_a": list(pair.tokens_a),
             "tokens_b": list(pair.tokens_b),
             "values": [float(f"{value:.5g}") for value in pair.matrix.ravel()],

@@ -1,4 +1,4 @@
-// Pairs of texts: which tokens of both make up a cosine similarity. The texts are coloured, and the map below has every pair of
+// Pairs of texts: which tokens of both make up a similarity. The texts are coloured, and the map below has every pair of
 // tokens, with the biases in a row and a column of their own.
 
 const LISTED_PAIRS = 6;
@@ -95,12 +95,12 @@ class PairView {
     const [largest, words, all] = [Math.max(...cells.map(Math.abs)), total(cells), total(this.pair.values)];
     this.scale = { largest, difference: true };
     this.colours = palette(this.root, "--diverging");
-    this.sum.replaceChildren("cosine similarity ", make("b", {}, formatNumber(all)), " = tokens ", make("b", {}, formatNumber(words)),
+    this.sum.replaceChildren(`${this.pair.measure} `, make("b", {}, formatNumber(all)), " = tokens ", make("b", {}, formatNumber(words)),
       all < words ? " − biases " : " + biases ", make("b", {}, formatNumber(Math.abs(all - words))));
     this.texts.forEach((node, side) => node.replaceChildren(...spans(this.tokens[side])));
     this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
     this.legend.replaceChildren(ramp(this.colours, [MINUS + formatNumber(largest), "0", `+${formatNumber(largest)}`]),
-      make("span", {}, "added to the cosine; cells of a bias may go beyond the scale"), this.saves);
+      make("span", {}, `added to the ${this.pair.measure}; cells of a bias may go beyond the scale`), this.saves);
     this.drawLists();
     this.colour();
   }
