@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.models import Dense, LayerNorm, Normalize, Pooling, Transformer
 from torch import nn
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 import normscope
 from normscope.errors import InputError
@@ -213,3 +214,28 @@ def test_lists_that_cannot_be_compared_are_one_line(model, a, b, message):
 @pytest.fixture(scope="module")
 def model():
     return normscope.load()
+
+
+def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(tokenizer, tmp_path):
+    torch.manual_seed(0)
+    settings = dict(FAMILY_CONFIGS["bert"]) | {"vocab_size": len(tokenizer), "num_labels": 1}
+    settings.pop("model_type", None)
+    classifier = AutoModelForSequenceClassification.from_config(BertConfig(**settings))
+    for parameter in classifier.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    classifier.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    encoder = CrossEncoder(str(tmp_path), device="cpu")
+    scores = encoder.predict([(A, document) for document in DOCUMENTS[:2]], activation_fn=nn.Identity())
+    for model in (normscope.wrap(encoder), normscope.load(str(tmp_path))):
+        found = normscope.attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
+        for one, score in zip(found, scores, strict=True):
+            assert one.target == pytest.approx(float(score), rel=1e-4)
+            parts = sum(one.spans.values()) + one.bias + one.remainder
+            assert parts == pytest.approx(one.target, rel=1e-4, abs=1e-5)
+            ends = [place for place, token in enumerate(one.tokens) if token == "[SEP]"]
+            assert one.spans["first text"] == pytest.approx(one.scores[1 : ends[0]].sum(), rel=1e-5, abs=1e-7)
+            assert one.spans["second text"] == pytest.approx(
+                one.scores[ends[0] + 1 : ends[1]].sum(), rel=1e-5, abs=1e-7
+            )
+            assert [*one.spans] == ["first text", "second text", "rest"]

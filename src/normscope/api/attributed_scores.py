@@ -93,7 +93,7 @@ def attribute(
             the target and not this. For an `Answer`, it is attributed in a separate pass.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
             of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
-            Those of a conversation are its roles, and `template`. See `.spans`.
+            Those of a conversation are its roles, and `template`; those of a pair are its texts. See `.spans`.
         by: Also find what the parts of the model add, by `layer`, `head` and `token` or some of them; see `.effects`. The
             tokens of a head are those whose values it reads; those of a network are the ones whose vectors it changes.
         direct: Whether these effects are direct: what a part writes into the output by itself, along the residual connections

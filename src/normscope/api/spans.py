@@ -14,14 +14,17 @@ from normscope.models.text_batches import describe_type, is_ids, is_messages, ro
 REST = "rest"
 """The tokens that are in no span."""
 
+PAIR = "first text", "second text"
+"""The spans of a pair of texts."""
+
 
 def owners_of_tokens(
     model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]] | None
 ) -> list[str] | None:
-    """The span of every token of a text: those that were asked for; of a conversation, the role that says it.
+    """The span of every token of a text: what was asked for, a conversation's role, or a text of a pair.
 
     Args:
-        text: A text, a conversation, or a list of token ids.
+        text: A text, a pair of texts, a conversation, or a list of token ids.
         batch: The same as a batch of one.
         spans: See `attribute`.
 
@@ -35,7 +38,19 @@ def owners_of_tokens(
         if spans is not None:
             raise InputError("spans: a conversation's spans are its roles; leave out spans")
         return roles_of(model, text)
-    return None if spans is None else span_of_tokens(model, text, batch, spans)
+    if spans is None:
+        return _texts_of_pair(model, text, batch)
+    return span_of_tokens(model, text, batch, spans)
+
+
+def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] | None:
+    """The text of a pair that each token belongs to; None for anything else, or if the tokenizer does not tell."""
+    if not isinstance(text, tuple) or not model.tokenizer.is_fast:
+        return None
+    encoding = model.tokenizer(*text)
+    if list(encoding["input_ids"]) != batch.input_ids[0].tolist():
+        return None
+    return [REST if place is None else PAIR[place] for place in encoding.sequence_ids()]
 
 
 def span_of_tokens(model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]]) -> list[str]:

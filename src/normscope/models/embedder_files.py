@@ -102,11 +102,16 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
     return _embedder(modules, settings, name)
 
 
-def is_sentence_encoder(model: object) -> bool:
-    """Whether an object is a SentenceTransformer. The library need not be installed."""
-    return any(
-        kind.__name__ == "SentenceTransformer" and kind.__module__.startswith("sentence_transformers.")
-        for kind in type(model).__mro__
+def kind_of_encoder(model: object) -> str | None:
+    """`SentenceTransformer` or `CrossEncoder` if an object is one, otherwise None. The library need not be installed."""
+    return next(
+        (
+            kind.__name__
+            for kind in type(model).__mro__
+            if kind.__module__.startswith("sentence_transformers.")
+            and kind.__name__ in ("SentenceTransformer", "CrossEncoder")
+        ),
+        None,
     )
 
 

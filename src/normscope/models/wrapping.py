@@ -23,7 +23,7 @@ from normscope.models.adapters import adapted_layers, merge_active_adapters, wit
 from normscope.models.any_module import AnyModule, Inputs
 from normscope.models.config_checks import check_supported
 from normscope.models.damage import damage_named
-from normscope.models.embedder_files import embedder_in_memory, is_sentence_encoder
+from normscope.models.embedder_files import embedder_in_memory, kind_of_encoder
 from normscope.models.layout import BlockLayout, Stack, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
 from normscope.models.loaded import LoadedModel
@@ -62,8 +62,8 @@ def wrap_model(
     """A model in memory, ready to be observed.
 
     Args:
-        model: A transformers model with or without a head, a PEFT model around one, a SentenceTransformer, or any other module
-            that maps token ids to vectors. Active adapters are merged in the copy.
+        model: A transformers model with or without a head, a PEFT model around one, a SentenceTransformer or CrossEncoder, or
+            any other module that maps token ids to vectors. Active adapters are merged in the copy.
         tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces.
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
@@ -76,9 +76,9 @@ def wrap_model(
         raise InputError(f"tokens: expected a list of names, got the str {printable(repr(tokens), 60)}")
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
-    if is_sentence_encoder(model):
-        assert isinstance(model, nn.Module)
-        return _sentence_encoder(model, tokenizer, stack)
+    kind = kind_of_encoder(model)
+    if kind is not None:
+        return _encoder_of_library(model, kind, tokenizer, stack)
     given = without_peft(model)
     if not isinstance(given, PreTrainedModel):
         return _wrapped_module(given, tokenizer, stack, inputs, tokens)
@@ -104,21 +104,24 @@ def wrap_model(
     return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
 
 
-def _sentence_encoder(
-    encoder: nn.Module, tokenizer: PreTrainedTokenizerBase | None, stack: Stack | None
+def _encoder_of_library(
+    encoder: Any, kind: str, tokenizer: PreTrainedTokenizerBase | None, stack: Stack | None
 ) -> LoadedModel:
-    """The model in a SentenceTransformer, with its tokenizer, and with what it makes of the hidden vectors."""
-    first = next(encoder.children(), None)
+    """The model in an encoder of sentence-transformers, with its tokenizer and, if it embeds texts, what it makes of vectors.
+
+    Args:
+        kind: See `kind_of_encoder`.
+    """
+    first = next(iter(encoder.children()), None)
     inner = getattr(first, "auto_model", None)
     if not isinstance(inner, PreTrainedModel):
-        raise InputError(
-            f"model: expected a SentenceTransformer whose first module is a Transformer, got {_kind(first)}"
-        )
+        raise InputError(f"model: expected a {kind} whose first module is a Transformer, got {_kind(first)}")
     loaded = wrap_model(inner, tokenizer or getattr(encoder, "tokenizer", None), stack)
     lengths = [each for each in (loaded.max_length, getattr(encoder, "max_seq_length", None)) if each is not None]
-    return dataclasses.replace(
-        loaded, given_embedder=embedder_in_memory(encoder, loaded.name), max_length=min(lengths, default=None)
-    )
+    loaded = dataclasses.replace(loaded, max_length=min(lengths, default=None))
+    if kind == "CrossEncoder":
+        return loaded
+    return dataclasses.replace(loaded, given_embedder=embedder_in_memory(encoder, loaded.name))
 
 
 def _loaded(
