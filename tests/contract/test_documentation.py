@@ -216,7 +216,13 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("page", "number"),
-    [("tutorials/python.md", 3), ("measures/attribution.md", 3), ("guides/papers.md", 1), ("guides/words.md", 1)],
+    [
+        ("tutorials/python.md", 3),
+        ("tutorials/retriever.md", 5),
+        ("measures/attribution.md", 3),
+        ("guides/papers.md", 1),
+        ("guides/words.md", 1),
+    ],
 )
 @pytest.mark.spread(1)
 def test_the_python_of_a_page_runs(page, number, tmp_path, monkeypatch):
@@ -226,6 +232,19 @@ def test_the_python_of_a_page_runs(page, number, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
+
+
+def test_the_tutorial_of_retrievers_says_what_its_code_prints(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "tutorials" / "retriever.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code, printed in re.findall(r"^```python\n(.*?)^```\n+(?:```\n(.*?)^```)?", page, re.M | re.S):
+        exec(compile(code, "retriever.md", "exec"), names)
+        shown = capsys.readouterr().out
+        assert not printed or shown == printed
+    words = names["found"].words.set_index("token")["total"]
+    for word, total in re.findall(r"\*(\w+)\* (0\.\d\d) in", page):
+        assert f"{words[word]:.2f}" == total
 
 
 @pytest.mark.slow
