@@ -23,6 +23,7 @@ from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type
+from normscope.rounding import number
 from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
@@ -60,7 +61,7 @@ class Similarity:
 
     def figure(self) -> Picture:
         """The matrix, as a figure."""
-        title = f"{self._what} {self.value:.3f}"
+        title = f"{self._what} {number(self.value)}"
         return Picture(
             WordMaps(
                 table=self._pairs.assign(frame="none", panel=title),
@@ -72,7 +73,7 @@ class Similarity:
                 column_label="token_b",
                 caption=(
                     f"What each pair of tokens adds to the {self._what} of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: orange raises it, purple lowers it."
+                    f"second). All cells add up to {number(self.value)}: orange raises it, purple lowers it."
                 ),
                 # Biases say nothing about words, and would often make all other cells look pale.
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
@@ -81,7 +82,7 @@ class Similarity:
 
     def explorer(self) -> PairExplorer:
         """Both texts and the map as an interactive page, which notebooks display."""
-        pair = TextPair(f"{self._what} {self.value:.3f}", self.tokens_a, self.tokens_b, self.matrix)
+        pair = TextPair(f"{self._what} {number(self.value)}", self.tokens_a, self.tokens_b, self.matrix)
         return PairExplorer(self.figure(), pair)
 
     @property
@@ -107,10 +108,10 @@ class Similarity:
         table = self.table
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
         words = float(self.matrix[:-1, :-1].sum())
-        pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
-        biases = self.value - words
-        text = f"{self._what.capitalize()} {self.value:.3f}: pairs of tokens add {words:.3f}, pairs with a bias {biases:.3f}. "
-        return f"{text}The pairs that add most: {pairs}.".replace("-0.", "\u22120.")
+        named = zip(best["token_a"], best["token_b"], best["value"], strict=True)
+        pairs = ", ".join(f"{a}\u2013{b} {number(value)}" for a, b, value in named)
+        parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
+        return f"{self._what.capitalize()} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
     def _repr_html_(self) -> str:
         rows, columns = self.matrix.sum(axis=1)[:-1], self.matrix.sum(axis=0)[:-1]
