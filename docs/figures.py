@@ -2,8 +2,9 @@
 
 The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
 network, and only the syntax figures need a treebank (`make figures ARGS="--treebank dev.conllu"`). On one machine with the same
-packages, the figures have the same bytes each time. All figures of the runs, whether a page shows them or not, are collected
-on `outputs/contact_sheet.png` for inspection.
+packages, the figures have the same bytes each time. Captions are text, in a file beside each picture, which the pages show
+(`docs/hooks/captions.py`). All figures of the runs, whether a page shows them or not, are collected on
+`outputs/contact_sheet.png` for inspection.
 """
 
 import argparse
@@ -25,7 +26,9 @@ from transformers import PreTrainedTokenizerFast
 import normscope
 from benchmarks.retrieval import CITIES, prompts, trained
 from normscope.analyses.registry import analyses
+from normscope.api.picture import Picture
 from normscope.data.toy_corpus import ToyCorpus
+from normscope.reporting.figure_text import caption_of
 from normscope.translation import toy
 from normscope.translation.training import train
 
@@ -43,6 +46,16 @@ SENTENCE = "The old bridge was closed, so we crossed the river in the next town.
 """What the explorer's picture shows."""
 SIMILAR = ("A man plays the guitar.", "Someone is making music.")
 """The texts whose similarity is taken apart."""
+QUERY = "How do I get a visa for Japan?"
+DOCUMENTS = [
+    "Tourists from many countries may enter Japan without a visa for up to 90 days.",
+    "A visa is a stamp in a passport.",
+    "The Japanese embassy accepts applications on weekdays from nine to noon.",
+    "Visa and Mastercard are accepted in most shops.",
+    "Japan has four large islands and many small ones.",
+    "The recipe needs rice, seaweed and a little vinegar.",
+]
+"""What is ranked for a query."""
 SIMILAR_EXAMPLES = 100
 """Number of examples of the sample corpus that are read for its pairs of texts, which are half of them."""
 MEASURED_PAIRS = 100
@@ -85,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in sorted(shown() - {EXPLORER}):
             sources = [path for path in _sources(name, runs) if path.exists()]
             if sources:
-                shutil.copyfile(sources[0], IMAGES / f"{name}.png")
+                _take(sources[0], name)
                 print(f"docs/images/{name}.png")
             elif parsed.treebank is not None or not name.startswith("syntax_"):
                 missing.append(name)
@@ -158,8 +171,10 @@ def _from_python(folder: Path) -> Path:
     figures = folder / "figures"
     figures.mkdir(parents=True)
     model = normscope.load()
-    normscope.attribution_maps(model, SENTENCE, "decompx")["decompx"].figure().save(figures / "attribution_decompx.png")
-    normscope.similarity(model, *SIMILAR).figure().save(figures / "similarity.png")
+    decompx = normscope.attribution_maps(model, SENTENCE, "decompx")["decompx"]
+    _save(decompx.figure(), figures / "attribution_decompx.png")
+    _save(normscope.similarity(model, *SIMILAR).figure(), figures / "similarity.png")
+    _save(normscope.similarity(model, QUERY, DOCUMENTS).figure(), figures / "ranking.png")
     return folder
 
 
@@ -171,9 +186,9 @@ def _from_retrieval(folder: Path) -> Path:
     prompt, answer, _ = next(prompts(np.random.default_rng(7)))
     other = next(word for word in reversed(prompt.split()) if word in CITIES and word != answer)
     target = normscope.NextToken(answer)
-    normscope.attribute(model, prompt, target).figure().save(figures / "answer_tokens.png")
-    normscope.attribute(model, prompt, target, against=other).figure().save(figures / "answer_contrast.png")
-    normscope.attribute(model, prompt, target, by=["layer", "head"]).figure().save(figures / "answer_heads.png")
+    _save(normscope.attribute(model, prompt, target).figure(), figures / "answer_tokens.png")
+    _save(normscope.attribute(model, prompt, target, against=other).figure(), figures / "answer_contrast.png")
+    _save(normscope.attribute(model, prompt, target, by=["layer", "head"]).figure(), figures / "answer_heads.png")
     return folder
 
 
@@ -195,8 +210,14 @@ def _from_training(folder: Path) -> Path:
         [(example.text, example.text_pair or "") for example in training], toy.RECIPE, folder / "m", callbacks=measure
     )
     label = "mixing ratio of the encoder (AttnResLn-N)"
-    callbacks[0].figure("mixing/attnresln_n/mean", label).save(figures / "training_mixing.png")
+    _save(callbacks[0].figure("mixing/attnresln_n/mean", label), figures / "training_mixing.png")
     return folder
+
+
+def _save(picture: Picture, path: Path) -> None:
+    """Save a picture, and its caption as a text beside it, as runs do."""
+    picture.save(path, caption=False)
+    path.with_suffix(".txt").write_text(f"{caption_of(picture.description)}\n")
 
 
 def _syntax(folder: Path, treebank: Path) -> Path:
@@ -204,13 +225,30 @@ def _syntax(folder: Path, treebank: Path) -> Path:
 
 
 def _run(folder: Path, *overrides: str) -> Path:
-    command = [sys.executable, "run.py", *overrides, "tracking=disabled", f"output_dir={folder}"]
+    command = [
+        sys.executable,
+        "run.py",
+        *overrides,
+        "tracking=disabled",
+        "figures.caption=false",
+        f"output_dir={folder}",
+    ]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=True)
     return folder
 
 
 def _sources(name: str, runs: Sequence[Path]) -> list[Path]:
     return [*(run / "figures" / f"{name}.png" for run in runs), BENCHMARKS / f"{name}.png"]
+
+
+def _take(picture: Path, name: str) -> None:
+    """Copy a picture and its caption to `docs/images`."""
+    shutil.copyfile(picture, IMAGES / f"{name}.png")
+    written = picture.with_suffix(".txt")
+    if written.exists():
+        shutil.copyfile(written, IMAGES / f"{name}.txt")
+    else:  # drawn with its caption, or by a benchmark
+        (IMAGES / f"{name}.txt").unlink(missing_ok=True)
 
 
 def _explorer(report: Path, target: Path) -> None:

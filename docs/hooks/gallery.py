@@ -6,11 +6,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from docs.hooks.captions import IMAGES, caption
 from docs.hooks.markdown import ROOT, code
 from docs.reports import LIVE, REPORTS
 from normscope.analyses.registry import analyses
-
-IMAGES = ROOT / "docs" / "images"
 
 _MISSING = "`make docs` makes the reports; this copy of the pages was built without them."
 
@@ -49,7 +48,7 @@ def _quoted(argument: str) -> str:
 
 
 def _figures() -> list[str]:
-    """Every figure by analysis: from the live reports, with its caption as text, or a picture that has it below its panels."""
+    """Every figure by analysis: from the live reports, or as the pages show it."""
     shown = {path.stem: path for path in sorted(IMAGES.glob("*.png"))}
     shown |= {path.stem: path for path in sorted(REPORTS.glob("*/figures/*.png"))}
     parts = []
@@ -65,15 +64,8 @@ def _figures() -> list[str]:
 
 def _figure(name: str, path: Path) -> str:
     link = path.relative_to(ROOT / "docs").as_posix()
-    written = path.with_suffix(".txt")
-    caption = f"*{_plain(written.read_text().strip())}*\n" if written.is_file() else ""
     with Image.open(path) as picture:
         width, height = picture.size
     described = html.escape(f"The figure {name}", quote=True)
     size = f'width="{width}" height="{height}" loading="lazy"'
-    return f'### {code(name)}\n\n<img src="{link}" alt="{described}" {size}>\n\n{caption}'
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown leaves as it is."""
-    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", " ".join(text.split()))
+    return f'### {code(name)}\n\n<img src="{link}" alt="{described}" {size}>\n\n{caption(path)}\n'

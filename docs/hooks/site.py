@@ -1,4 +1,5 @@
-"""The hook that MkDocs calls: it adds the generated pages and turns formulas into MathML, so that no page needs a script."""
+"""The hook that MkDocs calls: it adds the generated pages and the captions of pictures, and turns formulas into MathML, so that
+no page needs a script."""
 
 import html
 import re
@@ -8,7 +9,17 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-from docs.hooks import citations, config_keys, gallery, measurements, models, outputs, presets, python_reference
+from docs.hooks import (
+    captions,
+    citations,
+    config_keys,
+    gallery,
+    measurements,
+    models,
+    outputs,
+    presets,
+    python_reference,
+)
 
 PAGES: dict[str, Callable[[], str]] = {
     "gallery.md": gallery.page,
@@ -32,6 +43,11 @@ def on_files(files: Files, *, config: Any) -> Files:
             files.remove(template)
         files.append(File.generated(config, name, content=page()))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Add the captions of pictures."""
+    return captions.with_captions(markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:

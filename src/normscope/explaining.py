@@ -23,7 +23,7 @@ from normscope.models.loading import load
 from normscope.models.text_batches import batch_from_texts
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
-from normscope.rounding import counted
+from normscope.rounding import counted, number
 from normscope.running.options import RunOptions
 
 PAGE = "explain.html"
@@ -124,7 +124,7 @@ def _most_likely(logits: Float[Tensor, " choice"], names: Sequence[str]) -> list
     if len(logits) == 1:
         return [(names[0], float(torch.sigmoid(logits[0].double())))]
     probabilities, numbers = logits.double().softmax(dim=-1).topk(min(_CHOICES, len(logits)))
-    return [(names[number], float(each)) for each, number in zip(probabilities, numbers.tolist(), strict=True)]
+    return [(names[at], float(each)) for each, at in zip(probabilities, numbers.tolist(), strict=True)]
 
 
 def _most_likely_tokens(model: LoadedModel, logits: Float[Tensor, " vocabulary"]) -> list[tuple[str, float]]:
@@ -166,12 +166,12 @@ def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:
 def _print(model: LoadedModel, prediction: Prediction, found: Attribution) -> None:
     print(f"\n{model.name}: {prediction.what}")
     for name, probability in prediction.choices:
-        print(f"  {100 * probability:7.3g}%  {name}")
+        print(f"  {number(100 * probability):>7}%  {name}")
     largest = float(np.abs(found.scores).max(initial=0)) or 1.0
     print(f"\n{found._sum}\n")
     order = np.argsort(-np.abs(found.scores), kind="stable")[:_STRONGEST]
     width = max((len(found.tokens[at]) for at in order), default=0)
     for at in order:
         bar = "█" * round(20 * abs(float(found.scores[at])) / largest)
-        print(f"  {found.scores[at]:+9.3f}  {found.tokens[at]:<{width}}  {bar}")
+        print(f"  {number(float(found.scores[at]), signed=True):>9}  {found.tokens[at]:<{width}}  {bar}")
     print()

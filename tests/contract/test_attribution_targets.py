@@ -22,6 +22,7 @@ from normscope.models.embedder_files import embedder_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.task_heads import Head, has_head
+from normscope.rounding import number
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, token_batch
 
 TEXT = "a lovely film about onions"
@@ -257,7 +258,7 @@ def test_what_a_notebook_shows(encoder):
     row, column = np.unravel_index(whole.matrix[:-1, :-1].argmax(), whole.matrix[:-1, :-1].shape)
     best = f"{whole.tokens_a[row]}–{whole.tokens_b[column]} {whole.matrix[row, column]:.3f}".replace("-0.", "\u22120.")
     assert f"The pairs that add most: {best}," in repr(whole)
-    assert f"pairs of tokens add {whole.matrix[:-1, :-1].sum():.3f},".replace("-0.", "\u22120.") in repr(whole)
+    assert f"pairs of tokens add {number(float(whole.matrix[:-1, :-1].sum()))}," in repr(whole)
     assert "data:image/png" in whole._repr_html_()
 
 

@@ -33,7 +33,7 @@ def test_outliers_of_a_real_model_are_found(run):
 def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
     outcome, table = run("analysis=[outliers,score]", "dataset.limit=4", "analysis.outliers.threshold=100")
     assert outcome.status == 0, outcome.err
-    assert "outlier dimensions: none (mean more than 100 standard deviations" in outcome.err
+    assert "no outlier dimensions: mean more than 100 standard deviations" in outcome.err
     for name in ("outliers_by_category", "outliers_model", "score_by_category"):
         assert len(table(name)) == 0
     assert not (tmp_path / "run/tables/score_intervention.parquet").exists()

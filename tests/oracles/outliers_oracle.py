@@ -64,7 +64,7 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         figures=_figures(every, by_category, norms, outliers),
         summary=pd.concat([counts, *(_means(hidden, j) for j in outliers)], axis=1),
         sentences=_sentences(outliers, share, given=options.dimensions is not None),
-        notes=[f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({criterion(specimen, options)})"],
+        notes=[f"outlier dimensions: {criterion(specimen, options)}"],
     )
 
 
@@ -86,7 +86,7 @@ def find(specimen: Specimen, options: OutliersOptions) -> tuple[np.ndarray, np.n
 def criterion(specimen: Specimen, options: OutliersOptions) -> str:
     """What makes a dimension an outlier, in words."""
     if options.dimensions is not None:
-        return "as given by analysis.outliers.dimensions"
+        return "those of analysis.outliers.dimensions"
     unit = {
         "sigma": "standard deviations from the mean",
         "mad": "median absolute deviations (× 1.4826) from the median",

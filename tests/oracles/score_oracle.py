@@ -44,10 +44,8 @@ def expected(
         "spread": ranking,
         "concentration": concentration,
     }
-    notes = [
-        f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} "
-        f"({outliers_oracle.criterion(specimen, outliers_options)})"
-    ]
+    criterion = outliers_oracle.criterion(specimen, outliers_options)
+    notes = [f"outlier dimensions: {criterion}" if outliers else f"no outlier dimensions: {criterion}"]
     if len(outliers) > 8 and (options.interventions or options.ablation):
         notes.append(f"only the 8 most prominent of the {len(outliers)} outlier dimensions are removed individually")
     prominent = sorted(outliers, key=lambda j: -np.abs(scores[:, j]).max())[:8]
@@ -69,7 +67,7 @@ def expected(
         curves=_curves(concentration),
         figures=_figures(tables, outliers),
         summary=_summary(tables, reported),
-        sentences=_sentences(metrics),
+        sentences=_sentences(metrics, outliers),
         notes=notes,
     )
 
@@ -398,7 +396,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
     return summary
 
 
-def _sentences(metrics: Mapping[str, float]) -> list[str]:
+def _sentences(metrics: Mapping[str, float], outliers: list[int]) -> list[str]:
     sentences = []
     half, ninety = (metrics.get(f"dimensions_for_{part}/mean") for part in ("half", "90_percent"))
     if half is not None:
@@ -420,7 +418,10 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         sentences.append(f"{bias}.")
     if metrics["share_of_outliers/mean"] != 0:
         share = percent(metrics["share_of_outliers/mean"])
-        sentences.append(f"The outlier dimensions' share of the spread of a query's scores is {share}.")
+        *most, last = map(str, outliers)
+        named = f"{', '.join(most)} and {last}" if most else last
+        named = f" ({named})" if len(outliers) <= 8 else ""
+        sentences.append(f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}.")
     changes = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/change")}
     changes = {name: value for name, value in changes.items() if name not in ("other", "all")} or changes
     if changes:

@@ -416,7 +416,7 @@ CASES = {
             [
                 "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys, and 116 "
                 "make up 90%.",
-                "The outlier dimensions' share of the spread of a query's scores is 12%.",
+                "The share of the outlier dimensions in the spread of a query's scores is 12%.",
             ],
         ),
         (
@@ -435,7 +435,7 @@ CASES = {
         ({"share_of_outliers/mean": 0.0}, []),  # there are none
         (
             {"share_of_outliers/mean": -0.0001},
-            ["The outlier dimensions' share of the spread of a query's scores is 0.0%."],
+            ["The share of the outlier dimensions in the spread of a query's scores is 0.0%."],
         ),
         ({"share_of_key_bias/mean": 0.0006}, [f"{BIAS.format('0.1%')}."]),
         ({"share_of_key_bias/mean": 0.0004}, []),

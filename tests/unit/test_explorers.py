@@ -15,6 +15,7 @@ import normscope
 from normscope.api import explorers
 from normscope.errors import InputError
 from normscope.reporting.explorer import pairs_table
+from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
 from tests.tiny import STACK_CONFIGS
 
@@ -219,7 +220,7 @@ def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity)
     assert pair["tokens_b"] == list(similarity.tokens_b)
     np.testing.assert_allclose(np.reshape(pair["values"], similarity.matrix.shape), similarity.matrix, rtol=1e-4)
     assert "sandbox" in explorer._repr_html_()
-    assert repr(explorer).startswith(f"cosine similarity {similarity.value:.3f}")
+    assert repr(explorer).startswith(f"cosine similarity {number(similarity.value)}")
 
 
 @needs_browser

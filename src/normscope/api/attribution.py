@@ -16,12 +16,13 @@ from torch import Tensor
 from normscope.analyses.findings import ColouredText, HeatmapGrid, WordMaps
 from normscope.api.arguments import chosen
 from normscope.api.calls import checked
-from normscope.api.coloured_tokens import LEGEND, coloured, signed
+from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.picture import Picture
 from normscope.api.saved import save_result
 from normscope.api.several import Several
 from normscope.attribution.effects import Effects
 from normscope.errors import InputError
+from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
 _NUMBERED = 14
@@ -75,7 +76,7 @@ class Attribution:
         table = pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
         if self.sides is not None:
             table.insert(0, "side", [side for side, count in self.sides.items() for _ in range(count)])
-            table["position"] = [number for count in self.sides.values() for number in range(count)]
+            table["position"] = [place for count in self.sides.values() for place in range(count)]
         return table
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
@@ -150,7 +151,7 @@ class Attribution:
                 column="head",
                 diverging=True,
                 value_label="effect",
-                caption=f"What each attention head adds to the {self.what} ({self.target:.3g}), {kind}. Orange raises it, "
+                caption=f"What each attention head adds to the {self.what} ({number(self.target)}), {kind}. Orange raises it, "
                 "purple lowers it.",
             )
         )
@@ -174,7 +175,7 @@ class Attribution:
     @property
     def _said(self) -> str:
         """The target with its value, as a title."""
-        return f"{self.what[0].upper()}{self.what[1:]}: {signed(self.target)}"
+        return f"{self.what[0].upper()}{self.what[1:]}: {number(self.target)}"
 
     def _heads(self) -> pd.DataFrame:
         effects = self.effects
@@ -190,11 +191,11 @@ class Attribution:
 
     @property
     def _sum(self) -> str:
-        rest = "" if abs(self.remainder) <= self._rounding else f" + remainder {signed(self.remainder)}"
+        rest = "" if abs(self.remainder) <= self._rounding else f" + remainder {number(self.remainder)}"
         rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
         scores = float(self.scores.sum())
         what = f"{self.what[0].upper()}{self.what[1:]}"
-        return f"{what} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"
+        return f"{what} {number(self.target)} = tokens {number(scores)} + biases {number(self.bias)}{rest}"
 
     def _repr_html_(self) -> str:
         largest = float(np.abs(self.scores).max(initial=0))
@@ -212,10 +213,10 @@ class Attribution:
 
 def text_picture(attributions: Sequence[Attribution]) -> Picture:
     """Texts with each token coloured by its score, on one scale."""
-    tables = [each.table.assign(text=f"{number}{each._said}") for number, each in _numbered(attributions)]
+    tables = [each.table.assign(text=f"{place}{each._said}") for place, each in _numbered(attributions)]
     one = attributions[0]
-    rest = "" if abs(one.remainder) <= one._rounding else f" and a remainder ({signed(one.remainder)})"
-    biases = f"the biases ({signed(one.bias)})"
+    rest = "" if abs(one.remainder) <= one._rounding else f" and a remainder ({number(one.remainder)})"
+    biases = f"the biases ({number(one.bias)})"
     sums = f" With {biases}{rest}, they add up to it." if len(attributions) == 1 else ""
     what = f"{one._said}. Tokens are" if len(attributions) == 1 else "Tokens are"
     return Picture(
@@ -233,8 +234,8 @@ def _numbered(attributions: Sequence[Attribution]) -> Iterator[tuple[str, Attrib
     """Numbers where titles would otherwise be the same."""
     titles = [each._said for each in attributions]
     several = len({*titles}) < len(titles)
-    for number, each in enumerate(attributions, start=1):
-        yield f"{number}. " if several else "", each
+    for place, each in enumerate(attributions, start=1):
+        yield f"{place}. " if several else "", each
 
 
 class Attributions(Several[Attribution]):
@@ -265,7 +266,7 @@ class Attributions(Several[Attribution]):
 
 
 def _listed(spans: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {signed(value)}" for name, value in spans.items())
+    return ", ".join(f"{name} {number(value)}" for name, value in spans.items())
 
 
 def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.ndarray, " token"]) -> pd.DataFrame:

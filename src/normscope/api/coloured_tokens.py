@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from normscope.rounding import number
+
 _MORE, _LESS = (230, 97, 1), (94, 60, 153)
 
 LEGEND = (
@@ -25,14 +27,9 @@ def coloured(tokens: Sequence[str], values: Float[np.ndarray, " token"], largest
     return f'<p style="line-height:2.4;margin:0">{words}</p>'
 
 
-def signed(value: float) -> str:
-    """A number with three significant digits and a true minus sign."""
-    return f"{value:.3g}".replace("-", "\u2212")
-
-
 def _word(token: str, value: float, largest: float) -> str:
     red, green, blue = _MORE if value > 0 else _LESS
     # At most 60% of the full colour, so that dark text stays readable.
     strength = 0.6 * min(1.0, abs(value) / largest)
     style = f"background:rgba({red},{green},{blue},{strength:.3f});color:#1a1a1a;padding:.25em;margin:0 1px;border-radius:3px"
-    return f'<span style="{style}" title="{signed(value)}">{html.escape(token)}</span> '
+    return f'<span style="{style}" title="{number(value)}">{html.escape(token)}</span> '

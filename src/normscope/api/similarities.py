@@ -8,12 +8,13 @@ import pandas as pd
 from jaxtyping import Float
 
 from normscope.analyses.findings import ColouredText, TextPair, WordMaps
-from normscope.api.coloured_tokens import LEGEND, coloured, signed
+from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
 from normscope.api.several import Several
 from normscope.errors import InputError
 from normscope.maths.choices import SimilarityFunction
+from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
 _SHOWN = 5
@@ -56,7 +57,7 @@ class Similarity:
 
     def figure(self) -> Picture:
         """The matrix, as a figure."""
-        title = f"{self._what} {self.value:.3f}"
+        title = f"{self._what} {number(self.value)}"
         return Picture(
             WordMaps(
                 table=self._pairs.assign(frame="none", panel=title),
@@ -68,7 +69,7 @@ class Similarity:
                 column_label="token_b",
                 caption=(
                     f"What each pair of tokens adds to the {self._what} of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: orange raises it, purple lowers it."
+                    f"second). All cells add up to {number(self.value)}: orange raises it, purple lowers it."
                 ),
                 # Biases say nothing about words, and would often make all other cells look pale.
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
@@ -77,7 +78,7 @@ class Similarity:
 
     def explorer(self) -> PairExplorer:
         """Both texts and the map as an interactive page, which notebooks display."""
-        return PairExplorer(self.figure(), [self._pair(f"{self._what} {self.value:.3f}")])
+        return PairExplorer(self.figure(), [self._pair(f"{self._what} {number(self.value)}")])
 
     def _pair(self, title: str) -> TextPair:
         return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self._what)
@@ -110,10 +111,10 @@ class Similarity:
         table = self.table
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
         words = self._of_tokens
-        pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
-        biases = self.value - words
-        text = f"{self._what.capitalize()} {self.value:.3f}: pairs of tokens add {words:.3f}, pairs with a bias {biases:.3f}. "
-        return f"{text}The pairs that add most: {pairs}.".replace("-0.", "\u22120.")
+        named = zip(best["token_a"], best["token_b"], best["value"], strict=True)
+        pairs = ", ".join(f"{a}\u2013{b} {number(value)}" for a, b, value in named)
+        parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
+        return f"{self._what.capitalize()} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
     def _repr_html_(self) -> str:
         rows, columns = self.matrix.sum(axis=1)[:-1], self.matrix.sum(axis=0)[:-1]
@@ -144,7 +145,7 @@ class Similarities(Several[Similarity]):
 
         `value` is the similarity, the sum of what pairs of tokens (`tokens`) and pairs with a bias (`biases`) add.
         """
-        rows = [(number, each.value, each._of_tokens) for number, each in enumerate(self)]
+        rows = [(place, each.value, each._of_tokens) for place, each in enumerate(self)]
         table = pd.DataFrame(rows, columns=["number", "value", "tokens"])
         table["biases"] = table["value"] - table["tokens"]
         ranked = table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
@@ -162,7 +163,7 @@ class Similarities(Several[Similarity]):
 
     @property
     def _ranked(self) -> list[Similarity]:
-        return [self[number] for number in self.ranking["number"].tolist()]
+        return [self[place] for place in self.ranking["number"].tolist()]
 
     def figure(self) -> Picture:
         """The second texts, the most similar first, with each token coloured by what it adds, on one scale.
@@ -178,8 +179,8 @@ class Similarities(Several[Similarity]):
                 {
                     "token": each.tokens_b,
                     "value": each.matrix[:-1, :-1].sum(axis=0),
-                    "text": f"{rank}. {signed(each.value)}: tokens {signed(each._of_tokens)}, biases "
-                    f"{signed(each.value - each._of_tokens)}",
+                    "text": f"{rank}. {number(each.value)}: tokens {number(each._of_tokens)}, biases "
+                    f"{number(each.value - each._of_tokens)}",
                 }
             )
             for rank, each in enumerate(self._ranked[:_RANKED], start=1)
@@ -205,7 +206,7 @@ class Similarities(Several[Similarity]):
         if not self:
             raise InputError("explorer: expected at least one pair of texts")
         ranked = [
-            each._pair(f"{rank}. {each.value:.3f}: {' '.join(each.tokens_b)[:_TITLE]}")
+            each._pair(f"{rank}. {number(each.value)}: {' '.join(each.tokens_b)[:_TITLE]}")
             for rank, each in enumerate(self._ranked, start=1)
         ]
         return PairExplorer(self.figure(), ranked)

@@ -57,7 +57,6 @@ class OutliersAnalysis(Analysis):
         share = summary.is_outlier.double().mean(dim=0)
         by_category = self._by_category(summary, layers)
         norms = self._norms(outliers)
-        names = ", ".join(map(str, outliers)) or "none"
         tables = {
             "dimensions": dimensions,
             "by_category": by_category,
@@ -81,7 +80,7 @@ class OutliersAnalysis(Analysis):
             figures=self._figures(dimensions, by_category, norms, outliers),
             summary=_summary(dimensions, outliers),
             summary_caption="outlier dimensions in each layer, and the means of those that recur",
-            notes=[f"outlier dimensions: {names} ({self._moments.criterion})"],
+            notes=[f"outlier dimensions: {self._moments.criterion}"],
         )
 
     def _by_category(self, summary: HiddenSummary, layers: Sequence[int]) -> pd.DataFrame:

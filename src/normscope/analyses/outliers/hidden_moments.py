@@ -93,7 +93,7 @@ class HiddenMoments:
     def criterion(self) -> str:
         """The definition of an outlier dimension, in words."""
         if self._options.dimensions is not None:
-            return "as given by analysis.outliers.dimensions"
+            return "those of analysis.outliers.dimensions"
         unit = {
             "sigma": "standard deviations from the mean",
             "mad": "median absolute deviations (× 1.4826) from the median",

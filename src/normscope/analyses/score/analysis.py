@@ -111,7 +111,7 @@ class ScoreAnalysis(Analysis):
         outliers = self._moments.compute().outliers
         report = ScoreReport(self.context, contributions, spread, outliers)
         tables = report.tables()
-        notes = [f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({self._moments.criterion})"]
+        notes = [f"{'' if outliers else 'no '}outlier dimensions: {self._moments.criterion}"]
         if len(outliers) > ALONE and (self._interventions is not None or self._ablations is not None):
             notes.append(
                 f"only the {ALONE} most prominent of the {len(outliers)} outlier dimensions are removed individually"
@@ -130,7 +130,7 @@ class ScoreAnalysis(Analysis):
         return Findings(
             tables=tables,
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            sentences=sentences_of(rolled.metrics, outliers if len(outliers) <= ALONE else ()),
             curves=rolled.curves,
             figures=describe_figures(tables, outliers),
             summary=report.summary(tables),

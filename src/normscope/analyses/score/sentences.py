@@ -1,18 +1,22 @@
 """The findings of the score analysis in sentences, from its metrics. Missing metrics are skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, brief_share, compared, movement
+from normscope.rounding import brief, brief_share, compared, enumeration, movement
 
 # What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.
 _REMAINDER = ("other", "all")
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """How few dimensions explain the scores, and the effect of removing the outliers."""
+def sentences_of(metrics: Mapping[str, float], outliers: Sequence[int] = ()) -> list[Sentence]:
+    """How few dimensions explain the scores, and the effect of removing the outliers.
+
+    Args:
+        outliers: The outlier dimensions, if they are few enough to be named.
+    """
     sentences: list[Sentence] = []
     half, ninety = metrics.get("dimensions_for_half/mean"), metrics.get("dimensions_for_90_percent/mean")
     if half is not None:
@@ -28,7 +32,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences += _key_bias(metrics)
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = brief_share(metrics["share_of_outliers/mean"])
-        text = f"The outlier dimensions' share of the spread of a query's scores is {share}."
+        named = f" ({enumeration([str(dimension) for dimension in outliers])})" if outliers else ""
+        text = f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
     return sentences + _intervention(metrics)
 

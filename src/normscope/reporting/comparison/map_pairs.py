@@ -24,7 +24,10 @@ def heatmap_data(cells: pd.DataFrame, baseline: str) -> dict[str, Any]:
         baseline: The group that the others are compared with.
     """
     figures: dict[str, Any] = {}
-    cells = cells.assign(**{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")})
+    cells = cells.assign(
+        **{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")},
+        panel=cells["panel"].map(_panel_title),
+    )
     for name, of_figure in cells.groupby("figure", sort=False):
         groups = of_figure["group"].unique()
         if baseline not in groups or len(groups) < 2:
@@ -50,6 +53,12 @@ def heatmap_data(cells: pd.DataFrame, baseline: str) -> dict[str, Any]:
             },
         }
     return figures
+
+
+def _panel_title(panel: str) -> str:
+    """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
+    start, comma, category = panel.rpartition(", ")
+    return f"{start}{comma}{SPECIAL_TOKENS.get(category, category)}"
 
 
 def _panel(cells: pd.DataFrame, baseline: str, *, by_depth: bool) -> dict[str, Any]:

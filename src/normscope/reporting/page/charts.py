@@ -25,6 +25,13 @@ _TEXT = "@text"
 _DIGITS = ",.3r"
 """d3's format with three significant digits."""
 
+_SMALLEST_PROFILE = (120, 100)
+"""Width and height in pixels that the values of a panel of `Profiles` have at least."""
+_LABEL = (22, 11)
+"""Width and height in pixels of the number of a dimension."""
+_HIGHEST = 22.0
+"""How far from its value a label may be moved, in pixels."""
+
 _PLAIN: Spec = {"interpolate": "rgb"}
 """Colours between two of the palette's are mixed as the explorer mixes them."""
 
@@ -386,6 +393,9 @@ def _profiles(figure: Profiles) -> Spec:
     named = set(zip(labels[figure.panel], labels[figure.x], strict=True))
     places = zip(rows[figure.panel], rows[figure.x], strict=True)
     rows["label"] = [str(int(place[1])) if place in named else "" for place in places]
+    lifts = _lifts(rows, figure)
+    rows["label"] = rows["label"].where(lifts <= _HIGHEST, "")  # pointing at the value still tells its dimension
+    rows["lift"] = lifts.clip(upper=_HIGHEST)
     title = figure.y_label if figure.series is None else f"{figure.y_label}, furthest {figure.series}"
     rows["base"] = 0 if figure.series is None else rows["low"].clip(upper=0)
     rows["top"] = rows["value"] if figure.series is None else rows["high"].clip(lower=0)
@@ -393,7 +403,7 @@ def _profiles(figure: Profiles) -> Spec:
     for at, name in enumerate(("least", "most")):
         rows[name] = rows[figure.panel].map({panel: ends[at] for panel, ends in figure.ranges().items()}).where(first)
     tooltip = _tooltip((figure.x, figure.x, "N"), ("value", title, "Q"))
-    room = {"padding": 14}  # for the labels, in pixels
+    room = {"padding": 14 + float(rows.loc[rows["label"] != "", "lift"].max() if named else 0)}  # for labels, in pixels
     unit: Spec = {
         "encoding": {
             "x": _field(figure.x, figure.x, axis={"grid": False, "format": "d"}, scale={"nice": False}),
@@ -418,7 +428,11 @@ def _profiles(figure: Profiles) -> Spec:
         ],
     }
     if figure.labelled:
-        label: Spec = {"type": "text", "dy": {"expr": "datum.value < 0 ? 9 : -7"}, "fontSize": 10}
+        label: Spec = {
+            "type": "text",
+            "dy": {"expr": "datum.value < 0 ? 9 + datum.lift : -7 - datum.lift"},
+            "fontSize": 10,
+        }
         # Of the ground's colour around the digits, so that they can be read above lines.
         halo: Spec = {"stroke": "@ground", "strokeWidth": 3, "strokeJoin": "round", "color": "@ground"}
         unit["layer"] += (
@@ -430,6 +444,26 @@ def _profiles(figure: Profiles) -> Spec:
             for colours in (halo, {"color": "@mark"})
         )
     return _panelled(unit, rows.drop(columns=["low", "high"]), figure.panel, profile_titles(figure))
+
+
+def _lifts(rows: pd.DataFrame, figure: Profiles) -> "pd.Series[float]":
+    """By how many pixels each label is moved away from its value so that no two touch in a panel of the smallest size."""
+    lifts = pd.Series(0.0, index=rows.index)
+    across = _SMALLEST_PROFILE[0] / max(1, rows[figure.x].max() - rows[figure.x].min())
+    for panel, (least, most) in figure.ranges().items():
+        labelled = rows[(rows[figure.panel] == panel) & (rows["label"] != "")]
+        up = _SMALLEST_PROFILE[1] / ((most - least) or 1.0)
+        placed: list[tuple[float, float]] = []
+        for at in labelled["value"].abs().sort_values(ascending=False).index:
+            side = 1 if labelled["value"][at] >= 0 else -1
+            x, y = labelled[figure.x][at] * across, labelled["value"][at] * up
+            while any(
+                abs(x - other_x) < _LABEL[0] and abs(y + side * lifts[at] - other_y) < _LABEL[1]
+                for other_x, other_y in placed
+            ):
+                lifts[at] += 1
+            placed.append((x, y + side * lifts[at]))
+    return lifts
 
 
 def _scatter(figure: Scatter) -> Spec:

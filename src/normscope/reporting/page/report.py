@@ -85,7 +85,7 @@ def page(report: Report) -> str:
             charts=packed_data(charts),
             pairs=script_data(pairs),
             tables=packed_data(tables),
-            notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
+            notes=list(dict.fromkeys(_begun(note) for found in report.findings.values() for note in found.notes)),
             comparison=report.comparison and _published(report.comparison),
             unit=config["level"],
             explorer=script_data(payload(report.sentences, measure)) if report.sentences else None,
@@ -200,6 +200,11 @@ def _linked(name: str, sentence: str, findings: Findings) -> dict[str, str]:
         "figure": f"{name}_{figure}" if figure in findings.figures else "",
         "table": _table_id(name, table_name) if has_table else "",
     }
+
+
+def _begun(note: str) -> str:
+    """A note as a line of its own."""
+    return note[:1].upper() + note[1:]
 
 
 def _table_id(name: str, table_name: str) -> str:
