@@ -65,11 +65,11 @@ def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
         value_label="vectors ‖αf(x)‖ − weights α (points)",
         interval=("low", "high"),
         caption=(
-            "What norms add to weights, in percentage points: accuracy of the best head by ‖αf(x)‖ minus that of the best head "
-            "by α, by relation (number of arcs), on the half of the corpus not used to select the heads. Lines run "
-            "from the smallest to the largest gain that the 95% intervals of the two accuracies, over sentences, allow: where a "
-            "line does not cross zero, the gain is detectable. If the gain vanishes when special tokens are excluded, norms merely "
-            "discount these tokens."
+            "What norms add to weights, in percentage points: accuracy of the best head by ‖αf(x)‖ minus that of the best "
+            "head by α, by relation (number of arcs), on the half of the corpus not used to select the heads. Lines run from "
+            "the smallest to the largest gain that the 95% intervals of the two accuracies, over sentences, allow: where a "
+            "line does not cross zero, the gain is detectable. If the gain vanishes when special tokens are excluded, norms "
+            "merely discount these tokens."
         ),
     )
 
