@@ -361,7 +361,13 @@ def _of_special_tokens(metrics: Mapping[str, float], methods: Sequence[str]) -> 
         return []
     ends = [choose(empty, key=empty.__getitem__) for choose in (min, max)]
     least, most = (f"{percent(empty[method])} {{}}by {TITLES[method]}" for method in ends)
-    text = f"Special tokens and the first token of causal models get {least.format('of the scores ')}"
+    is_present = {
+        kind: any(f"{method}/score/{kind}" in metrics for method in methods) for kind in ("cls", "sep", "first")
+    }
+    special = is_present["cls"] or is_present["sep"]
+    who = "Special tokens and the first token get" if special else "The first token gets"
+    who = who if is_present["first"] else "Special tokens get"
+    text = f"{who} {least.format('of the scores ')}"
     return [f"{text}, and {most.format('')}." if len(empty) > 1 else f"{text}."]
 
 
@@ -406,7 +412,7 @@ def _sentences(
         )
         if names:
             listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-            claim = f"has the largest mean fall, but this sample cannot tell it from {listed}"
+            claim = f"has the largest mean drop, but this sample cannot tell it from {listed}"
         sentences.append(
             f"{TITLES[best][0].upper()}{TITLES[best][1:]} {claim}: without the tokens that it ranks highest, {WORDS[quantity]} "
             f"falls by {size} on average, and {chance} without as many random tokens."
@@ -421,18 +427,18 @@ def _sentences(
             f"({TITLES[best]}), and {chance} without as many random tokens."
         )
     if len(methods) > 1:
-        sentences.append(f"Mean fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
+        sentences.append(f"Mean drop by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
     sentences += _of_special_tokens(metrics, methods)
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
         least, most = (choose(pairs, key=pairs.__getitem__) for choose in (min, max))
         both = {name: " and ".join(TITLES[method] for method in name.split("/")[1:]) for name in (least, most)}
+        low, high = (three_digits(pairs[name]).removeprefix("+") for name in (least, most))
         if len(pairs) == 1:
-            sentences.append(f"The scores of {both[least]} have a rank correlation of {three_digits(pairs[least])}.")
+            sentences.append(f"The scores of {both[least]} have a rank correlation of {low}.")
         else:
             sentences.append(
-                f"The scores that methods give to tokens agree most between {both[most]} (Spearman's ρ "
-                f"{three_digits(pairs[most])}) and least between {both[least]} ({three_digits(pairs[least])})."
+                f"Token scores agree most between {both[most]} (Spearman's ρ = {high}) and least between {both[least]} ({low})."
             )
     return sentences
 

@@ -290,7 +290,7 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
     best = _best(heads, counted, measures)
     trees_table = _trees(counted, maps, names, layers)
     probe = _probe(specimen, counted, layers, options)
-    metrics, pooled = _metrics(best, trees_table, probe, counted, dropped)
+    metrics = _metrics(best, trees_table, probe, counted, dropped)
     largest = _by_layer(heads, layers)
     curves = {
         f"{measure}/uuas": {layer: trees_table.loc[(layer, 0, measure), "uuas"] for layer in layers}
@@ -300,7 +300,7 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
         tables={"heads": heads, "best": best, "trees": trees_table, "probe": probe},
         metrics=metrics,
         curves=curves,
-        figures=_figures(best, pooled, largest, trees_table, measures, layers),
+        figures=_figures(best, _gains(best, counted, maps), largest, trees_table, measures, layers),
         summary=_summary(metrics, measures),
         sentences=_sentences(metrics, measures),
         notes=[
@@ -465,7 +465,7 @@ def _trained(maps: Sequence[np.ndarray], counted: Counted) -> list[list[bool]]:
 
 def _metrics(
     best: pd.DataFrame, trees: pd.DataFrame, probe: pd.DataFrame, counted: Counted, dropped: Sequence[int]
-) -> tuple[dict[str, float], dict[tuple[str, str, str], float]]:
+) -> dict[str, float]:
     pooled = {
         place: float((rows["accuracy"] * rows["count"]).sum() / rows["count"].sum())
         for place, rows in best.groupby(level=["measure", "relation", "candidates"])
@@ -486,7 +486,32 @@ def _metrics(
     metrics |= {f"probe/{model}/{measure}/{kind}": row["uas"] for (model, measure, kind), row in probe.iterrows()}
     metrics["right_branching/all"] = counted.at_offset(1, "all", "both")["share"]
     metrics["right_branching/uuas"] = trees.loc[(0, 0, "right_branching"), "uuas"]
-    return metrics | {"dropped/inside": dropped[0], "dropped/missing": dropped[1]}, pooled
+    return metrics | {"dropped/inside": dropped[0], "dropped/missing": dropped[1]}
+
+
+def _gains(best: pd.DataFrame, counted: Counted, maps: Mapping) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """Gains by relation and candidates with the ends of their intervals, from what the chosen heads find in each sentence."""
+
+    def held_out(measure: str, relation: str, candidates: str) -> dict[str, float]:
+        correct, counts = [], []
+        for n, sentence in enumerate(counted.trees):
+            arcs = counted.chosen(n, relation)
+            found = 0
+            if arcs:
+                choice = best.loc[(measure, relation, candidates, HALVES[n % 2])]
+                hit = hits(maps[n, choice["layer"], measure, choice["head"]], sentence, candidates)
+                found = sum(hit[choice["direction"], arc] for arc in arcs)
+            correct.append(found)
+            counts.append(len(arcs))
+        return share(correct, counts)
+
+    gains = {}
+    for relation, candidates in itertools.product(RELATIONS, ("no_self", "words")):
+        if any(counted.chosen(n, relation) for n in range(len(counted.trees))):
+            weights, vectors = (held_out(measure, relation, candidates) for measure in ("attn_w", "attn_n"))
+            ends = vectors["low"] - weights["high"], vectors["high"] - weights["low"]
+            gains[relation, candidates] = vectors["share"] - weights["share"], *ends
+    return gains
 
 
 def _by_layer(heads: pd.DataFrame, layers: Sequence[int]) -> dict[tuple[str, str], dict[int, float]]:
@@ -504,12 +529,13 @@ def _by_layer(heads: pd.DataFrame, layers: Sequence[int]) -> dict[tuple[str, str
     return largest
 
 
-def _figures(best, pooled, largest, trees, measures, layers) -> dict[str, Picture]:
+def _figures(best, gains, largest, trees, measures, layers) -> dict[str, Picture]:
     relations = [name for name in RELATIONS if ("attn_w", name) in largest]
     arcs = best["count"].groupby(["measure", "relation", "candidates"]).sum()
     gain = {
-        (title, f"{relation} ({arcs['attn_w', relation, candidates]:,})"): 100
-        * (pooled["attn_n", relation, candidates] - pooled["attn_w", relation, candidates])
+        (title, f"{relation} ({arcs['attn_w', relation, candidates]:,})"): tuple(
+            100 * value for value in gains[relation, candidates]
+        )
         for candidates, title in (("no_self", "special tokens allowed"), ("words", "special tokens excluded"))
         for relation in sorted(relations, key=lambda name: (name != "all", -arcs["attn_w", name, "words"], name))
     }

@@ -509,15 +509,15 @@ CASES = {
         ),
         (
             {"decompx/score/cls": 0.25, "decompx/score/sep": 0.125, "decompx/score/other": 0.625},
-            ["Special tokens and the first token of causal models get 38% of the scores by DecompX."],
+            ["Special tokens get 38% of the scores by DecompX."],
         ),
         (
             {"decompx/score/cls": 0.25, "rollout/score/first": 0.5, "alti/score/other": 1.0},
             [
-                "Special tokens and the first token of causal models get 25% of the scores by DecompX, and 50% by rollout "
-                "of weights.",
+                "Special tokens and the first token get 25% of the scores by DecompX, and 50% by rollout of weights.",
             ],
         ),
+        ({"decompx/score/first": 0.25}, ["The first token gets 25% of the scores by DecompX."]),
         (
             {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
             {"vector": "vector after layer 2"},
@@ -561,7 +561,7 @@ CASES = {
                 [
                     f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
                     "falls by 0.50 on average, and by 0.25 without as many random tokens.",
-                    "Mean fall by method: DecompX 0.50, ALTI 0.45, GlobEnc 0.40, random order 0.25.",
+                    "Mean drop by method: DecompX 0.50, ALTI 0.45, GlobEnc 0.40, random order 0.25.",
                 ],
             )
             for more, below, start in (
@@ -569,18 +569,18 @@ CASES = {
                 (
                     {},
                     {"alti": 0.0, "globenc": 0.1},
-                    "has the largest mean fall, but this sample cannot tell it from ALTI",
+                    "has the largest mean drop, but this sample cannot tell it from ALTI",
                 ),
                 (
                     {},
                     {"alti": 0.1, "globenc": -0.1},
-                    "has the largest mean fall, but this sample cannot tell it from GlobEnc",
+                    "has the largest mean drop, but this sample cannot tell it from GlobEnc",
                 ),
-                ({}, {}, "has the largest mean fall, but this sample cannot tell it from ALTI or GlobEnc"),
+                ({}, {}, "has the largest mean drop, but this sample cannot tell it from ALTI or GlobEnc"),
                 (
                     {"decompx": 0.0},
                     {"alti": NAN},
-                    "has the largest mean fall, but this sample cannot tell it from ALTI, GlobEnc or a random order",
+                    "has the largest mean drop, but this sample cannot tell it from ALTI, GlobEnc or a random order",
                 ),
             )
         ),
@@ -595,7 +595,7 @@ CASES = {
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the cosine with the untouched embedding falls by at most 0.50 on average (DecompX), and by 0.50 "
                 "without as many random tokens.",
-                "Mean fall by method: DecompX 0.50, random order 0.50, ALTI 0.25.",
+                "Mean drop by method: DecompX 0.50, random order 0.50, ALTI 0.25.",
             ],
         ),
         (
@@ -645,8 +645,8 @@ CASES = {
                 "agreement/decompx/gradient_x_input": 0.75,
             },
             [
-                "The scores that methods give to tokens agree most between DecompX and gradient × input (Spearman's "
-                "ρ +0.75) and least between ALTI and DecompX (−0.25).",
+                "Token scores agree most between DecompX and gradient × input (Spearman's ρ = 0.75) and least between ALTI "
+                "and DecompX (−0.25).",
             ],
         ),
     ],

@@ -224,3 +224,17 @@ def test_intervals_have_a_width_and_hold_the_rate(rate, dependence, sentences):
     _, low, high = _interval(generator.binomial(arcs, own), arcs)
     assert (high - low).min() > 0.01
     assert ((low <= rate) & (rate <= high)).mean() >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 1_000)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
+@pytest.mark.spread(8)
+def test_intervals_of_gains_hold_the_rate_however_two_heads_depend_on_each_other(shared):
+    """As in the figure of gains: from the lower end of one interval minus the upper end of the other, to the reverse."""
+    generator = np.random.default_rng(int(10 * shared))
+    arcs = 1 + generator.poisson(2, size=(1_000, 30))
+    weights = generator.binomial(arcs, 0.5)
+    # What the other head finds: the same arcs, all others, or some of both.
+    same = generator.binomial(weights, shared)
+    vectors = np.where(shared == 1, weights, same + generator.binomial(arcs - weights, 1 - shared))
+    (_, low, high), (_, least, most) = _interval(weights, arcs), _interval(vectors, arcs)
+    assert ((least - high <= 0) & (most - low >= 0)).mean() >= 0.95

@@ -105,10 +105,17 @@ def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
         value_label=f"AOPC: drop in {FALLING.get(quantity, quantity)}, minus random",
         caption=(
             f"How much further {QUANTITIES[quantity]} falls when the highest-scoring tokens are {erased} than when random "
-            f"tokens are (AOPC), with 95% intervals over sequences. {above} of {counted(len(rows), 'method')} "
-            f"{'is' if above == 1 else 'are'} detectably better than random."
+            f"tokens are (AOPC), with 95% intervals over sequences. {_of_all(above, len(rows))} "
+            "detectably better than random."
         ),
     )
+
+
+def _of_all(some: int, methods: int) -> str:
+    """How many of the methods are better than random: `All 6 methods are`, `2 of 6 methods are`."""
+    if some == methods > 1:
+        return f"All {methods} methods are"
+    return f"{some or 'None'} of {counted(methods, 'method')} {'is' if some == 1 else 'are'}"
 
 
 def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Lines:

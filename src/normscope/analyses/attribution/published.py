@@ -148,11 +148,11 @@ PUBLISHED = Published(
             ),
             per="method, the largest comprehensiveness first",
             values={
-                "comprehensiveness": "AOPC: mean fall over all shares when the tokens with the highest scores are erased. "
+                "comprehensiveness": "AOPC: mean drop over all shares when the tokens with the highest scores are erased. "
                 "Higher is more faithful.",
                 "comprehensiveness_low": _LOW,
                 "comprehensiveness_high": _HIGH,
-                "sufficiency": "AOPC: mean fall over all shares when all other ordinary tokens are erased. Lower is more "
+                "sufficiency": "AOPC: mean drop over all shares when all other ordinary tokens are erased. Lower is more "
                 "faithful.",
                 "sufficiency_low": _LOW,
                 "sufficiency_high": _HIGH,

@@ -81,7 +81,7 @@ def _faithfulness(
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {brief(value, *by_method.values())}" for value, method in falls)
-            sentences.append(Sentence(f"Mean fall by method: {order}.", figure="faithfulness", table="ranking"))
+            sentences.append(Sentence(f"Mean drop by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 
@@ -90,15 +90,15 @@ def _of_best(words: str, methods: Sequence[tuple[float, str]], random: float, ti
 
     Args:
         words: The quantity.
-        methods: The mean falls and the methods, the best first.
-        random: The mean fall without random tokens.
+        methods: The mean drops and the methods, the best first.
+        random: The mean drop without random tokens.
         tied: What the sample cannot tell from the best method.
     """
     value, best = methods[0]
     name = f"{METHODS[best][0].upper()}{METHODS[best][1:]}"
     if tied:
         others = " or ".join(filter(None, (", ".join(tied[:-1]), tied[-1])))
-        start = f"{name} has the largest mean fall, but this sample cannot tell it from {others}"
+        start = f"{name} has the largest mean drop, but this sample cannot tell it from {others}"
     elif len(methods) > 1:
         start = f"{name} is the most faithful on this sample"
     else:
@@ -127,19 +127,24 @@ def _without_random(random: float, beside: float) -> str:
 
 _WITHOUT_CONTENT = ("cls", "sep", "first")
 """Categories of tokens that say nothing about the text."""
+_KINDS = {"special": "special tokens", "first": "the first token"}
 
 
 def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
     """How much of the scores goes to special tokens and the first token."""
     shares: dict[str, float] = {}
+    kinds: set[str] = set()
     for (method, source), share in by_axes("<method>/score/<source>", metrics).items():
         if source in _WITHOUT_CONTENT:
             shares[method] = shares.get(method, 0.0) + share
+            kinds.add("first" if source == "first" else "special")
     ordered = sorted((share, method) for method, share in shares.items())
     if not ordered:
         return []
     (low, least), (high, most) = ordered[0], ordered[-1]
-    text = f"Special tokens and the first token of causal models get {brief_share(low, high)} of the scores by {METHODS[least]}"
+    who = " and ".join(name for kind, name in _KINDS.items() if kind in kinds)
+    get = "gets" if kinds == {"first"} else "get"
+    text = f"{who[0].upper()}{who[1:]} {get} {brief_share(low, high)} of the scores by {METHODS[least]}"
     text += f", and {brief_share(high, low)} by {METHODS[most]}." if len(ordered) > 1 else "."
     return [Sentence(text, table="scores", surprising=high > 2 * low)]
 
@@ -153,11 +158,11 @@ def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     (low, least), (high, most) = pairs[0], pairs[-1]
     if len(pairs) == 1:
-        text = f"The scores of {_both(least)} have a rank correlation of {brief(low, signed=True)}."
+        text = f"The scores of {_both(least)} have a rank correlation of {brief(low)}."
     else:
         text = (
-            f"The scores that methods give to tokens agree most between {_both(most)} (Spearman's ρ "
-            f"{brief(high, low, signed=True)}) and least between {_both(least)} ({brief(low, high, signed=True)})."
+            f"Token scores agree most between {_both(most)} (Spearman's ρ = "
+            f"{brief(high, low)}) and least between {_both(least)} ({brief(low, high)})."
         )
     return [Sentence(text, figure="agreement", table="agreement")]
 

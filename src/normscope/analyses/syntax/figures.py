@@ -1,5 +1,6 @@
 """Figures of the syntax analysis."""
 
+import itertools
 from collections.abc import Sequence
 
 import pandas as pd
@@ -30,7 +31,7 @@ def describe_figures(
 
     Args:
         heads: The table `heads`.
-        pooled: Held-out accuracy of the best head by measure, relation and candidates.
+        pooled: Held-out accuracy of the best head by measure, relation and candidates, with its interval.
         trees: The table `trees`.
         relations: All relations but their union.
     """
@@ -46,17 +47,15 @@ def describe_figures(
 
 
 def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
-    table = pooled.set_index(["relation", "candidates", "measure"])
-    accuracy, counts = table["accuracy"], table["count"]
-    rows = [
-        {
-            "candidates": candidates,
-            "relation": f"{relation} ({int(counts[relation, candidates, 'attn_w']):,})",
-            "gain": 100 * (accuracy[relation, candidates, "attn_n"] - accuracy[relation, candidates, "attn_w"]),
-        }
-        for candidates in SPECIAL
-        for relation in relations
-    ]
+    held_out = pooled.set_index(["relation", "candidates", "measure"]).to_dict("index")
+    rows = []
+    for candidates, relation in itertools.product(SPECIAL, relations):
+        weights, vectors = (held_out[relation, candidates, measure] for measure in ("attn_w", "attn_n"))
+        ends = (("gain", "accuracy", "accuracy"), ("low", "low", "high"), ("high", "high", "low"))
+        rows.append(
+            {"candidates": candidates, "relation": f"{relation} ({int(weights['count']):,})"}
+            | {name: 100 * (vectors[end] - weights[other]) for name, end, other in ends}
+        )
     return Dots(
         table=pd.DataFrame(rows),
         row="relation",
@@ -64,10 +63,13 @@ def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
         panel="candidates",
         panel_titles=SPECIAL,
         value_label="vectors ‖αf(x)‖ − weights α (points)",
+        interval=("low", "high"),
         caption=(
-            "What norms add to weights, in percentage points: accuracy of the best head by ‖αf(x)‖ minus that of the best head "
-            "by α, by relation (number of arcs), on the half of the corpus not used to select the heads. If the gain vanishes "
-            "when special tokens are excluded, norms merely discount these tokens."
+            "What norms add to weights, in percentage points: accuracy of the best head by ‖αf(x)‖ minus that of the best "
+            "head by α, by relation (number of arcs), on the half of the corpus not used to select the heads. Lines run from "
+            "the smallest to the largest gain that the 95% intervals of the two accuracies, over sentences, allow: where a "
+            "line does not cross zero, the gain is detectable. If the gain vanishes when special tokens are excluded, norms "
+            "merely discount these tokens."
         ),
     )
 

@@ -1,8 +1,10 @@
 """The results of the syntax analysis as tables and metrics."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,29 @@ NONE = "none"
 """The model of a baseline."""
 
 _OFFSETS = np.arange(-LONGEST_OFFSET, LONGEST_OFFSET + 1)
+
+
+class _Choice(NamedTuple):
+    """The map that found the most arcs of a relation on one half of the corpus, and where it is scored: all but the measure are
+    places along axes."""
+
+    measure: str
+    layer: int
+    candidates: int
+    direction: int
+    map: int
+    half: int
+    relation: int
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where its correct arcs are."""
+        return self[1:]
+
+    @property
+    def arcs(self) -> tuple[int, int]:
+        """Where all arcs are."""
+        return self.half, self.relation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,8 +93,8 @@ class SyntaxReport:
         # Where single heads compete, the maps of whole blocks do not.
         counted = {"heads": heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]}
         rolled = roll_up(PUBLISHED, tables | counted)
-        metrics = rolled.metrics | self._gains_and_drops(best)
-        pooled = self._pooled(best)
+        pooled = self._pooled()
+        metrics = rolled.metrics | self._gains_and_drops(pooled)
         return Findings(
             tables=tables,
             rolled_up_from=counted,
@@ -169,53 +194,58 @@ class SyntaxReport:
         rows = pd.concat(tables)
         return rows[rows["count"] > 0][_HEAD_COLUMNS]
 
-    def _best(self) -> pd.DataFrame:
-        """The best head (or layer) of every relation by measure, chosen on one half and scored on the other."""
+    @cached_property
+    def _choices(self) -> list[_Choice]:
+        """The best head (or layer) of every relation by measure and candidates, for each half that it is scored on."""
         share = np.nan_to_num(self._moments.share, nan=-1.0)
-        low, high = self._intervals
         measures = np.array([measure for measure, _ in self._maps])
         single = np.array([head > 0 for _, head in self._maps])
-        rows = []
+        choices = []
         for measure in dict.fromkeys([*HEAD_MEASURES, *self.measures]):
             maps = np.flatnonzero((measures == measure) & (single | (measure not in HEAD_MEASURES)))
-            for c, candidates in enumerate(CANDIDATES):
-                for half in (0, 1):
-                    for r, relation in enumerate(self.relations):
-                        if not self._all_arcs[0, half, r]:
-                            continue
-                        choices = np.moveaxis(share[:, c, :, maps, 1 - half, r], 0, 1)  # layer, map, direction
-                        layer, number, direction = np.unravel_index(choices.argmax(), choices.shape)
-                        at = (layer, c, direction, maps[number], half, r)
-                        rows.append(
-                            {
-                                "measure": measure,
-                                "relation": relation,
-                                "candidates": candidates,
-                                "half": HALVES[half],
-                                "layer": self.layers[layer],
-                                "head": self._maps[maps[number]][1],
-                                "direction": DIRECTIONS[direction],
-                                "accuracy": self._moments.share[at],
-                                "low": low[at],
-                                "high": high[at],
-                                "count": self._all_arcs[0, half, r],
-                                "offset": _OFFSETS[self._fixed[half, r]],
-                                "baseline": self._baseline[half, r],
-                                "right_branching": self._offset_moments.share[LONGEST_OFFSET + 1, half, r],
-                            }
-                        )
-        return pd.DataFrame(rows)
+            for c, half, r in itertools.product(range(len(CANDIDATES)), (0, 1), range(len(self.relations))):
+                if not self._all_arcs[0, half, r]:
+                    continue
+                others = np.moveaxis(share[:, c, :, maps, 1 - half, r], 0, 1)  # layer, map, direction
+                layer, number, direction = np.unravel_index(others.argmax(), others.shape)
+                choices.append(_Choice(measure, int(layer), c, int(direction), int(maps[number]), half, r))
+        return choices
 
-    @staticmethod
-    def _pooled(best: pd.DataFrame) -> pd.DataFrame:
-        """The held-out accuracy over both halves: measure, relation, candidates."""
-        weighted = best.assign(right=best["accuracy"] * best["count"])
-        sums = (
-            weighted.groupby(["measure", "relation", "candidates"], sort=False)[["right", "count"]].sum().reset_index()
+    def _best(self) -> pd.DataFrame:
+        """The best head (or layer) of every relation by measure, chosen on one half and scored on the other."""
+        low, high = self._intervals
+        return pd.DataFrame(
+            {
+                "measure": choice.measure,
+                "relation": self.relations[choice.relation],
+                "candidates": CANDIDATES[choice.candidates],
+                "half": HALVES[choice.half],
+                "layer": self.layers[choice.layer],
+                "head": self._maps[choice.map][1],
+                "direction": DIRECTIONS[choice.direction],
+                "accuracy": self._moments.share[choice.place],
+                "low": low[choice.place],
+                "high": high[choice.place],
+                "count": self._all_arcs[(0, *choice.arcs)],
+                "offset": _OFFSETS[self._fixed[choice.arcs]],
+                "baseline": self._baseline[choice.arcs],
+                "right_branching": self._offset_moments.share[(LONGEST_OFFSET + 1, *choice.arcs)],
+            }
+            for choice in self._choices
         )
-        return sums.assign(accuracy=sums["right"] / sums["count"])[
-            ["measure", "relation", "candidates", "accuracy", "count"]
-        ]
+
+    def _pooled(self) -> pd.DataFrame:
+        """The held-out accuracy over both halves: measure, relation, candidates, with its interval over sentences."""
+        sums: dict[tuple[str, str, str], np.ndarray] = {}
+        for choice in self._choices:
+            key = choice.measure, self.relations[choice.relation], CANDIDATES[choice.candidates]
+            correct = [moment[choice.place] for moment in self._moments[:3]]
+            arcs = [moment[choice.arcs] for moment in self._moments[3:]]
+            sums[key] = sums.get(key, 0) + np.array([*correct, *arcs], dtype=float)
+        keys = pd.DataFrame(list(sums), columns=["measure", "relation", "candidates"])
+        moments = Moments(*np.array([*sums.values()]).T)
+        low, high = moments.interval()
+        return keys.assign(accuracy=moments.share, low=low, high=high, count=moments.arcs.astype(int))
 
     def _trees(self) -> pd.DataFrame:
         moments = _moments(np.moveaxis(self.edges, 1, 0), self.tree_arcs)
@@ -263,9 +293,8 @@ class SyntaxReport:
             )
         return pd.DataFrame(rows)
 
-    def _gains_and_drops(self, best: pd.DataFrame) -> dict[str, float]:
+    def _gains_and_drops(self, pooled: pd.DataFrame) -> dict[str, float]:
         """What norms add to weights, and how many arcs were excluded."""
-        pooled = self._pooled(best)
         overall = pooled[pooled["relation"] == ALL].set_index(["measure", "candidates"])["accuracy"]
         metrics = {"dropped/inside": float(self.dropped[INSIDE]), "dropped/missing": float(self.dropped[MISSING])}
         for sinks, candidates in (("with_sinks", "no_self"), ("sinks_masked", WORDS)):
