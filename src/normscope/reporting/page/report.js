@@ -33,7 +33,7 @@ function mountCopyButtons() {
 }
 
 const explorerData = dataOf("explorer-data");
-if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { usesAddress: true }));
+if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { address: reportAddress }));
 const pairsData = dataOf("pairs-data");
 for (const root of document.querySelectorAll("[data-pairs]")) new PairView(root, pairsData[root.dataset.pairs]);
 inflatedText("charts-data").then((text) => mountCharts(Object.entries(JSON.parse(text)).map(([name, spec]) => new Chart(document.querySelector(`[data-chart="${name}"]`), spec, name))));

@@ -1,0 +1,105 @@
+"""What each part of the live page shows, computed by the Python interface."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from normscope.api.attributed_maps import attribution_maps
+from normscope.api.changing import ablate
+from normscope.api.decomposition import Decomposition, decompose
+from normscope.data.options import Level
+from normscope.errors import InputError
+from normscope.live.engine import GoOn
+from normscope.live.state import Side
+from normscope.live.texts import as_given, fitted, places_of
+from normscope.models.loaded import LoadedModel
+from normscope.reporting.explorer import packed, scaled
+
+_LARGEST = 1_500_000
+"""Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
+_FASTEST = 1
+"""Level of compression: as a rule, answers travel no further than this machine."""
+THROUGH = ("rollout", "norm_rollout", "alti", "decompx")
+"""Methods of maps from the input up to each layer."""
+_CHOICES = 8
+"""Predictions that are shown."""
+
+
+class Answers:
+    """What models make of texts.
+
+    Args:
+        models: The models of the page.
+        tokens: Longest text; longer ones are cut.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], tokens: int) -> None:
+        self.models = models
+        self.tokens = tokens
+
+    def maps(self, side: Side, level: Level, _: GoOn) -> dict[str, Any]:
+        """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
+
+        Raises:
+            InputError: If the text is empty, or the model cannot read it.
+        """
+        with self._changed(side) as model:
+            text, note = fitted(model, side.text, self.tokens)
+            given = as_given(model, text)
+            notes = [note] if note else []
+            values = model.layers * self.tokens**2
+            heads = values * (7 + model.layout.heads) <= _LARGEST and model.layout.gate is None
+            decomposed = decompose(model, given, heads=heads, level=str(level))
+            if not heads:
+                why = "it gates its heads" if model.layout.gate is not None else "report.tokens is large"
+                notes.append(f"{model.name} is shown without single heads: {why}.")
+            return {
+                "text": text,
+                "notes": notes,
+                "tokens": decomposed.tokens,
+                "places": places_of(model, text, level),
+                "maps": packed(decomposed.token_maps(), _FASTEST),
+                "by_layer": _mixing(decomposed),
+            }
+
+    def through(self, side: Side, level: Level, go_on: GoOn) -> dict[str, Any]:
+        """Maps from the input up to each layer, by every method that is defined for the model.
+
+        Raises:
+            InputError: If none is, or the text is invalid.
+        """
+        found: dict[str, Any] = {}
+        reasons = []
+        with self._changed(side) as model:
+            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            for method in ("alti",) if model.layout.reads_target else THROUGH:
+                go_on()
+                try:
+                    maps = attribution_maps(model, given, [method], level=str(level))[method]
+                except InputError as error:
+                    reasons.append(f"{method}: {error}")
+                else:
+                    keys = len(maps.tokens) + len(maps.source_tokens or ())
+                    found[method] = scaled(maps.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
+        if not found:
+            raise InputError(reasons[0])
+        return {"maps": found, "notes": reasons}
+
+    def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
+        """The model of a side, without the heads that are removed."""
+        model = self.models[side.model - 1]
+        return ablate(model, heads=side.removed) if side.removed else contextlib.nullcontext(model)
+
+
+def _mixing(decomposed: Decomposition) -> dict[str, Any]:
+    """Mixing ratios by method, layer and token."""
+    return {
+        "methods": [str(method) for method in decomposed.methods],
+        "ratios": [[_rounded(layer) for layer in method] for method in decomposed.ratios.numpy()],
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]

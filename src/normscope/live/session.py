@@ -1,0 +1,126 @@
+"""One page's models and results: what a request asks for, who waits for it, and what all answers share."""
+
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from normscope.errors import InputError, message, printable
+from normscope.live.answers import Answers
+from normscope.live.engine import Ask, Compute, Engine
+from normscope.live.state import State, parse
+from normscope.models.loaded import LoadedModel
+from normscope.reporting.explorer import about_measures
+from normscope.results.axes import METHODS
+
+_TAB = re.compile(r"[A-Za-z0-9-]{0,40}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request for a part of the page."""
+
+    state: State
+    part: str
+    side: int
+    """0 for what is shown, 1 for what it is compared with."""
+    ask: Ask
+
+
+class Session:
+    """What is served: models, the engine that runs them, and the parts of the page.
+
+    Args:
+        models: The models; the first is shown at first.
+        tokens: Longest text.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], tokens: int) -> None:
+        self.models = models
+        self.answers = Answers(models, tokens)
+        self.engine = Engine()
+        self._said = ""
+
+    def about(self) -> dict[str, Any]:
+        """What the page's scripts need to know before they ask."""
+        return {
+            "models": [_about(model) for model in self.models],
+            "methods": METHODS,
+            **about_measures(),
+        }
+
+    def answer(self, body: object) -> "Future[Any]":
+        """The answer to a request, once it is computed.
+
+        Args:
+            body: The request, as parsed from JSON.
+
+        Raises:
+            InputError: If the request is invalid, or too many wait.
+        """
+        asked = self.read(body)
+        key, compute = _compute(self.answers, asked)
+        return self.engine.submit(asked.ask, key, compute)
+
+    def read(self, body: object) -> Asked:
+        """A request, checked.
+
+        Raises:
+            InputError: If it is invalid.
+        """
+        if not isinstance(body, Mapping):
+            raise InputError(f"request: expected an object, got {type(body).__name__}")
+        part = body.get("part")
+        if not isinstance(part, str) or part not in PARTS:
+            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join(PARTS)}")
+        tab, number, side = body.get("tab", ""), body.get("number", 0), body.get("side", 0)
+        if not isinstance(tab, str) or not _TAB.fullmatch(tab):
+            raise InputError(f"tab={printable(repr(tab), 40)}: expected at most 40 letters and digits")
+        if type(number) is not int or not 0 <= number < 2**53:
+            raise InputError(f"number={printable(repr(number), 40)}: expected a whole number")
+        state = parse(body.get("state"), len(self.models))
+        if type(side) is not int or not 0 <= side < len(state.sides):
+            raise InputError(f"side={printable(repr(side), 40)}: expected a number below {len(state.sides)}")
+        return Asked(state, part, side, Ask((tab, part, side) if tab else None, number))
+
+    def report(self, error: BaseException) -> None:
+        """Print an error, unless it was the last one that was printed: a page asks again with every letter."""
+        line = message(error)
+        if line != self._said:
+            print(line, file=sys.stderr, flush=True)
+        self._said = line
+
+
+def _about(model: LoadedModel) -> dict[str, Any]:
+    shown = repr(model).removeprefix("LoadedModel(").removesuffix(")")
+    name, _, facts = shown.partition(": ")
+    return {
+        "name": name,
+        "facts": facts,
+        "layers": model.layers,
+        "heads": model.layout.heads,
+        "mask": model.tokenizer.mask_token,
+        "two": model.layout.reads_target,
+    }
+
+
+def _maps(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    side, level = asked.state.sides[asked.side], asked.state.level
+    return (side, level), functools.partial(answers.maps, side, level)
+
+
+def _through(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    side, level = asked.state.sides[asked.side], asked.state.level
+    return (side, level), functools.partial(answers.through, side, level)
+
+
+PARTS = {"maps": _maps, "through": _through}
+"""What each part of the page depends on, and how it is computed."""
+
+
+def _compute(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    depends, compute = PARTS[asked.part](answers, asked)
+    return (asked.part, depends), compute

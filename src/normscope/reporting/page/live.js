@@ -1,0 +1,121 @@
+// The live page: a text is typed, and what the model makes of it is asked for and shown.
+
+const EXAMPLE = "The old bridge was closed, so we crossed the river.";
+const TYPING = 120; // milliseconds without a key before the server is asked
+
+class LivePage {
+  constructor(about) {
+    Object.assign(this, { about, state: new LiveState(), asker: new Asker() });
+    this.progress = new Progress(document.getElementById("progress"));
+    this.main = document.querySelector("main");
+    this.text = new TextView(document.getElementById("writing"), {
+      onText: (text) => this.type(text),
+      onEdit: (before, text) => this.change({ before: this.state.has("before") ? this.state.get("before") : before, text }),
+      onPick: (token) => this.explorer?.change({ token }),
+    });
+    this.controls();
+    onColourScheme(() => this.text.now && this.text.colour());
+    addEventListener("hashchange", () => this.fromAddress());
+    this.fromAddress();
+  }
+
+  controls() {
+    const box = (name, title, value) => {
+      const input = make("input", { type: "checkbox", name, onchange: () => this.change({ [name]: input.checked ? value : undefined }) });
+      return [input, make("label", {}, input, title)];
+    };
+    const [level, byWord] = box("level", "measure whole words", "word");
+    const [through, upTo] = box("through", "maps up to each layer", "1");
+    const options = this.about.models.map(({ name }, at) => new Option(name, at + 1));
+    const model = make("select", { name: "model", "aria-label": "model", onchange: () => this.change({ model: model.value === "1" ? undefined : model.value }) }, ...options);
+    this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
+    this.boxes = { level, through, model };
+    this.text.choices.replaceChildren(...(options.length > 1 ? [make("label", {}, "model", model)] : []), byWord, upTo, this.keep);
+  }
+
+  fromAddress() {
+    this.state.read();
+    if (!this.state.has("text")) this.state.set({ text: EXAMPLE });
+    this.text.text = this.state.get("text");
+    this.update();
+  }
+
+  type(text) {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => this.change({ text }), TYPING);
+  }
+
+  change(changes) {
+    this.state.set(changes);
+    if ("text" in changes) this.text.text = changes.text ?? "";
+    this.update();
+  }
+
+  // Makes the controls agree with the state, and asks for what is to be seen.
+  async update() {
+    const { state } = this;
+    this.boxes.level.checked = state.get("level") === "word";
+    this.boxes.through.checked = state.get("through") === "1";
+    this.boxes.model.value = state.get("model") || "1";
+    this.keep.textContent = state.has("before") ? "Stop comparing" : "Compare changes with this text";
+    const model = this.about.models[(Number(state.get("model")) || 1) - 1] ?? this.about.models[0];
+    document.getElementById("model-name").textContent = model.name;
+    document.getElementById("model-facts").textContent = model.facts;
+    this.model = model;
+    const asked = { text: "", ...state.asked };
+    const sides = state.isPaired ? [0, 1] : [0];
+    try {
+      await this.progress.during(this.ask(asked, sides));
+      this.say("");
+    } catch (error) {
+      if (!(error instanceof Outdated)) this.say(error.message);
+    }
+  }
+
+  async ask(asked, sides) {
+    const answers = await Promise.all(sides.map((side) => this.asker.ask("maps", side, asked)));
+    await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
+    const { measure = "attn_n" } = asked; // which may be one of those that take longer
+    if (asked.through !== "1" || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
+    if (asked.through !== "1") return;
+    const through = await Promise.all(sides.map((side) => this.asker.ask("through", side, asked)));
+    await Promise.all(through.map((answer) => unpackMaps(answer)));
+    through.forEach(({ maps }, at) => Object.assign(answers[at].maps.maps, maps));
+    this.show(...answers);
+  }
+
+  // A line about what is wrong; what was shown before stays, faint.
+  say(line) {
+    const problem = document.getElementById("problem");
+    problem.textContent = line;
+    problem.hidden = !line;
+    this.main.classList.toggle("stale", Boolean(line));
+  }
+
+  show(now, before) {
+    this.answers = [now, before];
+    this.text.show(now, before, this.model);
+    for (const name of ["maps", "mixing"]) document.getElementById(name).hidden = false;
+    const unit = this.state.get("level") || "token";
+    document.getElementById("maps-title").textContent = `What each ${unit} receives from every other`;
+    document.getElementById("notes").textContent = [...now.notes, ...(before?.notes ?? [])].join(" ");
+    const data = { ...this.about, measure: "attn_n", strip: true, paired: Boolean(before), sentences: [now, ...(before ? [before] : [])].map(({ maps }) => maps) };
+    if (this.explorer) this.explorer.show(data);
+    else {
+      this.explorer = new Explorer(document.getElementById("explorer-root"), data, {
+        address: { read: () => this.state.values, write: (kept) => this.state.setView(kept) },
+        onSelect: ({ token, words }) => this.drawMixing(words ? undefined : token),
+      });
+    }
+  }
+
+  drawMixing(token) {
+    const [now, before] = this.answers;
+    const node = document.getElementById("mixing-chart");
+    const chart = mixingChart({ room: node.clientWidth, layers: now.maps.layers, now: now.by_layer, before: before?.by_layer, token, titles: this.about.methods });
+    node.replaceChildren(chart, make("p", { className: "faint" }, "Mean over all tokens",
+      token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? "; pale: before" : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
+  }
+}
+
+new LivePage(JSON.parse(document.getElementById("about").textContent));

@@ -1,0 +1,33 @@
+"""The live page: a text box above the explorer, whose scripts ask the server for what they show."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
+
+POLICY = (
+    "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+)
+"""What a browser lets the page do: what a report may, and ask its own server."""
+
+_SCRIPTS = ("live_state.js", "live_text.js", "live_mixing.js", "live.js")
+
+
+def live_page(about: Mapping[str, Any]) -> str:
+    """The live page as HTML.
+
+    Args:
+        about: What its scripts need to know before they ask.
+    """
+    names = " and ".join(model["name"] for model in about["models"][:2])
+    return (
+        environment()
+        .get_template("live.html")
+        .render(
+            title=f"{names}, live",
+            policy=POLICY,
+            css=asset("page.css") + asset("explorer.css") + asset("pairs.css") + asset("live.css"),
+            script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
+            about=script_data(about),
+        )
+    )

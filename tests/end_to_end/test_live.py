@@ -1,0 +1,215 @@
+"""`normscope serve`: the command, and its page in a real browser."""
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+import normscope
+from normscope.live.command import address, bound, server_of
+from normscope.live.session import Session
+from tests.end_to_end.browser import needs_browser
+from tests.end_to_end.shell import run_here, start
+from tests.end_to_end.tabs import browsing
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+@pytest.fixture(scope="module")
+def models(saved_model):
+    return [normscope.load(str(saved_model), device="cpu"), normscope.load(str(saved_model), random_init=True)]
+
+
+@pytest.fixture(scope="module")
+def page(models):
+    """The address of a page that is served by a thread."""
+    session, listening = Session(models, 64), bound("127.0.0.1", 0)
+    server = server_of(session)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    yield address(listening, "127.0.0.1", None)
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser, page):
+    """A tab with the page, which must have said nothing on the console and asked nobody else once a test ends."""
+    browser.said.clear()
+    browser.fetched.clear()
+    tab = browser.open(page)
+    tab.until("document.querySelector('.cells canvas')")
+    yield tab
+    assert browser.said == []
+    assert [each for each in browser.fetched if not each.startswith((page, "data:", "blob:"))] == []
+
+
+def chips(tab):
+    return tab.run("[...document.querySelectorAll('.tokens [data-at] > span')].map((each) => each.textContent)")
+
+
+def title_of_legend(tab):
+    return tab.run("document.querySelector('.legend-title').textContent")
+
+
+@needs_browser
+def test_what_is_typed_is_shown(tab, models):
+    assert chips(tab) == [*normscope.decompose(models[0], TEXT).tokens]
+    tab.type("textarea", "a small <b>cat</b>")
+    tab.until("document.querySelectorAll('.tokens [data-at]')[2].textContent === 'small'")
+    decomposed = normscope.decompose(models[0], "a small <b>cat</b>")
+    assert chips(tab) == [*decomposed.tokens]
+    # What the chosen token receives in the last layer, as the lists say.
+    received = decomposed.vectors[-1, 1].numpy()
+    largest = int(received.argmax())
+    listed = tab.run("document.querySelector('.ranks li').innerText").split()
+    assert listed[:2] == [decomposed.tokens[largest], f"({largest})"]
+    assert float(listed[2]) == pytest.approx(received[largest], rel=5e-3)
+
+
+@needs_browser
+def test_a_link_reproduces_the_page(tab, browser):
+    tab.run("document.querySelector('[name=keep]').click()")
+    tab.type("textarea", "The new bridge was closed, so we swam across the river.")
+    tab.until("document.querySelectorAll('.tokens s').length")
+    tab.run("(document.querySelector('[name=head]').value = 2, document.querySelector('[name=head]').onchange())")
+    tab.click(".step", 0)
+    tab.click(".strip button", 2)
+    shown = "['.legend', '.tokens', '.lists'].map((part) => document.querySelector(part).innerText)"
+    seen = tab.run(shown)
+    assert "now − before" in seen[0]
+    other = browser.open(tab.run("location.href"))
+    other.until("document.querySelector('.cells canvas')")
+    assert other.run(shown) == seen
+    assert (
+        other.run("document.querySelector('textarea').value")
+        == "The new bridge was closed, so we swam across the river."
+    )
+
+
+@needs_browser
+def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
+    tab.click(".tokens [data-at='3']")
+    tab.until("document.querySelector('.editing b')?.textContent === 'bridge'")
+    tab.type(".editing input", "road")
+    tab.click(".editing button", 0)
+    tab.until("document.querySelector('.tokens [data-at=\"3\"] s')?.textContent === 'bridge'")
+    assert tab.run("document.querySelector('textarea').value") == TEXT.replace("bridge", "road")
+    tab.click(".strip button", 2)
+    tab.run("document.querySelector('.row-labels [data-at=\"3\"]').click()")
+    now, before = (normscope.decompose(models[0], text).vectors[-1] for text in (TEXT.replace("bridge", "road"), TEXT))
+    change = (now - before)[3].numpy()
+    largest = int(abs(change).argmax())
+    listed = tab.run("document.querySelector('.ranks li').innerText").split()
+    assert listed[1] == f"({largest})"
+    assert float(listed[2].replace("−", "-")) == pytest.approx(change[largest], rel=1e-2, abs=1e-3)
+
+
+@needs_browser
+def test_a_token_is_masked_or_deleted(tab):
+    for at, button, expected in ((2, 1, "The [MASK] bridge"), (2, 2, "The bridge")):
+        tab.click(f".tokens [data-at='{at}']")
+        tab.until("document.querySelector('.editing b')")
+        tab.click(".editing button", button)
+        tab.until(f"document.querySelector('textarea').value.startsWith('{expected}')")
+        tab.until("document.querySelector('.tokens s')")
+    tab.until("document.querySelector('.tokens .gone')?.textContent === 'old'")
+    tab.click("[name=keep]")
+    tab.until("!document.querySelector('.tokens s')")
+
+
+@needs_browser
+def test_what_is_wrong_is_said_and_what_was_there_stays(tab, browser):
+    tokens = chips(tab)
+    tab.type("textarea", "")
+    tab.until("document.querySelector('#problem').textContent === 'text: expected a text, got an empty one'")
+    assert chips(tab) == tokens
+    tab.type("textarea", TEXT)
+    tab.until("document.querySelector('#problem').hidden")
+    # The browser itself notes the status of the answer.
+    assert all("400" in said for said in browser.said)
+    browser.said.clear()
+
+
+@needs_browser
+def test_models_words_and_maps_up_to_each_layer(tab, models):
+    tab.click("[name=through]")
+    tab.until("[...document.querySelector('[name=measure]').options].some(({ value }) => value === 'decompx')")
+    tab.click("[name=level]")
+    tab.until("document.querySelector('#maps-title').textContent === 'What each word receives from every other'")
+    tab.run("(document.querySelector('[name=model]').value = 2, document.querySelector('[name=model]').onchange())")
+    ratio = normscope.decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
+    tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, False), (390, True)])
+def test_nothing_is_wider_than_the_page(tab, width, dark):
+    tab.look(width, 844, dark=dark)
+    tab.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    tab.until("document.querySelector('.mixing').width.baseVal.value <= document.documentElement.clientWidth")
+
+
+def test_ctrl_c_ends_the_server_within_a_second(saved_model):
+    process = start("serve", "live.port=0", f"model.name={saved_model}")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert re.fullmatch(r"normscope live: http://127\.0\.0\.1:\d+/   \(Ctrl-C stops\)\n", line), process.communicate()
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begun < 1
+    assert process.communicate() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["live.port=99999"], "live.port=99999: expected a port from 0 to 65535"),
+        (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
+        (
+            ["-m", "model=minilm,bert"],
+            "serve: expected one page, got a sweep (-m); list models to compare in live.models",
+        ),
+        (["model.checkpoints=/nowhere/*"], "model.checkpoints=/nowhere/*: expected a pattern of folders"),
+        (["live.port=0", "live.models=[/nowhere/model]"], "/nowhere/model"),
+    ],
+)
+def test_bad_input(capsys, monkeypatch, saved_model, words, message):
+    outcome = run_here(capsys, monkeypatch, "serve", f"model.name={saved_model}", *words)
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    assert message in outcome.err
+    assert outcome.out == ""
+
+
+def test_a_port_in_use(capsys, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        outcome = run_here(capsys, monkeypatch, "serve", f"live.port={port}")
+    assert outcome.status == 2
+    assert outcome.err == (
+        f"normscope: live.port={port}: cannot listen on 127.0.0.1: [Errno 98] Address already in use; set live.port to another "
+        "one, or to 0 for any that is free\n"
+    )
+
+
+def test_without_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    outcome = run_here(capsys, monkeypatch, "serve")
+    assert outcome.status == 2
+    assert outcome.err == "normscope: serve: starlette is not installed; run `pip install starlette uvicorn`\n"
