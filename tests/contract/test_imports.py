@@ -145,6 +145,7 @@ ALLOWED = {
     },
     "help_page": {"config", "declarations", "distribution", "running.options"},
     "live": {
+        "analyses.findings",
         "api",
         "data.options",
         "declarations",
@@ -153,6 +154,7 @@ ALLOWED = {
         "predictions",
         "reporting.explorer",
         "reporting.page.live_page",
+        "reporting.text_pairs",
         "running.options",
         "running.token_maps",
     },

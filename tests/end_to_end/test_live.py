@@ -1,6 +1,7 @@
 """`normscope serve`: the command, and its page in a real browser."""
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 import normscope
 from normscope.live.command import address, bound, server_of
@@ -16,13 +18,20 @@ from normscope.live.session import Session
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
+from tests.tiny import saved_with_head, sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."
 
 
 @pytest.fixture(scope="module")
-def models(saved_model):
-    return [normscope.load(str(saved_model), device="cpu"), normscope.load(str(saved_model), random_init=True)]
+def models(saved_model, tokenizer, tmp_path_factory):
+    predicting = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path_factory.mktemp("gpt2"))
+    encoder = sentence_encoder(saved_model, tmp_path_factory.mktemp("encoder") / "model")
+    return [
+        normscope.load(str(encoder), device="cpu"),
+        normscope.load(str(saved_model), random_init=True),
+        normscope.load(str(predicting), device="cpu"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +59,7 @@ def tab(browser, page):
     browser.said.clear()
     browser.fetched.clear()
     tab = browser.open(page)
-    tab.until("document.querySelector('.cells canvas')")
+    tab.until("document.querySelector('#explorer-root .ranks li')")
     yield tab
     assert browser.said == []
     assert [each for each in browser.fetched if not each.startswith((page, "data:", "blob:"))] == []
@@ -74,7 +83,7 @@ def test_what_is_typed_is_shown(tab, models):
     # What the chosen token receives in the last layer, as the lists say.
     received = decomposed.vectors[-1, 1].numpy()
     largest = int(received.argmax())
-    listed = tab.run("document.querySelector('.ranks li').innerText").split()
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     assert listed[:2] == [decomposed.tokens[largest], f"({largest})"]
     assert float(listed[2]) == pytest.approx(received[largest], rel=5e-3)
 
@@ -87,11 +96,12 @@ def test_a_link_reproduces_the_page(tab, browser):
     tab.run("(document.querySelector('[name=head]').value = 2, document.querySelector('[name=head]').onchange())")
     tab.click(".step", 0)
     tab.click(".strip button", 2)
-    shown = "['.legend', '.tokens', '.lists'].map((part) => document.querySelector(part).innerText)"
+    parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists"])
+    shown = f"{parts}.map((part) => document.querySelector(part).innerText)"
     seen = tab.run(shown)
     assert "now − before" in seen[0]
     other = browser.open(tab.run("location.href"))
-    other.until("document.querySelector('.cells canvas')")
+    other.until("document.querySelector('#explorer-root .ranks li')")
     assert other.run(shown) == seen
     assert (
         other.run("document.querySelector('textarea').value")
@@ -108,11 +118,11 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     tab.until("document.querySelector('.tokens [data-at=\"3\"] s')?.textContent === 'bridge'")
     assert tab.run("document.querySelector('textarea').value") == TEXT.replace("bridge", "road")
     tab.click(".strip button", 2)
-    tab.run("document.querySelector('.row-labels [data-at=\"3\"]').click()")
+    tab.run("document.querySelector('#explorer-root .row-labels [data-at=\"3\"]').click()")
     now, before = (normscope.decompose(models[0], text).vectors[-1] for text in (TEXT.replace("bridge", "road"), TEXT))
     change = (now - before)[3].numpy()
     largest = int(abs(change).argmax())
-    listed = tab.run("document.querySelector('.ranks li').innerText").split()
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     assert listed[1] == f"({largest})"
     assert float(listed[2].replace("−", "-")) == pytest.approx(change[largest], rel=1e-2, abs=1e-3)
 
@@ -152,6 +162,40 @@ def test_models_words_and_maps_up_to_each_layer(tab, models):
     tab.run("(document.querySelector('[name=model]').value = 2, document.querySelector('[name=model]').onchange())")
     ratio = normscope.decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
     tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
+
+
+@needs_browser
+def test_a_prediction_is_clicked_and_a_head_is_removed(tab, models):
+    model = models[2]
+    tab.run("(document.querySelector('[name=model]').value = 3, document.querySelector('[name=model]').onchange())")
+    tab.until("document.querySelectorAll('.answers li').length === 8")
+    tab.click(".answers .answer", 1)
+    tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
+    second = tab.run("document.querySelectorAll('.answers .answer')[1].textContent")
+    expected = normscope.attribute(model, TEXT, normscope.NextToken(second))
+    titles = tab.run("[...document.querySelectorAll('.tokens [data-at]')].map((each) => each.title)")
+    shown = [float(title.removeprefix("adds ").replace("−", "-").replace("×10⁻⁴", "e-4")) for title in titles]
+    assert shown == pytest.approx(list(expected.scores), rel=6e-3, abs=1e-3)
+    # Rather than the first one.
+    tab.click(".answers span > button", 0)
+    first = tab.run("document.querySelectorAll('.answers .answer')[0].textContent")
+    tab.until(f"document.querySelector('.sum').textContent.includes('minus that of') && {json.dumps(first)}")
+    # The first layer's second head, by its place in the map of heads.
+    tab.until("document.querySelector('.of-heads .row-labels')?.children.length === 3")
+    tab.run(
+        "(() => { const box = document.querySelector('.of-heads .cells').getBoundingClientRect(); "
+        "const event = { clientX: box.left + box.width * 0.375, clientY: box.top + 3, bubbles: true }; "
+        "document.querySelector('.of-heads .cells').dispatchEvent(new MouseEvent('click', event)); })()"
+    )
+    tab.until("document.querySelector('.of-heads .editing b')?.textContent === 'layer 1 head 2'")
+    tab.click(".of-heads .editing button", 1)
+    tab.until("document.querySelector('.answers small')")
+    assert "removed=1.2" in tab.run("location.hash")
+    with normscope.ablate(model, heads=[(1, 2)]):
+        ratio = normscope.decompose(model, TEXT).ratios[-1, -1].mean()
+    tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
+    tab.click("[aria-label='Restore layer 1 head 2']")
+    tab.until("!document.querySelector('.answers small')")
 
 
 @needs_browser

@@ -7,14 +7,19 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import normscope
+from normscope import Label, MaskedToken, NextToken
 from normscope.data.options import Level
 from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
 from normscope.live.texts import SEPARATOR, fitted, places_of
+from tests.tiny import saved_with_head as saved
+from tests.tiny import sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."
 
@@ -83,6 +88,79 @@ def test_a_head_that_is_removed_is_removed_on_one_side_and_restored(client, mode
     whole = normscope.decompose(model, TEXT)
     np.testing.assert_allclose(asked(client, side=1, **state)["by_layer"]["ratios"], whole.ratios, rtol=1e-5)
     assert np.abs(whole.ratios - expected.ratios).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("auto", "family", "text"),
+    [
+        (AutoModelForSequenceClassification, "bert", TEXT),
+        (AutoModelForMaskedLM, "bert", "The old bridge was [MASK]."),
+        (AutoModelForCausalLM, "gpt2", TEXT),
+    ],
+)
+def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto, family, text):
+    folder = saved(auto, family, tokenizer, tmp_path)
+    model, inputs = normscope.load(str(folder)), tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = auto.from_pretrained(folder)(**inputs).logits[0]
+    if family == "gpt2":
+        logits = logits[-1]
+    elif auto is AutoModelForMaskedLM:
+        logits = logits[int((inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0])]
+
+    def name(number):
+        return f"LABEL_{number}" if logits.ndim and len(logits) < 9 else tokenizer.convert_ids_to_tokens(number)
+
+    order = logits.argsort(descending=True).tolist()
+    best, other = name(order[0]), name(order[-1])
+    session = Session([model], 24)
+    client = TestClient(app(session), base_url="http://localhost")
+    found = asked(client, "prediction", text=text)
+    assert [chosen for chosen, _ in found["choices"]] == [name(number) for number in order[:8]]
+    likely = logits.double().softmax(dim=-1)[order[:8]]
+    np.testing.assert_allclose([probability for _, probability in found["choices"]], likely, rtol=1e-4)
+    assert found["target"] == best
+    assert found["value"] == pytest.approx(float(logits.max()), rel=1e-4)
+    assert sum(found["scores"]) + found["bias"] + found["remainder"] == pytest.approx(found["value"], rel=1e-3)
+    # Why the best rather than the worst, by token and by head.
+    rather = asked(client, "prediction", text=text, target=best, against=other)
+    assert other in [chosen for chosen, _ in rather["choices"]]
+    assert rather["value"] == pytest.approx(float(logits[order[0]] - logits[order[-1]]), rel=1e-3)
+    heads = asked(client, "heads", text=text, target=best, against=other)
+    aim = {"bert": Label if len(logits) < 9 else MaskedToken, "gpt2": NextToken}[family](best)
+    expected = normscope.attribute(model, text, aim, against=other, by=["layer", "head"]).effects
+    of_heads = expected[expected["part"] == "attention"]
+    assert heads["layers"] == [1, 2, 3]
+    np.testing.assert_allclose(np.ravel(heads["values"]), of_heads["value"], rtol=1e-5, atol=1e-9)
+    wrong = client.post("/answer", json={"part": "prediction", "state": {"text": text, "target": "no such answer"}})
+    assert wrong.status_code == 400
+    assert "no such answer" in wrong.json()["error"]
+    assert session.engine.close(5)
+
+
+def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
+    folder = sentence_encoder(saved_model, tmp_path / "encoder")
+    model = normscope.load(str(folder))
+    session = Session([model], 24)
+    client = TestClient(app(session), base_url="http://localhost")
+    found = asked(client, "prediction", text=TEXT)
+    assert (found["what"], found["choices"], found["target"]) == ("embedding", [], "")
+    with torch.inference_mode():
+        hidden = model.model(**model.tokenizer(TEXT, return_tensors="pt")).last_hidden_state[0]
+    assert found["value"] == pytest.approx(float(hidden.mean(dim=0).norm()), rel=1e-5)
+    pair = asked(client, "pair", text=TEXT, before="We swam.")
+    other = "We swam."
+    with torch.inference_mode():
+        hiddens = [
+            model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXT, other)
+        ]
+    cosine = torch.cosine_similarity(*(hidden.mean(dim=0) for hidden in hiddens), dim=0)
+    assert sum(pair["values"]) == pytest.approx(float(cosine), rel=1e-3)
+    refused = client.post("/answer", json={"part": "pair", "state": {"text": TEXT}})
+    assert "expected another text in the same model" in refused.json()["error"]
+    refused = client.post("/answer", json={"part": "prediction", "state": {"text": TEXT, "target": "x"}})
+    assert "the model computes no predictions for this text" in refused.json()["error"]
+    assert session.engine.close(5)
 
 
 @pytest.mark.parametrize("level", [*Level])
@@ -159,7 +237,9 @@ def test_a_bad_request_gets_one_line_and_the_server_goes_on(client, capsys, body
 def test_the_same_error_is_printed_once(client, capsys):
     for _ in range(3):
         client.post("/answer", json={"part": "never"})
-    assert capsys.readouterr().err == "normscope: part='never': expected one of maps, through\n"
+    assert (
+        capsys.readouterr().err == "normscope: part='never': expected one of maps, through, prediction, heads, pair\n"
+    )
 
 
 def test_a_request_that_is_too_large_is_refused_without_being_kept(client):

@@ -6,16 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from normscope.analyses.findings import TextPair
 from normscope.api.attributed_maps import attribution_maps
+from normscope.api.attributed_scores import attribute
+from normscope.api.attribution import Attribution
 from normscope.api.changing import ablate
 from normscope.api.decomposition import Decomposition, decompose
+from normscope.api.embedding_similarity import similarity
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import GoOn
 from normscope.live.state import Side
 from normscope.live.texts import as_given, fitted, places_of
 from normscope.models.loaded import LoadedModel
+from normscope.predictions import prediction_of
 from normscope.reporting.explorer import packed, scaled
+from normscope.reporting.text_pairs import payload
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
@@ -86,6 +92,71 @@ class Answers:
         if not found:
             raise InputError(reasons[0])
         return {"maps": found, "notes": reasons}
+
+    def prediction(self, side: Side, target: str, against: str, level: Level, _: GoOn) -> dict[str, Any]:
+        """What the model predicts, and what each token adds to the prediction that is asked for.
+
+        Args:
+            side: The text and the model.
+            target: The answer that is attributed; empty for the most likely one.
+            against: The answer that is subtracted; empty for none.
+            level: Whether scores are those of tokens or words.
+
+        Raises:
+            InputError: If there is no such answer, or the text is invalid.
+        """
+        with self._changed(side) as model:
+            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
+            answer: dict[str, Any] = {
+                "what": found.what,
+                "choices": found.choices,
+                "target": target or next((name for name, _ in found.choices), ""),
+            }
+            aim = found.aimed_at(target) if target else found.target
+            try:
+                parts = attribute(model, given, aim, against=against or None, level=str(level))
+            except InputError as error:
+                if target:  # which may be what is wrong
+                    raise
+                return answer | {"note": str(error)}
+        assert isinstance(parts, Attribution)
+        return answer | {
+            "said": "length of the embedding" if callable(aim) else parts.what,
+            "value": parts.target,
+            "scores": _rounded(parts.scores),
+            "bias": parts.bias,
+            "remainder": parts.remainder,
+        }
+
+    def heads(self, side: Side, target: str, against: str, _: GoOn) -> dict[str, Any]:
+        """What each head adds to a prediction, directly and through all later layers: layer, head.
+
+        Raises:
+            InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
+        """
+        with self._changed(side) as model:
+            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            found = prediction_of(model, given)
+            aim = found.aimed_at(target) if target else found.target
+            parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
+            assert isinstance(parts, Attribution)
+            table = parts.strongest(model.layers * model.layout.heads)
+        grid = table.pivot_table(index="layer", columns="head", values="value")
+        return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
+
+    def pair(self, side: Side, other: str, _: GoOn) -> dict[str, Any]:
+        """What each pair of tokens of two texts adds to the cosine similarity of their embeddings.
+
+        Raises:
+            InputError: If the model's embeddings cannot be followed, or a text is invalid.
+        """
+        with self._changed(side) as model:
+            texts = [as_given(model, fitted(model, text, self.tokens)[0]) for text in (side.text, other)]
+            found = similarity(model, *texts)
+        pair = TextPair(f"cosine similarity {found.value:.3f}", found.tokens_a, found.tokens_b, found.matrix)
+        (shown,) = payload([pair])
+        return dict(shown)
 
     def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
         """The model of a side, without the heads that are removed."""

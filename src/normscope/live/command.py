@@ -143,6 +143,8 @@ def _models(options: RunOptions) -> list[LoadedModel]:
     models = [load(each, options.device) for each in (options.model, *others)]
     for model in models:
         _ = model.verification  # made here, so that a model that cannot be observed exactly is refused
+        with contextlib.suppress(InputError):  # the page says so where a prediction is attributed
+            _ = model.layers_verification
     return models
 
 

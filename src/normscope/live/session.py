@@ -4,14 +4,15 @@ import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from normscope.data.options import Level
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import Answers
-from normscope.live.engine import Ask, Compute, Engine
-from normscope.live.state import State, parse
+from normscope.live.engine import Ask, Compute, Engine, GoOn
+from normscope.live.state import Side, State, parse
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
 from normscope.results.axes import METHODS
@@ -28,6 +29,11 @@ class Asked:
     side: int
     """0 for what is shown, 1 for what it is compared with."""
     ask: Ask
+
+    @property
+    def shown(self) -> Side:
+        """The text and the model that are asked about."""
+        return self.state.sides[self.side]
 
 
 class Session:
@@ -108,16 +114,44 @@ def _about(model: LoadedModel) -> dict[str, Any]:
 
 
 def _maps(answers: Answers, asked: Asked) -> tuple[object, Compute]:
-    side, level = asked.state.sides[asked.side], asked.state.level
-    return (side, level), functools.partial(answers.maps, side, level)
+    return _of_level(asked, answers.maps)
 
 
 def _through(answers: Answers, asked: Asked) -> tuple[object, Compute]:
-    side, level = asked.state.sides[asked.side], asked.state.level
-    return (side, level), functools.partial(answers.through, side, level)
+    return _of_level(asked, answers.through)
 
 
-PARTS = {"maps": _maps, "through": _through}
+def _of_level(asked: Asked, compute: Callable[[Side, Level, GoOn], Any]) -> tuple[object, Compute]:
+    depends = asked.shown, asked.state.level
+    return depends, functools.partial(compute, *depends)
+
+
+def _prediction(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    state = asked.state
+    depends = asked.shown, state.target, state.against, state.level
+    return depends, functools.partial(answers.prediction, *depends)
+
+
+def _heads(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    depends = asked.shown, asked.state.target, asked.state.against
+    return depends, functools.partial(answers.heads, *depends)
+
+
+def _pair(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    now, *others = asked.state.sides
+    if not others or others[0].model != now.model:
+        raise InputError("part=pair: expected another text in the same model (before)")
+    depends = now, others[0].text
+    return depends, functools.partial(answers.pair, *depends)
+
+
+PARTS = {
+    "maps": _maps,
+    "through": _through,
+    "prediction": _prediction,
+    "heads": _heads,
+    "pair": _pair,
+}
 """What each part of the page depends on, and how it is computed."""
 
 

@@ -13,6 +13,12 @@ class LivePage {
       onEdit: (before, text) => this.change({ before: this.state.has("before") ? this.state.get("before") : before, text }),
       onPick: (token) => this.explorer?.change({ token }),
     });
+    this.prediction = new PredictionView(document.getElementById("prediction"), {
+      onTarget: (target) => this.change({ target, against: undefined }),
+      onAgainst: (against) => this.change({ target: this.predicted.target, against }),
+      onHead: (layer, head) => this.explorer.change({ layer: this.answers[0].maps.layers.indexOf(layer), head }),
+      onRemove: (layer, head) => this.remove(layer, head),
+    });
     this.controls();
     onColourScheme(() => this.text.now && this.text.colour());
     addEventListener("hashchange", () => this.fromAddress());
@@ -29,8 +35,25 @@ class LivePage {
     const options = this.about.models.map(({ name }, at) => new Option(name, at + 1));
     const model = make("select", { name: "model", "aria-label": "model", onchange: () => this.change({ model: model.value === "1" ? undefined : model.value }) }, ...options);
     this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
+    this.removed = make("span", { className: "choices" });
     this.boxes = { level, through, model };
-    this.text.choices.replaceChildren(...(options.length > 1 ? [make("label", {}, "model", model)] : []), byWord, upTo, this.keep);
+    this.text.choices.replaceChildren(...(options.length > 1 ? [make("label", {}, "model", model)] : []), byWord, upTo, this.keep, this.removed);
+  }
+
+  get heads() {
+    return this.state.get("removed").split(",").filter(Boolean);
+  }
+
+  remove(layer, head) {
+    this.change({ removed: [...new Set([...this.heads, `${layer}.${head}`])].join() });
+  }
+
+  drawRemoved() {
+    const restore = (head) => this.change({ removed: this.heads.filter((each) => each !== head).join() });
+    this.removed.replaceChildren(...this.heads.map((head) => {
+      const name = `layer ${head.replace(".", " head ")}`;
+      return make("button", { type: "button", "aria-label": `Restore ${name}`, onclick: () => restore(head) }, `without ${name} ✕`);
+    }));
   }
 
   fromAddress() {
@@ -62,17 +85,19 @@ class LivePage {
     document.getElementById("model-name").textContent = model.name;
     document.getElementById("model-facts").textContent = model.facts;
     this.model = model;
+    this.drawRemoved();
     const asked = { text: "", ...state.asked };
     const sides = state.isPaired ? [0, 1] : [0];
-    try {
-      await this.progress.during(this.ask(asked, sides));
-      this.say("");
-    } catch (error) {
-      if (!(error instanceof Outdated)) this.say(error.message);
-    }
+    const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
+      this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
+    await this.progress.during(Promise.all(parts));
   }
 
-  async ask(asked, sides) {
+  fail(error, say) {
+    if (!(error instanceof Outdated)) say(error.message);
+  }
+
+  async askMaps(asked, sides) {
     const answers = await Promise.all(sides.map((side) => this.asker.ask("maps", side, asked)));
     await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
     const { measure = "attn_n" } = asked; // which may be one of those that take longer
@@ -82,6 +107,28 @@ class LivePage {
     await Promise.all(through.map((answer) => unpackMaps(answer)));
     through.forEach(({ maps }, at) => Object.assign(answers[at].maps.maps, maps));
     this.show(...answers);
+  }
+
+  // The prediction, then what it is made of by head, and the similarity of two embeddings. What a text before would predict is asked
+  // for the same answer.
+  async askPrediction(asked, sides) {
+    const now = await this.asker.ask("prediction", 0, asked);
+    const target = now.choices.length && now.scores ? { target: now.target } : {};
+    const before = sides.length > 1 ? await this.asker.ask("prediction", 1, { ...asked, ...target }) : undefined;
+    this.predicted = now;
+    this.prediction.show(now, before, asked.against);
+    const similar = !now.choices.length && (asked.before ?? asked.text) !== asked.text && (asked.compare ?? asked.model) === asked.model;
+    if (!similar) {
+      this.prediction.showPair(undefined);
+      this.text.colour(now.scores ?? []);
+    }
+    if (now.scores) this.prediction.showHeads(await this.asker.ask("heads", 0, asked).catch((error) => this.fail(error, () => {})));
+    if (!similar) return;
+    const pair = await this.asker.ask("pair", 0, asked).catch((error) => this.fail(error, (line) => this.prediction.note(line)));
+    this.prediction.showPair(pair);
+    if (!pair) return;
+    const columns = pair.tokens_b.length + 1;
+    this.text.colour(pair.tokens_a.map((_, row) => total(pair.values.slice(row * columns, (row + 1) * columns))));
   }
 
   // A line about what is wrong; what was shown before stays, faint.

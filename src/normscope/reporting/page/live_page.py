@@ -10,7 +10,7 @@ POLICY = (
 )
 """What a browser lets the page do: what a report may, and ask its own server."""
 
-_SCRIPTS = ("live_state.js", "live_text.js", "live_mixing.js", "live.js")
+_SCRIPTS = ("live_state.js", "live_text.js", "live_prediction.js", "live_mixing.js", "live.js")
 
 
 def live_page(about: Mapping[str, Any]) -> str:

@@ -43,12 +43,14 @@ class TextView {
   }
 
   // Colours tokens by scores on a diverging scale; without scores, not at all.
-  colour(scores, largest) {
-    if (scores !== undefined) Object.assign(this, { scores, largest });
+  colour(scores) {
+    if (scores !== undefined) this.scores = scores;
+    const largest = Math.max(...(this.scores ?? []).map(Math.abs)) || 1;
     const colours = palette(this.root, "--diverging");
+    if (!this.now) return;
     for (const chip of this.tokens.querySelectorAll("[data-at]")) {
       const value = this.scores?.length === this.now.tokens.length ? this.scores[chip.dataset.at] : undefined;
-      const channels = value === undefined ? undefined : colours(0.5 + (0.33 * value) / (this.largest || 1));
+      const channels = value === undefined ? undefined : colours(0.5 + (0.33 * value) / largest);
       chip.style.background = channels ? `rgb(${channels})` : "";
       chip.style.color = channels ? readableOn(channels) : "";
       chip.title = value === undefined ? "" : `adds ${formatNumber(value, true)}`;
