@@ -102,13 +102,18 @@ def _probabilities(logits: Float[Tensor, " choice"], count: int, also: Sequence[
 
 def _own_embedding(model: LoadedModel) -> Target:
     """The length of the text's embedding, along its own direction: the cosine with itself has a gradient of 0."""
-    try:
-        pooling = pooling_of(model.folder, model.name)
-    except InputError:
-        pooling = Pooling.last if model.causal else Pooling.mean
+    pooling = pooling_or_default(model)
 
     def length(hidden: Float[Tensor, "token model"]) -> Tensor:
         embedding = pooling_weights(pooling, hidden.new_ones(1, len(hidden)))[0] @ hidden
         return embedding @ torch.nn.functional.normalize(embedding.detach(), dim=-1)
 
     return length
+
+
+def pooling_or_default(model: LoadedModel) -> Pooling:
+    """The pooling that a model's files name; otherwise its last token, if tokens see only earlier ones, or the mean."""
+    try:
+        return pooling_of(model.folder, model.name)
+    except InputError:
+        return Pooling.last if model.causal else Pooling.mean

@@ -86,10 +86,13 @@ class Browser:
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable", session)
-        tab = Tab(self, session)
+        tab = Tab(self, session, target)
         tab.look(**look)
         tab.go(address)
         return tab
+
+    def keep_downloads(self, folder: Path) -> None:
+        self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def close(self) -> None:
         with contextlib.suppress(OSError, TimeoutError, AssertionError):
@@ -102,8 +105,11 @@ class Browser:
 class Tab:
     """One page."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self._browser, self._session, self._target = browser, session, target
+
+    def close(self) -> None:
+        self._browser.send("Target.closeTarget", targetId=self._target)
 
     def go(self, address: str) -> None:
         self._browser.send("Page.navigate", self._session, url=address)

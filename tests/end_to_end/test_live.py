@@ -59,8 +59,9 @@ def tab(browser, page):
     browser.said.clear()
     browser.fetched.clear()
     tab = browser.open(page)
-    tab.until("document.querySelector('#explorer-root .ranks li')")
+    tab.until("document.querySelector('#explorer-root .ranks li')", seconds=10)
     yield tab
+    tab.close()
     assert browser.said == []
     assert [each for each in browser.fetched if not each.startswith((page, "data:", "blob:"))] == []
 
@@ -196,6 +197,47 @@ def test_a_prediction_is_clicked_and_a_head_is_removed(tab, models):
     tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
     tab.click("[aria-label='Restore layer 1 head 2']")
     tab.until("!document.querySelector('.answers small')")
+
+
+@needs_browser
+def test_code_is_shown_for_what_is_on_screen(tab, models):
+    tab.run("document.querySelector('#snippets').open = true")
+    tab.until("document.querySelector('#as-python').textContent.includes('normscope.decompose')")
+    tab.click(".strip button", 0)
+    tab.until("document.querySelector('#as-python').textContent.includes('maps.maps[\"attn_w\"][2]')")
+    code = tab.run("document.querySelector('#as-python').textContent")
+    names = {}
+    exec(code.replace("...  # the model that is served", "given"), names | {"given": models[0]}, names)
+    row = names["shown"][1].numpy()
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
+    assert float(listed[2]) == pytest.approx(row.max(), rel=5e-3)
+
+
+@needs_browser
+def test_a_page_is_saved_and_shows_the_same_without_a_server(tab, browser, tmp_path):
+    tab.click("[name=keep]")
+    tab.type("textarea", "The </script> bridge was closed, so we crossed the river.")
+    tab.until("document.querySelector('.tokens s') && document.querySelector('.pairs canvas')")
+    tab.click(".strip button", 2)
+    tab.until("document.querySelector('#progress').hidden")
+    parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists", "#prediction", "#mixing"])
+    shown = f"{parts}.map((part) => document.querySelector(part).innerText)"
+    seen = tab.run(shown)
+    browser.keep_downloads(tmp_path)
+    tab.click("#save")
+    saved = tmp_path / "normscope.html"
+    deadline = time.monotonic() + 20
+    while not saved.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    asked = len(browser.fetched)
+    other = browser.open(saved.as_uri())
+    other.until("document.querySelector('.pairs canvas') && document.querySelector('#explorer-root .ranks li')")
+    assert other.run(shown) == seen
+    assert other.run("document.querySelector('textarea').readOnly")
+    assert "connect-src" not in saved.read_text().partition("</head>")[0]
+    assert set(browser.fetched[asked:]) <= {saved.as_uri(), "data:,"}
+    other.close()
+    browser.fetched[asked:] = []
 
 
 @needs_browser

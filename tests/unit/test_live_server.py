@@ -238,7 +238,8 @@ def test_the_same_error_is_printed_once(client, capsys):
     for _ in range(3):
         client.post("/answer", json={"part": "never"})
     assert (
-        capsys.readouterr().err == "normscope: part='never': expected one of maps, through, prediction, heads, pair\n"
+        capsys.readouterr().err
+        == "normscope: part='never': expected one of maps, through, prediction, heads, pair, code\n"
     )
 
 

@@ -1,6 +1,7 @@
 """What each part of the live page shows, computed by the Python interface."""
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,10 @@ from normscope.api.embedding_similarity import similarity
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import GoOn
-from normscope.live.state import Side
+from normscope.live.state import Side, State
 from normscope.live.texts import as_given, fitted, places_of
 from normscope.models.loaded import LoadedModel
-from normscope.predictions import prediction_of
+from normscope.predictions import pooling_or_default, prediction_of
 from normscope.reporting.explorer import packed, scaled
 from normscope.reporting.text_pairs import payload
 
@@ -157,6 +158,34 @@ class Answers:
         pair = TextPair(f"cosine similarity {found.value:.3f}", found.tokens_a, found.tokens_b, found.matrix)
         (shown,) = payload([pair])
         return dict(shown)
+
+    def aims(self, state: State, _: GoOn) -> tuple[State, list[object]]:
+        """The state with its texts as they are cut, and what is attributed on each side.
+
+        Returns:
+            Targets, or the pooling of an embedding; None where a side has no such target.
+
+        Raises:
+            InputError: If a text or the target is invalid.
+        """
+        now = state.sides[0]
+        aims: list[object] = []
+        target = state.target
+        for side in state.sides:
+            with self._changed(side) as model:
+                found = prediction_of(model, as_given(model, fitted(model, side.text, self.tokens)[0]))
+            target = target or next((name for name, _ in found.choices), "")
+            if not target:
+                aims.append(str(pooling_or_default(model)))
+            elif found.choices:
+                aims.append(found.aimed_at(target))
+            elif side == now:
+                raise InputError(f"target={target!r}: the model computes no predictions for this text")
+            else:
+                aims.append(None)
+        cut = [fitted(self.models[side.model - 1], side.text, self.tokens)[0] for side in state.sides]
+        before = None if state.before is None else cut[-1]
+        return dataclasses.replace(state, text=cut[0], before=before), aims
 
     def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
         """The model of a side, without the heads that are removed."""

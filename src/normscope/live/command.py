@@ -16,7 +16,7 @@ from typing import Protocol
 from normscope.errors import InputError, one_line
 from normscope.live.options import LOCAL
 from normscope.live.session import Session
-from normscope.models.loaded import LoadedModel
+from normscope.live.snippets import source_of
 from normscope.models.loading import load
 from normscope.running.options import RunOptions
 
@@ -47,7 +47,7 @@ def serve(options: RunOptions) -> None:
     listening = bound(options.live.host, options.live.port)
     token = None if options.live.host in LOCAL else secrets.token_urlsafe(16)
     with contextlib.closing(listening):
-        session = Session(_models(options), options.report.tokens)
+        session = _session(options)
         asyncio.run(_until_stopped(session, listening, address(listening, options.live.host, token), token))
         session.engine.close(_GRACE)
     _leave()
@@ -135,17 +135,19 @@ def server_of(session: Session, token: str | None = None) -> "LiveServer":
     )
 
 
-def _models(options: RunOptions) -> list[LoadedModel]:
+def _session(options: RunOptions) -> Session:
     others = [
         dataclasses.replace(options.model, name=name, revision=None, sha256=None, tokenizer=None)
         for name in options.live.models
     ]
-    models = [load(each, options.device) for each in (options.model, *others)]
+    chosen = [options.model, *others]
+    models = [load(each, options.device) for each in chosen]
     for model in models:
         _ = model.verification  # made here, so that a model that cannot be observed exactly is refused
         with contextlib.suppress(InputError):  # the page says so where a prediction is attributed
             _ = model.layers_verification
-    return models
+    sources = [source_of(*each, options.device) for each in zip(models, chosen, strict=True)]
+    return Session(models, options.report.tokens, sources)
 
 
 def _require_extra() -> None:

@@ -12,6 +12,7 @@ from normscope.data.options import Level
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import Answers
 from normscope.live.engine import Ask, Compute, Engine, GoOn
+from normscope.live.snippets import Source, command, python
 from normscope.live.state import Side, State, parse
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
@@ -42,10 +43,12 @@ class Session:
     Args:
         models: The models; the first is shown at first.
         tokens: Longest text.
+        sources: Where the models come from, for code that loads them; by default they are in memory only.
     """
 
-    def __init__(self, models: Sequence[LoadedModel], tokens: int) -> None:
+    def __init__(self, models: Sequence[LoadedModel], tokens: int, sources: Sequence[Source] | None = None) -> None:
         self.models = models
+        self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
         self.answers = Answers(models, tokens)
         self.engine = Engine()
         self._said = ""
@@ -68,8 +71,17 @@ class Session:
             InputError: If the request is invalid, or too many wait.
         """
         asked = self.read(body)
-        key, compute = _compute(self.answers, asked)
-        return self.engine.submit(asked.ask, key, compute)
+        if asked.part == CODE:
+            return self.engine.submit(
+                asked.ask, (CODE, asked.state.address()), functools.partial(self._code, asked.state)
+            )
+        depends, compute = PARTS[asked.part](self.answers, asked)
+        return self.engine.submit(asked.ask, (asked.part, depends), compute)
+
+    def _code(self, state: State, go_on: GoOn) -> dict[str, str]:
+        """What is on screen as code."""
+        cut, aims = self.answers.aims(state, go_on)
+        return {"python": python(self.sources, cut, aims), "command": command(self.sources, cut)}
 
     def read(self, body: object) -> Asked:
         """A request, checked.
@@ -80,8 +92,8 @@ class Session:
         if not isinstance(body, Mapping):
             raise InputError(f"request: expected an object, got {type(body).__name__}")
         part = body.get("part")
-        if not isinstance(part, str) or part not in PARTS:
-            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join(PARTS)}")
+        if not isinstance(part, str) or part not in (*PARTS, CODE):
+            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join((*PARTS, CODE))}")
         tab, number, side = body.get("tab", ""), body.get("number", 0), body.get("side", 0)
         if not isinstance(tab, str) or not _TAB.fullmatch(tab):
             raise InputError(f"tab={printable(repr(tab), 40)}: expected at most 40 letters and digits")
@@ -154,7 +166,5 @@ PARTS = {
 }
 """What each part of the page depends on, and how it is computed."""
 
-
-def _compute(answers: Answers, asked: Asked) -> tuple[object, Compute]:
-    depends, compute = PARTS[asked.part](answers, asked)
-    return (asked.part, depends), compute
+CODE = "code"
+"""The part that is text to copy."""

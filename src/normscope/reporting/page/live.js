@@ -4,8 +4,9 @@ const EXAMPLE = "The old bridge was closed, so we crossed the river.";
 const TYPING = 120; // milliseconds without a key before the server is asked
 
 class LivePage {
-  constructor(about) {
-    Object.assign(this, { about, state: new LiveState(), asker: new Asker() });
+  // `saved` is what a page that was saved has in place of a server.
+  constructor(about, saved) {
+    Object.assign(this, { about, saved, state: new LiveState(saved?.state), asker: saved ? new SavedAnswers(saved) : new Asker() });
     this.progress = new Progress(document.getElementById("progress"));
     this.main = document.querySelector("main");
     this.text = new TextView(document.getElementById("writing"), {
@@ -19,7 +20,9 @@ class LivePage {
       onHead: (layer, head) => this.explorer.change({ layer: this.answers[0].maps.layers.indexOf(layer), head }),
       onRemove: (layer, head) => this.remove(layer, head),
     });
+    this.keeper = new Keeper(this.state, this.asker);
     this.controls();
+    if (saved) this.freeze(saved);
     onColourScheme(() => this.text.now && this.text.colour());
     addEventListener("hashchange", () => this.fromAddress());
     this.fromAddress();
@@ -38,6 +41,14 @@ class LivePage {
     this.removed = make("span", { className: "choices" });
     this.boxes = { level, through, model };
     this.text.choices.replaceChildren(...(options.length > 1 ? [make("label", {}, "model", model)] : []), byWord, upTo, this.keep, this.removed);
+  }
+
+  // A page that was saved shows one state.
+  freeze({ when }) {
+    this.text.area.readOnly = true;
+    this.text.frozen = true;
+    document.body.classList.add("saved");
+    document.querySelector(".page-header").append(make("p", { className: "analyses" }, `saved on ${when}`));
   }
 
   get heads() {
@@ -88,22 +99,39 @@ class LivePage {
     this.drawRemoved();
     const asked = { text: "", ...state.asked };
     const sides = state.isPaired ? [0, 1] : [0];
+    this.round = asked; // what older rounds still wait for is not needed
     const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
       this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
     await this.progress.during(Promise.all(parts));
+    this.keeper.update();
+  }
+
+  // An answer, or nothing and a line that says why.
+  async orElse(answer, say) {
+    try {
+      return await answer;
+    } catch (error) {
+      if (error instanceof Outdated) throw error;
+      say(error.message);
+    }
   }
 
   fail(error, say) {
     if (!(error instanceof Outdated)) say(error.message);
   }
 
+  ask(part, side, asked, round = asked) {
+    if (round !== this.round) throw new Outdated();
+    return this.asker.ask(part, side, asked);
+  }
+
   async askMaps(asked, sides) {
-    const answers = await Promise.all(sides.map((side) => this.asker.ask("maps", side, asked)));
+    const answers = await Promise.all(sides.map((side) => this.ask("maps", side, asked)));
     await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
     const { measure = "attn_n" } = asked; // which may be one of those that take longer
     if (asked.through !== "1" || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
     if (asked.through !== "1") return;
-    const through = await Promise.all(sides.map((side) => this.asker.ask("through", side, asked)));
+    const through = await Promise.all(sides.map((side) => this.ask("through", side, asked)));
     await Promise.all(through.map((answer) => unpackMaps(answer)));
     through.forEach(({ maps }, at) => Object.assign(answers[at].maps.maps, maps));
     this.show(...answers);
@@ -112,19 +140,21 @@ class LivePage {
   // The prediction, then what it is made of by head, and the similarity of two embeddings. What a text before would predict is asked
   // for the same answer.
   async askPrediction(asked, sides) {
-    const now = await this.asker.ask("prediction", 0, asked);
+    const now = await this.ask("prediction", 0, asked);
     const target = now.choices.length && now.scores ? { target: now.target } : {};
-    const before = sides.length > 1 ? await this.asker.ask("prediction", 1, { ...asked, ...target }) : undefined;
+    let other = ""; // why there is nothing to compare with: another kind of model
+    const before = sides.length > 1 ? await this.orElse(this.ask("prediction", 1, { ...asked, ...target }, asked), (line) => { other = line; }) : undefined;
     this.predicted = now;
     this.prediction.show(now, before, asked.against);
+    if (other) this.prediction.note(`Before: ${other}`);
     const similar = !now.choices.length && (asked.before ?? asked.text) !== asked.text && (asked.compare ?? asked.model) === asked.model;
     if (!similar) {
       this.prediction.showPair(undefined);
       this.text.colour(now.scores ?? []);
     }
-    if (now.scores) this.prediction.showHeads(await this.asker.ask("heads", 0, asked).catch((error) => this.fail(error, () => {})));
+    if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
     if (!similar) return;
-    const pair = await this.asker.ask("pair", 0, asked).catch((error) => this.fail(error, (line) => this.prediction.note(line)));
+    const pair = await this.orElse(this.ask("pair", 0, asked), (line) => this.prediction.note(line));
     this.prediction.showPair(pair);
     if (!pair) return;
     const columns = pair.tokens_b.length + 1;
@@ -150,7 +180,7 @@ class LivePage {
     if (this.explorer) this.explorer.show(data);
     else {
       this.explorer = new Explorer(document.getElementById("explorer-root"), data, {
-        address: { read: () => this.state.values, write: (kept) => this.state.setView(kept) },
+        address: { read: () => this.state.values, write: (kept) => { this.state.setView(kept); this.keeper.update(); } },
         onSelect: ({ token, words }) => this.drawMixing(words ? undefined : token),
       });
     }
@@ -165,4 +195,4 @@ class LivePage {
   }
 }
 
-new LivePage(JSON.parse(document.getElementById("about").textContent));
+new LivePage(dataOf("about"), dataOf("saved"));

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
 
 POLICY = (
@@ -10,7 +12,7 @@ POLICY = (
 )
 """What a browser lets the page do: what a report may, and ask its own server."""
 
-_SCRIPTS = ("live_state.js", "live_text.js", "live_prediction.js", "live_mixing.js", "live.js")
+_SCRIPTS = ("live_state.js", "live_text.js", "live_prediction.js", "live_mixing.js", "live_keep.js", "live.js")
 
 
 def live_page(about: Mapping[str, Any]) -> str:
@@ -25,7 +27,7 @@ def live_page(about: Mapping[str, Any]) -> str:
         .get_template("live.html")
         .render(
             title=f"{names}, live",
-            policy=POLICY,
+            policy=Markup(POLICY),
             css=asset("page.css") + asset("explorer.css") + asset("pairs.css") + asset("live.css"),
             script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
             about=script_data(about),

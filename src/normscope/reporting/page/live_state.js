@@ -2,12 +2,14 @@
 
 // The values after "#": everything that a link needs to show the same.
 class LiveState {
-  constructor() {
+  // `saved` is what the address says where it says nothing.
+  constructor(saved = "") {
+    this.saved = saved;
     this.read();
   }
 
   read() {
-    this.values = new URLSearchParams(location.hash.slice(1));
+    this.values = new URLSearchParams(location.hash.slice(1) || this.saved);
   }
 
   get(name) {
@@ -55,10 +57,11 @@ class Asker {
     this.tab = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
     this.number = 0;
     this.waiting = new Map();
+    this.answers = new Map(); // as they came
     this.token = new URLSearchParams(location.search).get("token");
   }
 
-  async ask(part, side, state, path = "answer") {
+  async ask(part, side, state) {
     const slot = `${part} ${side}`;
     this.waiting.get(slot)?.abort();
     const controller = new AbortController();
@@ -66,10 +69,12 @@ class Asker {
     const headers = { "Content-Type": "application/json", ...(this.token && { "X-Normscope-Token": this.token }) };
     const body = JSON.stringify({ part, side, state, tab: this.tab, number: ++this.number });
     try {
-      const response = await fetch(path, { method: "POST", headers, body, signal: controller.signal });
-      const answer = await response.json();
+      const response = await fetch("answer", { method: "POST", headers, body, signal: controller.signal });
+      const text = await response.text();
+      const answer = JSON.parse(text);
       if (answer.outdated) throw new Outdated();
       if (!response.ok) throw new Error(answer.error);
+      this.answers.set(slot, text);
       return answer;
     } catch (error) {
       if (error.name === "AbortError") throw new Outdated();

@@ -62,7 +62,7 @@ class TextView {
     this.onPick(at);
     this.close();
     const place = this.now.places[at];
-    if (!place) return;
+    if (!place || this.frozen) return;
     this.chosen = at;
     this.tokens.querySelector(`[data-at="${at}"]`)?.setAttribute("aria-expanded", "true");
     const input = make("input", { type: "text", "aria-label": "replace with", placeholder: "another word", onkeydown: (event) => {

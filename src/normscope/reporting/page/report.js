@@ -1,9 +1,4 @@
 // The report: its explorer, charts and tables, the table of contents and the copy buttons.
-const dataOf = (id) => {
-  const node = document.getElementById(id);
-  return node && JSON.parse(node.textContent);
-};
-
 // Marks the section that is being read.
 function mountContents() {
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
@@ -14,22 +9,6 @@ function mountContents() {
     for (const [id, link] of links) id === current ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
   }, { rootMargin: "-15% 0px -70% 0px" });
   for (const id of links.keys()) observer.observe(document.getElementById(id));
-}
-
-function mountCopyButtons() {
-  for (const block of document.querySelectorAll(".code")) {
-    const button = make("button", { type: "button" }, "Copy");
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(block.querySelector("pre").textContent);
-        button.textContent = "Copied";
-      } catch {
-        getSelection().selectAllChildren(block.querySelector("pre"));
-        button.textContent = "Selected";
-      }
-    });
-    block.append(button);
-  }
 }
 
 const explorerData = dataOf("explorer-data");
