@@ -58,7 +58,11 @@ def app(session: Session, token: str | None = None) -> Starlette:
 
     async def answer(request: Request) -> Response:
         future = session.answer(_parsed(await _body(request)))
-        return JSONResponse(await asyncio.wrap_future(future))
+        try:
+            return JSONResponse(await asyncio.wrap_future(future))
+        except InputError as error:  # of a text, and not of the request: a text is empty while it is typed
+            session.report(error)
+            return JSONResponse({"error": str(error)})
 
     def guarded(handle: Handler) -> Handler:
         async def respond(request: Request) -> Response:

@@ -10,7 +10,8 @@ class LivePage {
     this.progress = new Progress(document.getElementById("progress"));
     this.main = document.querySelector("main");
     this.text = new TextView(document.getElementById("writing"), {
-      onText: (text) => this.type(text),
+      onText: (text) => this.type({ text }),
+      onBefore: (before) => this.type({ before }),
       onEdit: (before, text) => this.change({ before: this.state.has("before") ? this.state.get("before") : before, text }),
       onPick: (token) => this.explorer?.change({ token }),
     });
@@ -35,17 +36,25 @@ class LivePage {
     };
     const [level, byWord] = box("level", "measure whole words", "word");
     const [through, upTo] = box("through", "maps up to each layer", "1");
-    const options = this.about.models.map(({ name }, at) => new Option(name, at + 1));
-    const model = make("select", { name: "model", "aria-label": "model", onchange: () => this.change({ model: model.value === "1" ? undefined : model.value }) }, ...options);
+    const names = withoutCommonFolder(this.about.models.map(({ name }) => name));
+    const menu = (name, value, first) => {
+      const box = make("select", { name, "aria-label": name, onchange: () => this.change({ [name]: value(box.value) }) }, ...first, ...names.map((each, at) => new Option(each, at + 1)));
+      return box;
+    };
+    const model = menu("model", (chosen) => (chosen === "1" ? undefined : chosen), []);
+    const compare = menu("compare", (chosen) => chosen || undefined, [new Option("nothing", "")]);
+    // Checkpoints of a training are in the order of their steps.
+    const slider = make("input", { type: "range", name: "checkpoint", min: 1, max: names.length, "aria-label": "model, by its place in the list", oninput: () => this.slide(slider.value) });
+    const several = [make("label", {}, "model", model), ...(names.length > 2 ? [slider] : []), make("label", {}, "compared with", compare)];
     this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
     this.removed = make("span", { className: "choices" });
-    this.boxes = { level, through, model };
-    this.text.choices.replaceChildren(...(options.length > 1 ? [make("label", {}, "model", model)] : []), byWord, upTo, this.keep, this.removed);
+    this.boxes = { level, through, model, compare, slider };
+    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), byWord, upTo, this.keep, this.removed);
   }
 
   // A page that was saved shows one state.
   freeze({ when }) {
-    this.text.area.readOnly = true;
+    this.text.area.readOnly = this.text.other.readOnly = true;
     this.text.frozen = true;
     document.body.classList.add("saved");
     document.querySelector(".page-header").append(make("p", { className: "analyses" }, `saved on ${when}`));
@@ -74,9 +83,14 @@ class LivePage {
     this.update();
   }
 
-  type(text) {
+  type(changes) {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => this.change({ text }), TYPING);
+    this.typing = setTimeout(() => this.change(changes), TYPING);
+  }
+
+  slide(number) {
+    this.boxes.model.value = number;
+    this.type({ model: number === "1" ? undefined : number });
   }
 
   change(changes) {
@@ -90,7 +104,9 @@ class LivePage {
     const { state } = this;
     this.boxes.level.checked = state.get("level") === "word";
     this.boxes.through.checked = state.get("through") === "1";
-    this.boxes.model.value = state.get("model") || "1";
+    this.boxes.model.value = this.boxes.slider.value = state.get("model") || "1";
+    this.boxes.compare.value = state.get("compare");
+    this.text.before = state.has("before") ? state.get("before") : undefined;
     this.keep.textContent = state.has("before") ? "Stop comparing" : "Compare changes with this text";
     const model = this.about.models[(Number(state.get("model")) || 1) - 1] ?? this.about.models[0];
     document.getElementById("model-name").textContent = model.name;
@@ -193,6 +209,14 @@ class LivePage {
     node.replaceChildren(chart, make("p", { className: "faint" }, "Mean over all tokens",
       token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? "; pale: before" : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
   }
+}
+
+// Names of models without the folder that all of them are in.
+function withoutCommonFolder(names) {
+  const parts = names[0].split("/").slice(0, -1);
+  while (parts.length && !names.every((name) => name.startsWith(`${parts.join("/")}/`))) parts.pop();
+  const shared = parts.length ? parts.join("/").length + 1 : 0;
+  return names.length > 1 ? names.map((name) => name.slice(shared)) : names;
 }
 
 new LivePage(dataOf("about"), dataOf("saved"));

@@ -73,7 +73,7 @@ class Asker {
       const text = await response.text();
       const answer = JSON.parse(text);
       if (answer.outdated) throw new Outdated();
-      if (!response.ok) throw new Error(answer.error);
+      if (answer.error) throw new Error(answer.error);
       this.answers.set(slot, text);
       return answer;
     } catch (error) {

@@ -1,19 +1,31 @@
 // The text: a box to type in, its tokens below, and what may be done to one of them.
 
 class TextView {
-  // `onText(text)` hears of every change, `onEdit(changes)` of changes that are to be compared with what was there before.
-  constructor(root, { onText, onEdit, onPick }) {
-    Object.assign(this, { root, onText, onEdit, onPick, chosen: undefined });
-    this.area = make("textarea", { rows: 1, spellcheck: false, "aria-label": "text", oninput: () => this.onText(this.area.value) });
+  // `onText(text)` and `onBefore(text)` hear of every change, `onEdit(before, text)` of one to a token, `onPick(at)` of a chosen token.
+  constructor(root, { onText, onBefore, onEdit, onPick }) {
+    Object.assign(this, { root, onEdit, onPick, chosen: undefined });
+    const box = (label, onChange) => {
+      const area = make("textarea", { rows: 1, spellcheck: false, "aria-label": label, oninput: () => onChange(area.value) });
+      return area;
+    };
+    this.area = box("text", onText);
+    this.other = box("compared with", onBefore);
+    this.comparison = make("label", { className: "box", hidden: true }, make("span", {}, "compared with"), this.other);
     this.choices = make("div", { className: "choices" });
     this.tokens = make("div", { className: "tokens", role: "group", "aria-label": "Tokens" });
     this.editor = make("div", { className: "editing", hidden: true });
     root.replaceChildren(make("label", { className: "box" }, make("span", {}, "text (two texts: first ||| second)"), this.area),
-      this.choices, this.tokens, this.editor);
+      this.comparison, this.choices, this.tokens, this.editor);
   }
 
   set text(text) {
     if (this.area.value !== text) this.area.value = text;
+  }
+
+  // The text that is compared; undefined for none.
+  set before(text) {
+    this.comparison.hidden = text === undefined;
+    if (this.other.value !== (text ?? "")) this.other.value = text ?? "";
   }
 
   // `now` and `before` are answers of the server, the latter if anything is compared.
