@@ -1,7 +1,8 @@
 // The live page: a text is typed, and what the model makes of it is asked for and shown.
 
 const EXAMPLE = "The old bridge was closed, so we crossed the river.";
-const TYPING = 120; // milliseconds without a key before the server is asked
+const TYPING = 80; // milliseconds without a key before the server is asked
+const PAUSE = 250; // and before it is asked for what takes longer, which would keep the next text waiting
 
 class LivePage {
   // `saved` is what a page that was saved has in place of a server.
@@ -147,6 +148,7 @@ class LivePage {
     const { measure = "attn_n" } = asked; // which may be one of those that take longer
     if (asked.through !== "1" || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
     if (asked.through !== "1") return;
+    if (!this.saved) await new Promise((resolve) => setTimeout(resolve, PAUSE));
     const through = await Promise.all(sides.map((side) => this.ask("through", side, asked)));
     await Promise.all(through.map((answer) => unpackMaps(answer)));
     through.forEach(({ maps }, at) => Object.assign(answers[at].maps.maps, maps));
@@ -168,6 +170,7 @@ class LivePage {
       this.prediction.showPair(undefined);
       this.text.colour(now.scores ?? []);
     }
+    if (!this.saved) await new Promise((resolve) => setTimeout(resolve, PAUSE));
     if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
     if (!similar) return;
     const pair = await this.orElse(this.ask("pair", 0, asked), (line) => this.prediction.note(line));
