@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import re
 import zlib
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 import normscope
 from normscope import Label, MaskedToken, NextToken
 from normscope.data.options import Level
+from normscope.errors import InputError
 from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
@@ -324,3 +326,16 @@ def test_names_and_texts_are_never_markup(model):
     page = TestClient(app(session), base_url="http://localhost").get("/").text
     assert "<script>alert" not in page
     session.engine.close(1)
+
+
+def test_a_saved_page_has_its_answers_and_asks_nobody(session, client):
+    state = {"text": TEXT, "before": "</script><b>", "layer": "2"}
+    page = session.saved_page(state)
+    assert "connect-src" not in page.partition("</head>")[0]
+    assert "</script><b>" not in page
+    (held,) = re.findall(r'<script type="application/json" id="saved">(.*?)</script>', page)
+    answers = json.loads(held)["answers"]
+    assert {"maps 0", "maps 1", "prediction 0", "prediction 1", "heads 0"} <= answers.keys()
+    assert json.loads(answers["maps 1"]) == asked(client, side=1, **state)
+    with pytest.raises(InputError, match="text: expected a text, got an empty one"):
+        session.saved_page({"text": ""})

@@ -1,12 +1,15 @@
 """One page's models and results: what a request asks for, who waits for it, and what all answers share."""
 
+import contextlib
 import dataclasses
 import functools
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
+from urllib.parse import urlencode
 
 from normscope.data.options import Level
 from normscope.errors import InputError, message, printable
@@ -16,6 +19,7 @@ from normscope.live.snippets import Source, command, python
 from normscope.live.state import Side, State, parse
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
+from normscope.reporting.page.live_page import live_page
 from normscope.results.axes import METHODS
 
 _TAB = re.compile(r"[A-Za-z0-9-]{0,40}")
@@ -60,6 +64,36 @@ class Session:
             "methods": METHODS,
             **about_measures(),
         }
+
+    def saved_page(self, state: Mapping[str, str]) -> str:
+        """The page as it shows a state, in one file that asks nobody.
+
+        Args:
+            state: The values of the address.
+
+        Raises:
+            InputError: If they are invalid.
+        """
+        sides = parse(state, len(self.models)).sides
+        answers: dict[str, str] = {}
+
+        def add(part: str, side: int, **changes: str) -> Any:
+            found = self.answer({"part": part, "side": side, "state": {**state, **changes}}).result()
+            answers[f"{part} {side}"] = json.dumps(found)
+            return found
+
+        predicted = add("prediction", 0)
+        target = {"target": predicted["target"]} if predicted["target"] and "scores" in predicted else {}
+        for number in range(len(sides)):
+            add("maps", number)
+            with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
+                add("prediction", number, **(target if number else {}))
+            if state.get("through") == "1":
+                add("through", number)
+        for part in ("heads", "pair"):
+            with contextlib.suppress(InputError):
+                add(part, 0)
+        return live_page(self.about(), {"state": urlencode(state), "answers": answers, "when": ""})
 
     def answer(self, body: object) -> "Future[Any]":
         """The answer to a request, once it is computed.

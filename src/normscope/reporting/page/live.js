@@ -58,7 +58,7 @@ class LivePage {
     this.text.area.readOnly = this.text.other.readOnly = true;
     this.text.frozen = true;
     document.body.classList.add("saved");
-    document.querySelector(".page-header").append(make("p", { className: "analyses" }, `saved on ${when}`));
+    if (when) document.querySelector(".page-header").append(make("p", { className: "analyses" }, `saved on ${when}`));
   }
 
   get heads() {

@@ -16,7 +16,7 @@ class PredictionView {
     this.heads = make("div", { className: "of-heads", hidden: true }, make("h3", {}, "What each head adds"), this.view.node, this.legend, this.chosen);
     this.pairs = make("div", { hidden: true });
     this.body = make("div", { className: "prediction-body" }, this.choices, this.heads);
-    root.replaceChildren(this.title, this.sum, this.body, this.pairs);
+    root.replaceChildren(this.title, this.sum, this.pairs, this.body);
     onColourScheme(() => this.grid && this.showHeads(this.grid));
   }
 
