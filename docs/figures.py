@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 import normscope
 from benchmarks.retrieval import CITIES, prompts, trained
+from docs import live_pictures
 from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
 from normscope.data.toy_corpus import ToyCorpus
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         runs = parsed.run or _runs(Path(folder), parsed.treebank)
         missing = []
-        for name in sorted(shown() - {EXPLORER}):
+        for name in sorted(shown() - {EXPLORER, *live_pictures.PICTURES}):
             sources = [path for path in _sources(name, runs) if path.exists()]
             if sources:
                 _take(sources[0], name)
@@ -104,7 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 missing.append(name)
         contact_sheet([path for run in runs for path in sorted((run / "figures").glob("*.png"))], CONTACT_SHEET)
         print(CONTACT_SHEET.relative_to(ROOT))
-        _explorer(runs[0] / "report.html", IMAGES / f"{EXPLORER}.png")
+        browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        if browser is None:
+            print("pictures of pages are left as they are: there is no chromium on this machine", file=sys.stderr)
+        else:
+            _explorer(browser, runs[0] / "report.html", IMAGES / f"{EXPLORER}.png")
+            live_pictures.draw(browser, IMAGES)
     store_tour()
     if missing:
         print(f"no run has a figure of this name: {', '.join(missing)}", file=sys.stderr)
@@ -251,12 +257,8 @@ def _take(picture: Path, name: str) -> None:
         (IMAGES / f"{name}.txt").unlink(missing_ok=True)
 
 
-def _explorer(report: Path, target: Path) -> None:
-    """The explorer of a report as a browser shows it. Without a browser, the present picture stays."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        print(f"{target.relative_to(ROOT)} is left as it is: there is no chromium on this machine", file=sys.stderr)
-        return
+def _explorer(browser: str, report: Path, target: Path) -> None:
+    """The explorer of a report as a browser shows it."""
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "report.html", Path(folder) / "explorer.png"
         page.write_text(report.read_text().replace("</head>", f"{_ONLY_THE_EXPLORER}</head>", 1))

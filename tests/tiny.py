@@ -2,6 +2,8 @@
 
 import functools
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -320,3 +322,22 @@ def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1)
     token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
     ids = ids.masked_fill(~token_mask, model.config.pad_token_id or 0)
     return {"input_ids": ids, "attention_mask": token_mask.long()}
+
+
+def saved_with_head(auto, family, tokenizer, folder, **changes):
+    """A small checkpoint with random weights and a head."""
+    torch.manual_seed(0)
+    settings = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": len(tokenizer)} | changes
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    auto.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def sentence_encoder(saved: Path, folder: Path) -> Path:
+    """A copy of a checkpoint with the files of a sentence encoder that takes the mean."""
+    shutil.copytree(saved, folder)
+    (folder / "modules.json").write_text('[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1"}]')
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return folder

@@ -59,8 +59,8 @@ _COMPOSING = ("hydra", "omegaconf", "antlr4")
 
 
 _sweep = Sweep()
-_text: str | None = None
-"""The text of `normscope explain`."""
+_instead: Callable[[RunOptions, Path], None] | None = None
+"""What is done instead of a run, given its options and its folder: `normscope explain` and `normscope serve`."""
 
 
 def main() -> NoReturn:
@@ -102,12 +102,12 @@ def _execute(main: Callable[[], object]) -> int:
     """Run the command and return its status. A bug is raised again and keeps its traceback."""
     overrides: list[str] = []
     try:
-        global _text
+        global _instead
         refuse_old_versions()
         if (topics := command_line.help_topics()) is not None:
             print(help_page(program(), topics, command_line.preset_folders()), flush=True)
             return 0
-        _text = command_line.text_to_explain()
+        _instead = _other_command()
         translate_command()
         expand_checkpoints()
         overrides = command_line.overrides()
@@ -199,10 +199,8 @@ def job(config: DictConfig) -> dict[str, float]:
         else:
             run_folder, fresh = _run_folder(options.output_dir, hydra)
         check(options)
-        if _text is not None:
-            with quick_imports():
-                from normscope.explaining import explain
-            print(explain(options, _text, run_folder), flush=True)
+        if _instead is not None:
+            _instead(options, run_folder)
             return {}
         run_pipeline = _import_pipeline(options.dataset)
         memory = _sweep.corpora() if sweeping else None
@@ -218,6 +216,29 @@ def job(config: DictConfig) -> dict[str, float]:
     finally:
         if sweeping:
             gc.collect()  # a model refers to itself: its weights would stay in memory beside those of the next
+
+
+def _other_command() -> Callable[[RunOptions, Path], None] | None:
+    """What the first word of the command line asks for instead of a run; None for a run.
+
+    Raises:
+        InputError: If the words after it are not what it takes.
+    """
+    if (text := command_line.text_to_explain()) is not None:
+        return functools.partial(_explain, text)
+    return _serve if command_line.asks_to_serve() else None
+
+
+def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
+    with quick_imports():
+        from normscope.explaining import explain
+    print(explain(options, text, run_folder), flush=True)
+
+
+def _serve(options: RunOptions, _: Path) -> None:
+    with quick_imports():
+        from normscope.live.command import serve
+    serve(options)
 
 
 def _show(done: "Finished", before: Mapping[str, float] | None) -> None:

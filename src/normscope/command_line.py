@@ -14,6 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
 
+_CHECKPOINTS = "model.checkpoints="
+"""The key that the command line alone understands."""
+
 
 def program() -> str:
     """The command that started this process, without its arguments."""
@@ -87,20 +90,38 @@ def _is_file(text: str) -> bool:
         return False
 
 
+def asks_to_serve() -> bool:
+    """Take `serve` from the command line, and turn a pattern of checkpoints into the models of its page.
+
+    Raises:
+        InputError: If the rest asks for a sweep, or the pattern matches nothing.
+    """
+    if sys.argv[1:2] != ["serve"]:
+        return False
+    del sys.argv[1]
+    if {"-m", "--multirun"} & set(sys.argv):
+        raise InputError("serve: expected one page, got a sweep (-m); list models to compare in live.models")
+    for word in [word for word in sys.argv[1:] if word.startswith(_CHECKPOINTS) and word != f"{_CHECKPOINTS}null"]:
+        first, *others = map(os.path.abspath, checkpoints(word.removeprefix(_CHECKPOINTS).strip("'\"")))
+        listed = ",".join(map(_quoted, others))
+        sys.argv[sys.argv.index(word)] = f"model.name={_quoted(first)}"
+        sys.argv.append(f"live.models=[{listed}]")
+    return True
+
+
 def expand_checkpoints() -> None:
     """Turn `model.checkpoints=PATTERN` into a sweep over the folders that the pattern matches.
 
     Raises:
         InputError: If it matches none, or `model.name` is set as well.
     """
-    key = "model.checkpoints="
-    given = [word for word in sys.argv[1:] if word.startswith(key) and word != f"{key}null"]
+    given = [word for word in sys.argv[1:] if word.startswith(_CHECKPOINTS) and word != f"{_CHECKPOINTS}null"]
     if not given:
         return
     others = [word for word in sys.argv[1:] if word.startswith("model.name=") or word in given[1:]]
     if others:
         raise InputError(f"{given[0]} and {others[0]} are both set; expected one of them")
-    folders = checkpoints(given[0].removeprefix(key).strip("'\""))
+    folders = checkpoints(given[0].removeprefix(_CHECKPOINTS).strip("'\""))
     names = ",".join(_quoted(os.path.abspath(folder)) for folder in folders)
     sys.argv[sys.argv.index(given[0])] = f"model.name={names}"
     if not {"-m", "--multirun"} & set(sys.argv):
@@ -129,7 +150,7 @@ def overrides() -> list[str]:
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        refuse(f"{words[0]}: expected key=value, or merge, prepare or explain as the first word")
+        refuse(f"{words[0]}: expected key=value, or merge, prepare, explain or serve as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

@@ -2,25 +2,20 @@
 
 import base64
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.decomposition import decompose
-from normscope.api.targets import Label, MaskedToken, NextToken, Target
 from normscope.errors import InputError, one_line
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
-from normscope.models.text_batches import batch_from_texts
+from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
 from normscope.rounding import counted, number
@@ -28,24 +23,10 @@ from normscope.running.options import RunOptions
 
 PAGE = "explain.html"
 
-_CHOICES = 5
-"""Predictions that are shown."""
 _STRONGEST = 8
 """Tokens and heads that are printed."""
 _LARGEST = 1_500_000
 """Values of token maps on the page, about 3 MB; single heads, and then all maps, are left out beyond it."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prediction:
-    """What the model's checkpoint computes from a text."""
-
-    what: str
-    """In a few words."""
-    choices: Sequence[tuple[str, float]]
-    """The most likely answers, and their probabilities; empty for an embedding."""
-    target: Target
-    """What is attributed: the first of them."""
 
 
 def explain(options: RunOptions, text: str, folder: Path) -> Path:
@@ -67,7 +48,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     model = load(options.model, options.device)
     first, separator, second = text.partition(" ||| ")
     given: Any = (first, second) if separator else text
-    prediction = _prediction(model, given)
+    prediction = prediction_of(model, given)
     by_head = not model.layout.reads_target
     found = attribute(model, given, prediction.target, by=["layer", "head"] if by_head else None)
     assert isinstance(found, Attribution)
@@ -95,53 +76,6 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
     return page
-
-
-def _prediction(model: LoadedModel, text: Any) -> Prediction:
-    inputs = batch_from_texts(model, text).to(model.device).model_inputs()
-    last = int(inputs["attention_mask"].sum()) - 1
-    if model.layout.reads_target:
-        if model.translator is None:
-            raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
-        return Prediction("the next token of the translation", [], NextToken())
-    with torch.inference_mode():
-        if model.classifier is not None:
-            logits = model.classifier(**inputs).logits[0]
-            names = model.classifier.config.id2label or {}
-            labels = [str(names.get(number, number)) for number in range(len(logits))]
-            return Prediction("class", _most_likely(logits, labels), Label())
-        if model.next_token_head is not None:
-            logits = model.next_token_head(**inputs).logits[0, last]
-            return Prediction("next token", _most_likely_tokens(model, logits), NextToken())
-        masks = (inputs["input_ids"][0] == (model.tokenizer.mask_token_id or -1)).nonzero().flatten().tolist()
-        if masks and model.masked_language_head is not None:
-            logits = model.masked_language_head(**inputs).logits[0, masks[0]]
-            return Prediction("masked token", _most_likely_tokens(model, logits), MaskedToken())
-    return Prediction("embedding", [], _own_embedding(model))
-
-
-def _most_likely(logits: Float[Tensor, " choice"], names: Sequence[str]) -> list[tuple[str, float]]:
-    if len(logits) == 1:
-        return [(names[0], float(torch.sigmoid(logits[0].double())))]
-    probabilities, numbers = logits.double().softmax(dim=-1).topk(min(_CHOICES, len(logits)))
-    return [(names[at], float(each)) for each, at in zip(probabilities, numbers.tolist(), strict=True)]
-
-
-def _most_likely_tokens(model: LoadedModel, logits: Float[Tensor, " vocabulary"]) -> list[tuple[str, float]]:
-    probabilities, numbers = logits.double().softmax(dim=-1).topk(_CHOICES)
-    tokens = [str(token) for token in model.tokenizer.convert_ids_to_tokens(numbers.tolist())]
-    return list(zip(tokens, probabilities.tolist(), strict=True))
-
-
-def _own_embedding(model: LoadedModel) -> Target:
-    """The length of the text's embedding, along its own direction: the cosine with itself has a gradient of 0."""
-    embedder, _ = model.guessed_embedder()
-
-    def length(hidden: Float[Tensor, "token model"]) -> Tensor:
-        (embedding,) = embedder.embedding(hidden[None], hidden.new_ones(1, len(hidden)).bool())
-        return embedding @ torch.nn.functional.normalize(embedding.detach(), dim=-1)
-
-    return length
 
 
 def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:

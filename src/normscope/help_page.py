@@ -79,6 +79,7 @@ def _first_page(program: str, presets: Mapping[str, Mapping[str, str]]) -> str:
             f"{program} [analysis=NAME] [model=NAME] [dataset=NAME] [KEY=VALUE ...]",
             f"{program} -m KEY=VALUE,VALUE ...   a sweep: every combination, compared at the end",
             f"{program} explain TEXT|FILE|-      what a model predicts for one text, and why",
+            f"{program} serve [KEY=VALUE ...]   a local page: type a text, change a word, see what changes",
             f"{program} help KEY|GROUP ...       types, defaults and meanings of keys; all presets",
             "",
             "Measures what the attention blocks of a Transformer really do. Without arguments: mixing ratios of",

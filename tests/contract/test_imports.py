@@ -20,7 +20,7 @@ PARTS = {
     "declarations": r"results\.(axes|declare)|analyses\.(info|papers|registry|\w+\.(options|published))"
     r"|alignment\.(options|published|symmetrisation)",
     # The options of each room, with the rules for their values.
-    "options": r"(data|models|reporting)\.options",
+    "options": r"(data|live|models|reporting)\.options",
 }
 
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.
@@ -136,16 +136,32 @@ ALLOWED = {
         "distribution",
         "explaining",
         "help_page",
+        "live",
         "oldest_versions",
         "quick_imports",
         "reporting",
         "running",
     },
     "help_page": {"config", "declarations", "distribution", "running.options"},
+    "live": {
+        "analyses.findings",
+        "api",
+        "data.options",
+        "declarations",
+        "models",
+        "options",
+        "predictions",
+        "reporting.explorer",
+        "reporting.page.live_page",
+        "reporting.text_pairs",
+        "running.options",
+        "running.token_maps",
+    },
+    "predictions": {"api", "maths.choices", "models"},
     "explaining": {
         "api",
         "models",
-        "maths.choices",
+        "predictions",
         "reporting.explorer",
         "reporting.page.explorer_page",
         "running.options",
@@ -162,6 +178,7 @@ LEAVES = {
     "data.conversations": {"data.encoding", "data.rows", "models.text_batches"},
     "data.pickled_tokens": {"data.corpora"},
     "datatrove": set(),
+    "live.command": {"cli"},
     "models.offloading": {"models.loading"},
     "models.quantisation": {"models.loading", "models.memory_estimate", "models.quantised_checkpoints"},
     "models.quantised_checkpoints": {"models.config_checks", "models.loading"},
@@ -176,6 +193,8 @@ OWNERS = {
     "wandb": {"reporting/trackers/weights_and_biases.py"},
     "mlflow": {"reporting/trackers/mlflow_store.py"},
     "datatrove": {"datatrove.py"},
+    "starlette": {"live/server.py"},
+    "uvicorn": {"live/command.py"},
     "tensorboard": {"reporting/trackers/tensorboard_files.py"},
     "matplotlib": {
         "reporting/drawing.py",

@@ -5,7 +5,6 @@ import io
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -15,7 +14,7 @@ from transformers import (
 import normscope
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
+from tests.tiny import saved_with_head
 
 TEXT = "The old bridge was closed, so we crossed the river."
 
@@ -25,15 +24,6 @@ def explained(capsys, monkeypatch, folder, *arguments):
     assert outcome.status == 0, outcome.err
     assert outcome.out.splitlines()[-1] == str(folder / "explain.html")
     return outcome.out, (folder / "explain.html").read_text()
-
-
-def saved(auto, family, tokenizer, folder, **changes):
-    torch.manual_seed(0)
-    settings = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": len(tokenizer)} | changes
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    auto.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
@@ -59,7 +49,7 @@ def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
     ],
 )
 def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, text, what):
-    folder = saved(auto, family, tokenizer, tmp_path / "model")
+    folder = saved_with_head(auto, family, tokenizer, tmp_path / "model")
     out, page = explained(capsys, monkeypatch, tmp_path / "out", text, f"model.name={folder}")
     inputs = tokenizer(text, return_tensors="pt")
     with torch.inference_mode():
@@ -77,7 +67,7 @@ def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, tex
 
 
 def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
-    folder = saved(AutoModelForSeq2SeqLM, "marian", tokenizer, tmp_path / "model", decoder_start_token_id=0)
+    folder = saved_with_head(AutoModelForSeq2SeqLM, "marian", tokenizer, tmp_path / "model", decoder_start_token_id=0)
     out, page = explained(
         capsys, monkeypatch, tmp_path / "out", f"{TEXT} ||| the bridge", f"model.name={folder}", "model.stack=cross"
     )

@@ -226,10 +226,10 @@ class Decomposition:
         Raises:
             InputError: If there are too many values for one page.
         """
-        return Explorer(self.figure(), [self._token_maps()])
+        return Explorer(self.figure(), [self.token_maps()])
 
-    def _token_maps(self) -> TokenMaps:
-        """The maps as the explorer takes them."""
+    def token_maps(self) -> TokenMaps:
+        """The maps as the explorer takes them, in float32."""
         if self.head_weights is None or self.head_vectors is None:
             weights, norms = self.weights[:, None], torch.zeros_like(self.weights[:, None, 0])
         elif self.level is Level.word:
@@ -299,7 +299,7 @@ class Decompositions(Several[Decomposition]):
         """
         if not self:
             raise InputError("explorer: expected at least one text")
-        return Explorer(self[0].figure(), [each._token_maps() for each in self])
+        return Explorer(self[0].figure(), [each.token_maps() for each in self])
 
     def _repr_html_(self) -> str:
         return str(self.table.style.format("{:.1%}").to_html())

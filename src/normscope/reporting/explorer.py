@@ -38,6 +38,9 @@ _NEGATIVE = 1 << 15
 _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
 
+_SMALLEST = 9
+"""The level of compression of a page that is kept."""
+
 HEAD_MEASURES = ("attn_w", "attn_n")
 """Measures of single heads: α and α‖f(x)‖."""
 
@@ -132,15 +135,26 @@ def payload(sentences: Sequence[TokenMaps], measure: str = "") -> dict[str, Any]
     """
     return {
         "measure": measure if measure in sentences[0].maps else "attn_n",
-        "sentences": [_packed(sentence) for sentence in sentences],
+        "sentences": [packed(sentence) for sentence in sentences],
+        **about_measures(),
+    }
+
+
+def about_measures() -> dict[str, Any]:
+    """What the explorer's script knows of all measures."""
+    return {
         "measures": MEASURES,
         "head_measures": HEAD_MEASURES,
         "signed_measures": SIGNED_MEASURES,
     }
 
 
-def _packed(sentence: TokenMaps) -> dict[str, Any]:
-    """Values as codes relative to the largest in their layer; see `_scaled`."""
+def packed(sentence: TokenMaps, compression: int = _SMALLEST) -> dict[str, Any]:
+    """Values as codes relative to the largest in their layer; see `scaled`.
+
+    Args:
+        compression: zlib's level.
+    """
     packed: dict[str, Any] = {
         "title": sentence.title,
         "queries": sentence.queries,
@@ -151,16 +165,16 @@ def _packed(sentence: TokenMaps) -> dict[str, Any]:
         "query_words": sentence.query_words,
         "key_words": sentence.key_words,
         "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
-        "weights": None if sentence.weights is None else _scaled(sentence.weights),
-        "maps": {name: _scaled(values) for name, values in sentence.maps.items()},
+        "weights": None if sentence.weights is None else scaled(sentence.weights, compression),
+        "maps": {name: scaled(values, compression) for name, values in sentence.maps.items()},
     }
     if sentence.single_heads and sentence.weights is not None and sentence.norms is not None:
         of_keys = sentence.norms.ndim < sentence.weights.ndim
-        packed["norms" if of_keys else "weighted"] = _scaled(sentence.norms)
+        packed["norms" if of_keys else "weighted"] = scaled(sentence.norms, compression)
     return packed
 
 
-def _scaled(values: np.ndarray) -> dict[str, Any]:
+def scaled(values: np.ndarray, compression: int = _SMALLEST) -> dict[str, Any]:
     """Values with the three digits that a reader sees, compressed.
 
     Up to 1000 steps of 1/65535 of the layer's largest value, a code is the number of steps; above that, each code is larger by
@@ -177,5 +191,5 @@ def _scaled(values: np.ndarray) -> dict[str, Any]:
     planes = np.concatenate([codes >> 8, codes & 255]).astype(np.uint8)
     return {
         "largest": [float(f"{value:.9g}") for value in largest],
-        "codes": base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode(),
+        "codes": base64.b64encode(zlib.compress(planes.tobytes(), compression)).decode(),
     }

@@ -10,6 +10,7 @@ from normscope.config.rules import IS_PATH, SEED, at_least
 from normscope.config.schema import Schema
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
+from normscope.live.options import LiveOptions
 from normscope.models.options import DeviceOptions, ModelOptions, ModelStack, check_device, check_model
 from normscope.reporting.options import (
     FigureOptions,
@@ -80,6 +81,7 @@ class RunOptions:
     report: ReportOptions = field(default_factory=ReportOptions)
     figures: FigureOptions = field(default_factory=FigureOptions)
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    live: LiveOptions = field(default_factory=LiveOptions)
 
 
 def enabled_analyses(options: AnalysisOptions) -> list[str]:

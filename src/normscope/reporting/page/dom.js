@@ -35,3 +35,26 @@ function onColourScheme(callback) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", callback);
   callback();
 }
+
+// The JSON content of a script element; null without one.
+function dataOf(id) {
+  const node = document.getElementById(id);
+  return node && JSON.parse(node.textContent);
+}
+
+// A button in every block of code, which copies it.
+function mountCopyButtons() {
+  for (const block of document.querySelectorAll(".code")) {
+    const button = make("button", { type: "button" }, "Copy");
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(block.querySelector("pre").textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(block.querySelector("pre"));
+        button.textContent = "Selected";
+      }
+    });
+    block.append(button);
+  }
+}

@@ -8,20 +8,28 @@ const TICKS = ["log", "hideSelf", "words"];
 
 // Tokens and their values, the largest first.
 const ranking = (tokens, values) =>
-  values.map((value, at) => [`${tokens[at]} (${at})`, value]).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+  values.map((value, at) => [`${tokens[at]} (${at})`, value]).filter(([, value]) => !Number.isNaN(value)).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+
+// Where a report keeps the explorer's selection: after "#explore?" in its address.
+const reportAddress = {
+  read: () => (location.hash.startsWith("#explore?") ? new URLSearchParams(location.hash.split("?")[1]) : null),
+  write: (kept) => history.replaceState(null, "", `#explore?${kept}`),
+  reached: (root) => root.closest("section")?.scrollIntoView(),
+};
 
 class Explorer {
-  // `data` is what normscope.reporting.explorer.payload returns; `usesAddress` keeps the selection in the page's address.
-  constructor(root, data, { usesAddress = false } = {}) {
-    Object.assign(this, { root, data, usesAddress });
+  // `data` is what normscope.reporting.explorer.payload returns; with `paired`, the second sentence is what the first is compared
+  // with, and with `strip`, small maps to choose from are above the map. `address` keeps the selection; `onSelect` hears of it.
+  constructor(root, data, { address, onSelect = () => {} } = {}) {
+    Object.assign(this, { root, data, address, onSelect });
     const last = data.sentences[0].layers.length - 1;
     this.defaults = { ...DEFAULTS, measure: data.measure ?? DEFAULTS.measure };
     this.state = { sentence: 0, layer: last, head: BLOCK, ...this.defaults };
     this.pinned = undefined; // a row and, unless keys are another sequence, the same column
     this.build();
-    if (usesAddress) {
+    if (address) {
       this.fromAddress();
-      addEventListener("hashchange", () => { if (this.addressed()) this.fromAddress(); });
+      addEventListener("hashchange", () => { if (address.read()) this.fromAddress(); });
     }
     onColourScheme(() => this.draw());
     new ResizeObserver(() => setTimeout(() => this.resize())).observe(this.view.node);
@@ -33,11 +41,12 @@ class Explorer {
       onMove: (at) => this.reading(at), onPin: (row, column) => this.pin(row, column),
     });
     this.every = make("div", { className: "every-head", hidden: true });
+    this.strip = make("div", { className: "strip", role: "group", "aria-label": "Maps to choose from", hidden: true });
     this.legend = make("div", { className: "legend" });
     this.live = make("p", { className: "reading", "aria-live": "polite" });
     this.lists = make("div", { className: "lists" });
     this.arcs = make("figure", { className: "arcs", hidden: true });
-    const left = make("div", { className: "map-side" }, this.view.node, this.every, this.legend, this.live);
+    const left = make("div", { className: "map-side" }, this.strip, this.view.node, this.every, this.legend, this.live);
     this.root.classList.add("explorer");
     this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists), this.arcs);
   }
@@ -66,6 +75,16 @@ class Explorer {
       make("div", { className: "saves", role: "group", "aria-label": "Save the map" },
         save("SVG", () => this.save("svg")), save("PNG", () => this.save("png")), save("CSV", () => this.save("csv")),
         make("button", { type: "button", onclick: () => this.fullScreen() }, "Full screen")));
+  }
+
+  // Shows other sentences in the same way.
+  show(data) {
+    this.data = data;
+    this.extents = undefined;
+    if (this.state.sentence >= data.sentences.length) this.state.sentence = 0;
+    this.state.layer = Math.min(this.state.layer, this.sentence.layers.length - 1);
+    if (!(this.pinned < axesOf(this.sentence, this.state.words).rows.length)) this.pinned = undefined;
+    this.draw();
   }
 
   resize() {
@@ -112,7 +131,8 @@ class Explorer {
     offer("head", [[BLOCK, "block (heads combined)"], ...(single.length ? [[EVERY_HEAD, "every head, side by side"]] : []), ...single]);
     const measures = measuresOf(data, sentence, this.measuredHead);
     offer("measure", measures.map((name) => [name, data.measures[name]]));
-    offer("minus", [["", "nothing"],
+    this.boxes.sentence.closest("label").hidden = Boolean(data.strip);
+    offer("minus", [["", "nothing"], ...(data.paired && !state.sentence ? [[BEFORE, "before"]] : []),
       ...measures.filter((name) => name !== state.measure).map((name) => [`measure:${name}`, `${symbolOf(data.measures[name])}, as shares of a row`]),
       ...sentence.layers.filter((_, at) => at !== state.layer).map((layer) => [`layer:${layer}`, `layer ${layer}`])]);
     offer("scale", [["all", "all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
@@ -125,7 +145,7 @@ class Explorer {
 
   // Whether values may be negative: differences, and measures with a sign.
   get signed() {
-    return Boolean(this.state.minus) || this.data.signed_measures.includes(this.state.measure);
+    return isSigned(this.data, this.state);
   }
 
   // EVERY_HEAD offers what single heads have.
@@ -145,9 +165,32 @@ class Explorer {
     this.scale = this.scaleOf(this.map);
     if (side) this.drawHeads();
     else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
+    this.drawStrip();
     this.drawLegend();
     this.drawLists();
     this.drawArcs();
+    this.onSelect({ ...this.state, token: this.pinned });
+  }
+
+  // Small maps: what is shown, what it is compared with, and the difference; or all measures, each on a scale of its own.
+  drawStrip() {
+    this.strip.hidden = !this.data.strip;
+    if (!this.data.strip) return;
+    const measures = measuresOf(this.data, this.sentence, this.measuredHead);
+    const choices = this.data.paired
+      ? [["now", { sentence: 0, minus: "" }], ["before", { sentence: 1, minus: "" }], ["difference", { sentence: 0, minus: BEFORE }]]
+      : measures.map((measure) => [symbolOf(this.data.measures[measure]), { measure, minus: "" }]);
+    this.strip.replaceChildren(...choices.map(([title, choice]) => {
+      const canvas = make("canvas", { "aria-hidden": "true" });
+      const selection = { ...this.selection, ...choice };
+      const map = mapOf(this.data, selection);
+      const difference = isSigned(this.data, selection);
+      const shared = this.data.paired && !selection.minus && this.scale.largest && !this.signed;
+      const largest = shared ? this.scale.largest : largestOf(map.values, map.columns.length, this.scale.hideSelf);
+      paint(canvas, map, { largest, difference, hideSelf: this.scale.hideSelf }, palette(this.root, difference ? "--diverging" : "--sequential"));
+      const chosen = Object.entries(choice).every(([name, value]) => this.state[name] === value);
+      return make("button", { type: "button", "aria-pressed": String(chosen), onclick: () => this.change(choice) }, canvas, make("span", {}, title));
+    }));
   }
 
   // The tree of an annotated sentence, beside the heads that the map of its words prefers.
@@ -173,13 +216,14 @@ class Explorer {
   // Over all layers, and over all heads if single heads are shown.
   largestOfAll(hideSelf) {
     const { sentence, selection } = this;
+    const sentences = this.data.paired && !selection.minus ? [0, 1] : [selection.sentence];
     const heads = this.measuredHead === BLOCK ? [BLOCK] : Array.from({ length: sentence.heads }, (_, at) => at + 1);
     const key = JSON.stringify([selection.sentence, selection.measure, selection.minus, selection.words, hideSelf, heads.length]);
     if (this.extents?.key !== key) {
-      const sizes = sentence.layers.flatMap((_, layer) => heads.map((head) => {
-        const map = mapOf(this.data, { ...selection, layer, head });
+      const sizes = sentences.flatMap((number) => this.data.sentences[number].layers.flatMap((_, layer) => heads.map((head) => {
+        const map = mapOf(this.data, { ...selection, sentence: number, layer, head });
         return largestOf(map.values, map.columns.length, hideSelf);
-      }));
+      })));
       this.extents = { key, largest: Math.max(...sizes) };
     }
     return this.extents.largest;
@@ -200,6 +244,7 @@ class Explorer {
     const [kind, name] = minus.split(":");
     const title = this.data.measures[measure];
     if (kind === "measure") return `${symbolOf(title)} − ${symbolOf(this.data.measures[name])}, as shares of a row`;
+    if (minus === BEFORE) return `${title}: now − before`;
     return kind === "layer" ? `${title}: layer ${this.sentence.layers[this.state.layer]} − layer ${name}` : title;
   }
 
@@ -257,20 +302,17 @@ class Explorer {
     else this.root.requestFullscreen?.();
   }
 
-  addressed() {
-    return location.hash.startsWith("#explore?");
-  }
-
   remember() {
-    if (!this.usesAddress) return;
+    if (!this.address) return;
     const { sentence, layer, minus, scale, head, measure } = this.state;
     const kept = { sentence: sentence + 1, layer: this.sentence.layers[layer], head, measure, token: this.pinned, scale, minus };
     for (const name of TICKS) if (this.state[name]) kept[name] = 1;
-    history.replaceState(null, "", `#explore?${new URLSearchParams(Object.entries(kept).filter(([, value]) => value !== ""))}`);
+    this.address.write(new URLSearchParams(Object.entries(kept).filter(([, value]) => value !== "" && value !== undefined)));
   }
 
   fromAddress() {
-    const given = new URLSearchParams(this.addressed() ? location.hash.split("?")[1] : "");
+    const found = this.address.read();
+    const given = found ?? new URLSearchParams();
     const number = (name, missing) => (given.has(name) ? Number(given.get(name)) : missing);
     const { data, state } = this;
     state.sentence = Math.min(Math.max(number("sentence", 1) - 1, 0), data.sentences.length - 1) || 0;
@@ -283,9 +325,12 @@ class Explorer {
     const token = number("token");
     this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
     this.draw();
-    if (this.addressed()) this.root.closest("section")?.scrollIntoView();
+    if (found) this.address.reached?.(this.root);
   }
 }
+
+// Whether the values of a selection may be negative.
+const isSigned = (data, { minus, measure }) => Boolean(minus) || data.signed_measures.includes(measure);
 
 // The symbol of a measure's title: "‖αf(x)‖ (weighted vector)".
 const symbolOf = (title) => title.split(" (")[0];

@@ -2,21 +2,27 @@
 
 const BLOCK = 0; // The head that stands for all heads together; heads count from 1.
 const EVERY_HEAD = -1;
+const BEFORE = "before"; // What is subtracted: the map of the second sentence.
 
 // Up to the knee, codes count steps of 1/65535; above it, each is larger by a thousandth than the one before.
 const KNEE = 1000;
 const share = (code) => (Math.min(code, KNEE) / 65535) * (1 + 1 / KNEE) ** Math.max(0, code - KNEE);
 const SHARES = Float64Array.from({ length: 5200 }, (_, code) => share(code));
 
-// Inflates the codes of every map. High bytes precede low bytes.
+// Inflates the codes of every map of all sentences.
 async function unpackData(data) {
-  const maps = data.sentences.flatMap(({ weights, norms, weighted, maps }) => [...[weights, norms, weighted].filter(Boolean), ...Object.values(maps)]);
-  await Promise.all(maps.map(async (packed) => {
-    const bytes = await inflated(packed.codes);
-    const count = bytes.length / 2;
-    packed.codes = Uint16Array.from({ length: count }, (_, at) => 256 * bytes[at] + bytes[count + at]);
-  }));
+  await Promise.all(data.sentences.map(unpackMaps));
   return data;
+}
+
+// Inflates the codes of a sentence's maps. High bytes precede low bytes.
+async function unpackMaps({ weights, norms, weighted, maps }) {
+  const packed = [...[weights, norms, weighted].filter(Boolean), ...Object.values(maps)];
+  await Promise.all(packed.map(async (each) => {
+    const bytes = await inflated(each.codes);
+    const count = bytes.length / 2;
+    each.codes = Uint16Array.from({ length: count }, (_, at) => 256 * bytes[at] + bytes[count + at]);
+  }));
 }
 
 // The highest bit of a code is a minus sign.
@@ -107,7 +113,47 @@ function mapOf(data, selection) {
     const shares = (array) => rowShares(array, axes.columns.length);
     return { ...axes, values: minus(shares(shown), shares(values(name, selection.layer))) };
   }
+  if (selection.minus === BEFORE) return { ...axes, values: sinceBefore(data, selection, axes, shown) };
   return { ...axes, values: shown };
+}
+
+// A map less that of the sentence it is compared with, token by token; NaN where a token, head or layer has no counterpart.
+function sinceBefore(data, selection, axes, shown) {
+  const before = data.sentences[1];
+  const layer = before.layers.indexOf(data.sentences[0].layers[selection.layer]);
+  if (layer < 0 || selection.head > before.heads || !measuresOf(data, before, selection.head).includes(selection.measure)) {
+    return new Float64Array(shown.length).fill(NaN);
+  }
+  const other = mapOf(data, { ...selection, sentence: 1, layer, minus: "" });
+  const [rows, columns] = [aligned(axes.rows, other.rows), aligned(axes.columns, other.columns)];
+  return shown.map((value, at) => {
+    const [row, column] = [rows[Math.floor(at / columns.length)], columns[at % columns.length]];
+    return row < 0 || column < 0 ? NaN : value - other.values[row * other.columns.length + column];
+  });
+}
+
+// For each token, its counterpart among those before: −1 for none. A longest common subsequence; between its tokens, others are
+// counterparts one by one, so that a token that replaces another has its place.
+function aligned(now, before) {
+  const lengths = Array.from({ length: now.length + 1 }, () => new Uint16Array(before.length + 1));
+  for (let i = now.length - 1; i >= 0; i--) {
+    for (let j = before.length - 1; j >= 0; j--) {
+      lengths[i][j] = now[i] === before[j] ? lengths[i + 1][j + 1] + 1 : Math.max(lengths[i + 1][j], lengths[i][j + 1]);
+    }
+  }
+  const found = new Array(now.length).fill(-1);
+  const pairUp = (i, end, j, last) => { while (i < end && j < last) found[i++] = j++; };
+  let [i, j, start, first] = [0, 0, 0, 0];
+  while (i < now.length && j < before.length) {
+    if (now[i] === before[j]) {
+      pairUp(start, i, first, j);
+      found[i++] = j++;
+      [start, first] = [i, j];
+    } else if (lengths[i + 1][j] >= lengths[i][j + 1]) i++;
+    else j++;
+  }
+  pairUp(start, now.length, first, before.length);
+  return found;
 }
 
 const minus = (a, b) => a.map((value, at) => value - b[at]);

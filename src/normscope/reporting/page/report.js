@@ -1,9 +1,4 @@
 // The report: its explorer, charts and tables, the table of contents and the copy buttons.
-const dataOf = (id) => {
-  const node = document.getElementById(id);
-  return node && JSON.parse(node.textContent);
-};
-
 // Marks the section that is being read.
 function mountContents() {
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
@@ -16,24 +11,8 @@ function mountContents() {
   for (const id of links.keys()) observer.observe(document.getElementById(id));
 }
 
-function mountCopyButtons() {
-  for (const block of document.querySelectorAll(".code")) {
-    const button = make("button", { type: "button" }, "Copy");
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(block.querySelector("pre").textContent);
-        button.textContent = "Copied";
-      } catch {
-        getSelection().selectAllChildren(block.querySelector("pre"));
-        button.textContent = "Selected";
-      }
-    });
-    block.append(button);
-  }
-}
-
 const explorerData = dataOf("explorer-data");
-if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { usesAddress: true }));
+if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { address: reportAddress }));
 const pairsData = dataOf("pairs-data");
 for (const root of document.querySelectorAll("[data-pairs]")) new PairView(root, pairsData[root.dataset.pairs]);
 inflatedText("charts-data").then((text) => mountCharts(Object.entries(JSON.parse(text)).map(([name, spec]) => new Chart(document.querySelector(`[data-chart="${name}"]`), spec, name))));

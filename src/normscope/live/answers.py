@@ -1,0 +1,203 @@
+"""What each part of the live page shows, computed by the Python interface."""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from normscope.api.attributed_maps import attribution_maps
+from normscope.api.attributed_scores import attribute
+from normscope.api.attribution import Attribution
+from normscope.api.changing import ablate
+from normscope.api.decomposition import Decomposition, decompose
+from normscope.api.embedding_similarity import similarity
+from normscope.data.options import Level
+from normscope.errors import InputError
+from normscope.live.engine import GoOn
+from normscope.live.state import Side, State
+from normscope.live.texts import as_given, fitted, places_of
+from normscope.models.loaded import LoadedModel
+from normscope.predictions import prediction_of
+from normscope.reporting.explorer import packed, scaled
+from normscope.reporting.text_pairs import payload
+
+_LARGEST = 1_500_000
+"""Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
+_FASTEST = 1
+"""Level of compression: as a rule, answers travel no further than this machine."""
+THROUGH = ("rollout", "norm_rollout", "alti", "decompx")
+"""Methods of maps from the input up to each layer."""
+_CHOICES = 8
+"""Predictions that are shown."""
+
+
+class Answers:
+    """What models make of texts.
+
+    Args:
+        models: The models of the page.
+        tokens: Longest text; longer ones are cut.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], tokens: int) -> None:
+        self.models = models
+        self.tokens = tokens
+
+    def maps(self, side: Side, level: Level, _: GoOn) -> dict[str, Any]:
+        """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
+
+        Raises:
+            InputError: If the text is empty, or the model cannot read it.
+        """
+        with self._changed(side) as model:
+            text, note = fitted(model, side.text, self.tokens)
+            given = as_given(model, text)
+            notes = [note] if note else []
+            values = model.layers * self.tokens**2
+            heads = values * (7 + model.layout.heads) <= _LARGEST and model.layout.gate is None
+            decomposed = decompose(model, given, heads=heads, level=str(level))
+            if not heads:
+                why = "it gates its heads" if model.layout.gate is not None else "report.tokens is large"
+                notes.append(f"{model.name} is shown without single heads: {why}.")
+            return {
+                "text": text,
+                "notes": notes,
+                "tokens": decomposed.tokens,
+                "places": places_of(model, text, level),
+                "maps": packed(decomposed.token_maps(), _FASTEST),
+                "by_layer": _mixing(decomposed),
+            }
+
+    def through(self, side: Side, level: Level, go_on: GoOn) -> dict[str, Any]:
+        """Maps from the input up to each layer, by every method that is defined for the model.
+
+        Raises:
+            InputError: If none is, or the text is invalid.
+        """
+        found: dict[str, Any] = {}
+        reasons = []
+        with self._changed(side) as model:
+            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            for method in ("alti",) if model.layout.reads_target else THROUGH:
+                go_on()
+                try:
+                    maps = attribution_maps(model, given, [method], level=str(level))[method]
+                except InputError as error:
+                    reasons.append(f"{method}: {error}")
+                else:
+                    keys = len(maps.tokens) + len(maps.source_tokens or ())
+                    found[method] = scaled(maps.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
+        if not found:
+            raise InputError(reasons[0])
+        return {"maps": found, "notes": reasons}
+
+    def prediction(self, side: Side, target: str, against: str, level: Level, _: GoOn) -> dict[str, Any]:
+        """What the model predicts, and what each token adds to the prediction that is asked for.
+
+        Args:
+            side: The text and the model.
+            target: The answer that is attributed; empty for the most likely one.
+            against: The answer that is subtracted; empty for none.
+            level: Whether scores are those of tokens or words.
+
+        Raises:
+            InputError: If there is no such answer, or the text is invalid.
+        """
+        with self._changed(side) as model:
+            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
+            answer: dict[str, Any] = {
+                "what": found.what,
+                "choices": found.choices,
+                "target": target or next((name for name, _ in found.choices), ""),
+            }
+            aim = found.aimed_at(target) if target else found.target
+            try:
+                parts = attribute(model, given, aim, against=against or None, level=str(level))
+            except InputError as error:
+                if target:  # which may be what is wrong
+                    raise
+                return answer | {"note": str(error)}
+        assert isinstance(parts, Attribution)
+        return answer | {
+            "said": "length of the embedding" if callable(aim) else parts.what,
+            "value": parts.target,
+            "scores": _rounded(parts.scores),
+            "bias": parts.bias,
+            "remainder": parts.remainder,
+        }
+
+    def heads(self, side: Side, target: str, against: str, _: GoOn) -> dict[str, Any]:
+        """What each head adds to a prediction, directly and through all later layers: layer, head.
+
+        Raises:
+            InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
+        """
+        with self._changed(side) as model:
+            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            found = prediction_of(model, given)
+            aim = found.aimed_at(target) if target else found.target
+            parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
+            assert isinstance(parts, Attribution)
+            table = parts.strongest(model.layers * model.layout.heads)
+        grid = table.pivot_table(index="layer", columns="head", values="value")
+        return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
+
+    def pair(self, side: Side, other: str, _: GoOn) -> dict[str, Any]:
+        """What each pair of tokens of two texts adds to the similarity of their embeddings.
+
+        Raises:
+            InputError: If the model's embeddings cannot be followed, or a text is invalid.
+        """
+        with self._changed(side) as model:
+            texts = [as_given(model, fitted(model, text, self.tokens)[0]) for text in (side.text, other)]
+            found = similarity(model, *texts)
+        (shown,) = payload(found.explorer().pairs)
+        return dict(shown)
+
+    def aims(self, state: State, _: GoOn) -> tuple[State, list[object]]:
+        """The state with its texts as they are cut, and what is attributed on each side.
+
+        Returns:
+            Targets, or the pooling of an embedding; None where a side has no such target.
+
+        Raises:
+            InputError: If a text or the target is invalid.
+        """
+        now = state.sides[0]
+        aims: list[object] = []
+        target = state.target
+        for side in state.sides:
+            with self._changed(side) as model:
+                found = prediction_of(model, as_given(model, fitted(model, side.text, self.tokens)[0]))
+            target = target or next((name for name, _ in found.choices), "")
+            if not target:
+                aims.append(str(model.guessed_embedder()[0].pooling))
+            elif found.choices:
+                aims.append(found.aimed_at(target))
+            elif side == now:
+                raise InputError(f"target={target!r}: the model computes no predictions for this text")
+            else:
+                aims.append(None)
+        cut = [fitted(self.models[side.model - 1], side.text, self.tokens)[0] for side in state.sides]
+        before = None if state.before is None else cut[-1]
+        return dataclasses.replace(state, text=cut[0], before=before), aims
+
+    def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
+        """The model of a side, without the heads that are removed."""
+        model = self.models[side.model - 1]
+        return ablate(model, heads=side.removed) if side.removed else contextlib.nullcontext(model)
+
+
+def _mixing(decomposed: Decomposition) -> dict[str, Any]:
+    """Mixing ratios by method, layer and token."""
+    return {
+        "methods": [str(method) for method in decomposed.methods],
+        "ratios": [[_rounded(layer) for layer in method] for method in decomposed.ratios.numpy()],
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]

@@ -1,0 +1,204 @@
+"""One page's models and results: what a request asks for, who waits for it, and what all answers share."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+from urllib.parse import urlencode
+
+from normscope.data.options import Level
+from normscope.errors import InputError, message, printable
+from normscope.live.answers import Answers
+from normscope.live.engine import Ask, Compute, Engine, GoOn
+from normscope.live.snippets import Source, command, python
+from normscope.live.state import Side, State, parse
+from normscope.models.loaded import LoadedModel
+from normscope.reporting.explorer import about_measures
+from normscope.reporting.page.live_page import live_page
+from normscope.results.axes import METHODS
+
+_TAB = re.compile(r"[A-Za-z0-9-]{0,40}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request for a part of the page."""
+
+    state: State
+    part: str
+    side: int
+    """0 for what is shown, 1 for what it is compared with."""
+    ask: Ask
+
+    @property
+    def shown(self) -> Side:
+        """The text and the model that are asked about."""
+        return self.state.sides[self.side]
+
+
+class Session:
+    """What is served: models, the engine that runs them, and the parts of the page.
+
+    Args:
+        models: The models; the first is shown at first.
+        tokens: Longest text.
+        sources: Where the models come from, for code that loads them; by default they are in memory only.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], tokens: int, sources: Sequence[Source] | None = None) -> None:
+        self.models = models
+        self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
+        self.answers = Answers(models, tokens)
+        self.engine = Engine()
+        self._said = ""
+
+    def about(self) -> dict[str, Any]:
+        """What the page's scripts need to know before they ask."""
+        return {
+            "models": [_about(model) for model in self.models],
+            "methods": METHODS,
+            **about_measures(),
+        }
+
+    def saved_page(self, state: Mapping[str, str]) -> str:
+        """The page as it shows a state, in one file that asks nobody.
+
+        Args:
+            state: The values of the address.
+
+        Raises:
+            InputError: If they are invalid.
+        """
+        sides = parse(state, len(self.models)).sides
+        answers: dict[str, str] = {}
+
+        def add(part: str, side: int, **changes: str) -> Any:
+            found = self.answer({"part": part, "side": side, "state": {**state, **changes}}).result()
+            answers[f"{part} {side}"] = json.dumps(found)
+            return found
+
+        predicted = add("prediction", 0)
+        target = {"target": predicted["target"]} if predicted["target"] and "scores" in predicted else {}
+        for number in range(len(sides)):
+            add("maps", number)
+            with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
+                add("prediction", number, **(target if number else {}))
+            if state.get("through") == "1":
+                add("through", number)
+        for part in ("heads", "pair"):
+            with contextlib.suppress(InputError):
+                add(part, 0)
+        return live_page(self.about(), {"state": urlencode(state), "answers": answers, "when": ""})
+
+    def answer(self, body: object) -> "Future[Any]":
+        """The answer to a request, once it is computed.
+
+        Args:
+            body: The request, as parsed from JSON.
+
+        Raises:
+            InputError: If the request is invalid, or too many wait.
+        """
+        asked = self.read(body)
+        if asked.part == CODE:
+            return self.engine.submit(
+                asked.ask, (CODE, asked.state.address()), functools.partial(self._code, asked.state)
+            )
+        depends, compute = PARTS[asked.part](self.answers, asked)
+        return self.engine.submit(asked.ask, (asked.part, depends), compute)
+
+    def _code(self, state: State, go_on: GoOn) -> dict[str, str]:
+        """What is on screen as code."""
+        cut, aims = self.answers.aims(state, go_on)
+        return {"python": python(self.sources, cut, aims), "command": command(self.sources, cut)}
+
+    def read(self, body: object) -> Asked:
+        """A request, checked.
+
+        Raises:
+            InputError: If it is invalid.
+        """
+        if not isinstance(body, Mapping):
+            raise InputError(f"request: expected an object, got {type(body).__name__}")
+        part = body.get("part")
+        if not isinstance(part, str) or part not in (*PARTS, CODE):
+            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join((*PARTS, CODE))}")
+        tab, number, side = body.get("tab", ""), body.get("number", 0), body.get("side", 0)
+        if not isinstance(tab, str) or not _TAB.fullmatch(tab):
+            raise InputError(f"tab={printable(repr(tab), 40)}: expected at most 40 letters and digits")
+        if type(number) is not int or not 0 <= number < 2**53:
+            raise InputError(f"number={printable(repr(number), 40)}: expected a whole number")
+        state = parse(body.get("state"), len(self.models))
+        if type(side) is not int or not 0 <= side < len(state.sides):
+            raise InputError(f"side={printable(repr(side), 40)}: expected a number below {len(state.sides)}")
+        return Asked(state, part, side, Ask((tab, part, side) if tab else None, number))
+
+    def report(self, error: BaseException) -> None:
+        """Print an error, unless it was the last one that was printed: a page asks again with every letter."""
+        line = message(error)
+        if line != self._said:
+            print(line, file=sys.stderr, flush=True)
+        self._said = line
+
+
+def _about(model: LoadedModel) -> dict[str, Any]:
+    shown = repr(model).removeprefix("LoadedModel(").removesuffix(")")
+    name, _, facts = shown.partition(": ")
+    return {
+        "name": name,
+        "facts": facts,
+        "layers": model.layers,
+        "heads": model.layout.heads,
+        "mask": model.tokenizer.mask_token,
+        "two": model.layout.reads_target,
+    }
+
+
+def _maps(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    return _of_level(asked, answers.maps)
+
+
+def _through(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    return _of_level(asked, answers.through)
+
+
+def _of_level(asked: Asked, compute: Callable[[Side, Level, GoOn], Any]) -> tuple[object, Compute]:
+    depends = asked.shown, asked.state.level
+    return depends, functools.partial(compute, *depends)
+
+
+def _prediction(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    state = asked.state
+    depends = asked.shown, state.target, state.against, state.level
+    return depends, functools.partial(answers.prediction, *depends)
+
+
+def _heads(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    depends = asked.shown, asked.state.target, asked.state.against
+    return depends, functools.partial(answers.heads, *depends)
+
+
+def _pair(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+    now, *others = asked.state.sides
+    if not others or others[0].model != now.model:
+        raise InputError("part=pair: expected another text in the same model (before)")
+    depends = now, others[0].text
+    return depends, functools.partial(answers.pair, *depends)
+
+
+PARTS = {
+    "maps": _maps,
+    "through": _through,
+    "prediction": _prediction,
+    "heads": _heads,
+    "pair": _pair,
+}
+"""What each part of the page depends on, and how it is computed."""
+
+CODE = "code"
+"""The part that is text to copy."""

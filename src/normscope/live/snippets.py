@@ -1,0 +1,209 @@
+"""What is on screen as code: Python that computes the same numbers, and a command."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from normscope.api.targets import Label, MaskedToken, NextToken
+from normscope.data.options import Level
+from normscope.live.answers import THROUGH
+from normscope.live.state import Side, State
+from normscope.live.texts import SEPARATOR
+from normscope.models.loaded import LoadedModel
+from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.reporting.explorer import HEAD_MEASURES, MEASURES, SIGNED_MEASURES
+
+_PLAIN = re.compile(r"[\w./-]+")
+_LOADED = (
+    "revision",
+    "tokenizer",
+    "stack",
+    "quantization",
+    "random_init",
+    "source_language",
+    "target_language",
+    "allow_pickle",
+    "trust_remote_code",
+)
+"""Keys of a model that are arguments of `normscope.load` too."""
+_ALONE = ("factory", "architecture", "toy")
+"""Keys of a model that `normscope.load` does not take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a model of the page comes from, as code."""
+
+    layers: tuple[int, ...]
+    """The layers that its maps have, from 1."""
+    python: str = ""
+    """An expression that loads it; empty if it was in memory."""
+    keys: tuple[str, ...] = ()
+    """The same as keys of a command."""
+
+
+def source_of(loaded: LoadedModel, model: ModelOptions, device: DeviceOptions) -> Source:
+    """The code that loads a model."""
+    layers = tuple(loaded.layout.attends)
+    defaults, own = ModelOptions(), vars(model)
+    changed = {name: own[name] for name in _LOADED if own[name] != getattr(defaults, name)}
+    is_default = model.name == model.pin.name
+    arguments = [] if is_default and not changed.get("random_init") else [repr(str(model.name))]
+    arguments += [f"{name}={_written(value)}" for name, value in changed.items()]
+    keys = [] if is_default else [_key("model.name", model.name)]
+    keys += [_key(f"model.{name}", value) for name, value in changed.items()]
+    if model.random_init and isinstance(model.seed, int):
+        arguments.append(f"seed={model.seed}")
+        keys.append(f"model.seed={model.seed}")
+    for argument, key, value, default in (
+        ("device", "device.name", device.name, "auto"),
+        ("dtype", "device.dtype", str(device.dtype), "float32"),
+    ):
+        if value != default:
+            arguments.append(f"{argument}={value!r}")
+            keys.append(_key(key, value))
+    if any(own[name] for name in _ALONE):
+        return Source(layers)
+    return Source(layers, f"normscope.load({', '.join(arguments)})", tuple(keys))
+
+
+def python(sources: Sequence[Source], state: State, aims: Sequence[object]) -> str:
+    """A script that computes what is on screen: `maps` of the text (and `before`), `shown`, and `found`, what tokens add.
+
+    Args:
+        sources: Where the models come from.
+        state: What is on screen, with texts as they were cut.
+        aims: What is attributed on each side: a target of `attribute`, or the pooling of an embedding; None for nothing.
+    """
+    sides = state.sides
+    lines = ["import normscope", ""]
+    for number in dict.fromkeys(side.model for side in sides):
+        lines.append(f"{_model(number)} = {sources[number - 1].python or '...  # the model that is served'}")
+    if state.view.get("minus", "").startswith("measure:"):
+        lines += ["", *_OF_ROW.splitlines(), ""]
+    if state.view.get("words"):
+        lines += ["", "# The page adds up the columns of a word's tokens and averages over their rows."]
+    for name, side, aim in zip(_NAMES, sides, aims, strict=False):
+        layers = sources[side.model - 1].layers
+        lines += ["", f"{name.text} = {_given(side.text)!r}", *_measured(name, side, layers, state, aim)]
+    if len(sides) > 1 and _are_similar(state, aims):
+        lines += ["", f"pairs = normscope.similarity({_model(sides[0].model)}, text, text_before).matrix"]
+    return "\n".join(lines) + "\n"
+
+
+def command(sources: Sequence[Source], state: State, program: str = "normscope") -> str:
+    """A command that shows the text's most likely prediction, its tokens' scores and its maps; empty if there is none."""
+    source = sources[state.model - 1]
+    if not source.python:
+        return ""
+    keys = [key if _PLAIN.fullmatch(key.replace("=", "")) else shlex.quote(key) for key in source.keys]
+    return " ".join([program, "explain", shlex.quote(state.text), *keys])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """The variables of a side."""
+
+    text: str
+    maps: str
+    shown: str
+    found: str
+
+
+_NAMES = (
+    _Names("text", "maps", "shown", "found"),
+    _Names("text_before", "maps_before", "shown_before", "found_before"),
+)
+
+
+def _measured(name: _Names, side: Side, layers: Sequence[int], state: State, aim: object) -> list[str]:
+    model, level = _model(side.model), "" if state.level is Level.token else f', level="{state.level}"'
+    lines = [
+        f"{name.maps} = normscope.decompose({model}, {name.text}, heads=True{level})",
+        f"{name.shown} = {_shown(name, model, layers, state, level)}",
+    ]
+    if (target := _target(aim)) is not None:
+        against = f", against={state.against!r}" if state.against else ""
+        lines.append(f"{name.found} = normscope.attribute({model}, {name.text}, {target}{against}{level})")
+    if not side.removed:
+        return lines
+    removed = f"with normscope.ablate({model}, heads={[*side.removed]}):"
+    return [removed, *(f"    {line}" for line in lines)]
+
+
+def _shown(name: _Names, model: str, layers: Sequence[int], state: State, level: str) -> str:
+    """The map on screen, as an expression."""
+    view = state.view
+    layer, head = _number(view.get("layer"), layers[-1]), _number(view.get("head"), 0)
+    measure = view.get("measure", "attn_n")
+
+    def of(measure: str, layer: int) -> str:
+        at = f"[{layers.index(layer) if layer in layers else -1}]"
+        if measure in THROUGH:
+            maps = f'normscope.attribution_maps({model}, {name.text}, ["{measure}"]{level})["{measure}"].cumulative'
+            return f"{maps}{at}[:, : len({name.maps}.key_tokens)]"
+        if head > 0 and measure in HEAD_MEASURES:
+            return f"{name.maps}.{'head_weights' if measure == 'attn_w' else 'head_vectors'}{at}[{head - 1}]"
+        known = measure if measure in MEASURES else "attn_n"
+        return f"{name.maps}.shares{at}" if known in SIGNED_MEASURES else f'{name.maps}.maps["{known}"]{at}'
+
+    kind, _, other = view.get("minus", "").partition(":")
+    shown = of(measure, layer)
+    if kind == "layer":
+        return f"{shown} - {of(measure, _number(other, layer))}"
+    if kind == "measure":
+        return f"of_row({shown}) - of_row({of(other, layer)})"
+    return shown
+
+
+_OF_ROW = """
+def of_row(values):
+    return values / values.sum(-1, keepdims=True)
+"""
+
+
+def _number(text: str | None, missing: int) -> int:
+    return int(text) if text and re.fullmatch(r"-?[0-9]{1,4}", text) else missing
+
+
+def _target(aim: object) -> str | None:
+    match aim:
+        case Label(label=name):
+            return f"normscope.Label({name!r})"
+        case NextToken(token=name):
+            return f"normscope.NextToken({name!r})"
+        case MaskedToken(token=name):
+            return f"normscope.MaskedToken({name!r})"
+        case str():
+            vector = {"mean": "hidden.mean(dim=0)", "cls": "hidden[0]", "last": "hidden[-1]"}[aim]
+            return f"lambda hidden: {vector}.norm()"
+        case _:
+            return None
+
+
+def _are_similar(state: State, aims: Sequence[object]) -> bool:
+    now, before = state.sides
+    return isinstance(aims[0], str) and now.model == before.model and now.text != before.text
+
+
+def _given(text: str) -> Any:
+    first, separator, second = text.partition(SEPARATOR)
+    return (first, second) if separator else text
+
+
+def _model(number: int) -> str:
+    return "model" if number == 1 else f"model_{number}"
+
+
+def _written(value: object) -> str:
+    return repr(value if isinstance(value, bool) else str(value))
+
+
+def _key(name: str, value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if not _PLAIN.fullmatch(text):
+        escaped = text.replace("\\", r"\\").replace('"', r"\"")
+        text = f'"{escaped}"'
+    return f"{name}={text}"

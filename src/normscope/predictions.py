@@ -1,0 +1,109 @@
+"""What a model's checkpoint predicts for one text: a class, the next token, a masked token, or nothing but an embedding."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_number
+from normscope.errors import InputError
+from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import batch_from_texts
+
+_CHOICES = 5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prediction:
+    """What the model's checkpoint computes from a text."""
+
+    what: str
+    """In a few words."""
+    choices: Sequence[tuple[str, float]]
+    """The most likely answers, and their probabilities; empty for an embedding."""
+    target: Target
+    """What is attributed: the first of them."""
+
+    def aimed_at(self, name: str) -> Target:
+        """The target with another answer.
+
+        Raises:
+            InputError: If nothing else can be attributed.
+        """
+        if isinstance(self.target, Label):
+            return Label(name)
+        if isinstance(self.target, NextToken | MaskedToken):
+            return dataclasses.replace(self.target, token=name)
+        raise InputError(f"target={name!r}: the model computes no predictions for this text; leave the target out")
+
+
+def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Sequence[str] = ()) -> Prediction:
+    """What a model predicts for a text.
+
+    Args:
+        model: See `normscope.load`.
+        text: A text, or a pair (tuple) of texts.
+        count: Number of answers.
+        also: Names of more answers, which follow the most likely ones.
+
+    Raises:
+        InputError: If the text is empty or too long, there is no such answer, or the model translates and has no head.
+    """
+    inputs = batch_from_texts(model, text).to(model.device).model_inputs()
+    last = int(inputs["attention_mask"].sum()) - 1
+    if model.layout.reads_target:
+        if model.translator is None:
+            raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
+        return Prediction("the next token of the translation", [], NextToken())
+    with torch.inference_mode():
+        if model.classifier is not None:
+            logits = model.classifier(**inputs).logits[0]
+            names = model.classifier.config.id2label or {}
+            labels = [str(names.get(number, number)) for number in range(len(logits))]
+            return Prediction("class", _most_likely(logits, labels, count, also), Label())
+        if model.next_token_head is not None:
+            logits = model.next_token_head(**inputs).logits[0, last]
+            return Prediction("next token", _most_likely_tokens(model, logits, count, also), NextToken())
+        masks = (inputs["input_ids"][0] == (model.tokenizer.mask_token_id or -1)).nonzero().flatten().tolist()
+        if masks and model.masked_language_head is not None:
+            logits = model.masked_language_head(**inputs).logits[0, masks[0]]
+            return Prediction("masked token", _most_likely_tokens(model, logits, count, also), MaskedToken())
+    return Prediction("embedding", [], _own_embedding(model))
+
+
+def _most_likely(
+    logits: Float[Tensor, " choice"], names: Sequence[str], count: int, also: Sequence[str]
+) -> list[tuple[str, float]]:
+    if len(logits) == 1:
+        return [(names[0], float(torch.sigmoid(logits[0].double())))]
+    numbers = [number for number, name in enumerate(names) if name in also]
+    return [(names[number], each) for number, each in _probabilities(logits, count, numbers)]
+
+
+def _most_likely_tokens(
+    model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
+) -> list[tuple[str, float]]:
+    numbers = [number for name in also if (number := token_number(model, name)) is not None]
+    found = _probabilities(logits, count, numbers)
+    return [(str(model.tokenizer.convert_ids_to_tokens(number)), each) for number, each in found]
+
+
+def _probabilities(logits: Float[Tensor, " choice"], count: int, also: Sequence[int]) -> list[tuple[int, float]]:
+    """The most likely choices by number, and then the others that were asked for."""
+    probabilities = logits.double().softmax(dim=-1)
+    likely = probabilities.topk(min(count, len(logits))).indices.tolist()
+    return [(number, float(probabilities[number])) for number in dict.fromkeys([*likely, *also])]
+
+
+def _own_embedding(model: LoadedModel) -> Target:
+    """The length of the text's embedding, along its own direction: the cosine with itself has a gradient of 0."""
+    embedder, _ = model.guessed_embedder()
+
+    def length(hidden: Float[Tensor, "token model"]) -> Tensor:
+        (embedding,) = embedder.embedding(hidden[None], hidden.new_ones(1, len(hidden)).bool())
+        return embedding @ torch.nn.functional.normalize(embedding.detach(), dim=-1)
+
+    return length

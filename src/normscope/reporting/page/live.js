@@ -1,0 +1,225 @@
+// The live page: a text is typed, and what the model makes of it is asked for and shown.
+
+const EXAMPLE = "The old bridge was closed, so we crossed the river.";
+const TYPING = 80; // milliseconds without a key before the server is asked
+const PAUSE = 250; // and before it is asked for what takes longer, which would keep the next text waiting
+
+class LivePage {
+  // `saved` is what a page that was saved has in place of a server.
+  constructor(about, saved) {
+    Object.assign(this, { about, saved, state: new LiveState(saved?.state), asker: saved ? new SavedAnswers(saved) : new Asker() });
+    this.progress = new Progress(document.getElementById("progress"));
+    this.main = document.querySelector("main");
+    this.text = new TextView(document.getElementById("writing"), {
+      onText: (text) => this.type({ text }),
+      onBefore: (before) => this.type({ before }),
+      onEdit: (before, text) => this.change({ before: this.state.has("before") ? this.state.get("before") : before, text }),
+      onPick: (token) => this.explorer?.change({ token }),
+    });
+    this.prediction = new PredictionView(document.getElementById("prediction"), {
+      onTarget: (target) => this.change({ target, against: undefined }),
+      onAgainst: (against) => this.change({ target: this.predicted.target, against }),
+      onHead: (layer, head) => this.explorer.change({ layer: this.answers[0].maps.layers.indexOf(layer), head }),
+      onRemove: (layer, head) => this.remove(layer, head),
+    });
+    this.keeper = new Keeper(this.state, this.asker);
+    this.controls();
+    if (saved) this.freeze(saved);
+    onColourScheme(() => this.text.now && this.text.colour());
+    addEventListener("hashchange", () => this.fromAddress());
+    this.fromAddress();
+  }
+
+  controls() {
+    const box = (name, title, value) => {
+      const input = make("input", { type: "checkbox", name, onchange: () => this.change({ [name]: input.checked ? value : undefined }) });
+      return [input, make("label", {}, input, title)];
+    };
+    const [level, byWord] = box("level", "measure whole words", "word");
+    const [through, upTo] = box("through", "maps up to each layer", "1");
+    const names = withoutCommonFolder(this.about.models.map(({ name }) => name));
+    const menu = (name, value, first) => {
+      const box = make("select", { name, "aria-label": name, onchange: () => this.change({ [name]: value(box.value) }) }, ...first, ...names.map((each, at) => new Option(each, at + 1)));
+      return box;
+    };
+    const model = menu("model", (chosen) => (chosen === "1" ? undefined : chosen), []);
+    const compare = menu("compare", (chosen) => chosen || undefined, [new Option("nothing", "")]);
+    // Checkpoints of a training are in the order of their steps.
+    const slider = make("input", { type: "range", name: "checkpoint", min: 1, max: names.length, "aria-label": "model, by its place in the list", oninput: () => this.slide(slider.value) });
+    const several = [make("label", {}, "model", model), ...(names.length > 2 ? [slider] : []), make("label", {}, "compared with", compare)];
+    this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
+    this.removed = make("span", { className: "choices" });
+    this.boxes = { level, through, model, compare, slider };
+    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), byWord, upTo, this.keep, this.removed);
+  }
+
+  // A page that was saved shows one state.
+  freeze({ when }) {
+    this.text.area.readOnly = this.text.other.readOnly = true;
+    this.text.frozen = true;
+    document.body.classList.add("saved");
+    if (when) document.querySelector(".page-header").append(make("p", { className: "analyses" }, `saved on ${when}`));
+  }
+
+  get heads() {
+    return this.state.get("removed").split(",").filter(Boolean);
+  }
+
+  remove(layer, head) {
+    this.change({ removed: [...new Set([...this.heads, `${layer}.${head}`])].join() });
+  }
+
+  drawRemoved() {
+    const restore = (head) => this.change({ removed: this.heads.filter((each) => each !== head).join() });
+    this.removed.replaceChildren(...this.heads.map((head) => {
+      const name = `layer ${head.replace(".", " head ")}`;
+      return make("button", { type: "button", "aria-label": `Restore ${name}`, onclick: () => restore(head) }, `without ${name} ✕`);
+    }));
+  }
+
+  fromAddress() {
+    this.state.read();
+    if (!this.state.has("text")) this.state.set({ text: EXAMPLE });
+    this.text.text = this.state.get("text");
+    this.update();
+  }
+
+  type(changes) {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => this.change(changes), TYPING);
+  }
+
+  slide(number) {
+    this.boxes.model.value = number;
+    this.type({ model: number === "1" ? undefined : number });
+  }
+
+  change(changes) {
+    this.state.set(changes);
+    if ("text" in changes) this.text.text = changes.text ?? "";
+    this.update();
+  }
+
+  // Makes the controls agree with the state, and asks for what is to be seen.
+  async update() {
+    const { state } = this;
+    this.boxes.level.checked = state.get("level") === "word";
+    this.boxes.through.checked = state.get("through") === "1";
+    this.boxes.model.value = this.boxes.slider.value = state.get("model") || "1";
+    this.boxes.compare.value = state.get("compare");
+    this.text.before = state.has("before") ? state.get("before") : undefined;
+    this.keep.textContent = state.has("before") ? "Stop comparing" : "Compare changes with this text";
+    const model = this.about.models[(Number(state.get("model")) || 1) - 1] ?? this.about.models[0];
+    document.getElementById("model-name").textContent = model.name;
+    document.getElementById("model-facts").textContent = model.facts;
+    this.model = model;
+    this.drawRemoved();
+    const asked = { text: "", ...state.asked };
+    const sides = state.isPaired ? [0, 1] : [0];
+    this.round = asked; // what older rounds still wait for is not needed
+    const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
+      this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
+    await this.progress.during(Promise.all(parts));
+    this.keeper.update();
+  }
+
+  // An answer, or nothing and a line that says why.
+  async orElse(answer, say) {
+    try {
+      return await answer;
+    } catch (error) {
+      if (error instanceof Outdated) throw error;
+      say(error.message);
+    }
+  }
+
+  fail(error, say) {
+    if (!(error instanceof Outdated)) say(error.message);
+  }
+
+  ask(part, side, asked, round = asked) {
+    if (round !== this.round) throw new Outdated();
+    return this.asker.ask(part, side, asked);
+  }
+
+  async askMaps(asked, sides) {
+    const answers = await Promise.all(sides.map((side) => this.ask("maps", side, asked)));
+    await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
+    const { measure = "attn_n" } = asked; // which may be one of those that take longer
+    if (asked.through !== "1" || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
+    if (asked.through !== "1") return;
+    if (!this.saved) await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    const through = await Promise.all(sides.map((side) => this.ask("through", side, asked)));
+    await Promise.all(through.map((answer) => unpackMaps(answer)));
+    through.forEach(({ maps }, at) => Object.assign(answers[at].maps.maps, maps));
+    this.show(...answers);
+  }
+
+  // The prediction, then what it is made of by head, and the similarity of two embeddings. What a text before would predict is asked
+  // for the same answer.
+  async askPrediction(asked, sides) {
+    const now = await this.ask("prediction", 0, asked);
+    const target = now.choices.length && now.scores ? { target: now.target } : {};
+    let other = ""; // why there is nothing to compare with: another kind of model
+    const before = sides.length > 1 ? await this.orElse(this.ask("prediction", 1, { ...asked, ...target }, asked), (line) => { other = line; }) : undefined;
+    this.predicted = now;
+    this.prediction.show(now, before, asked.against);
+    if (other) this.prediction.note(`Before: ${other}`);
+    const similar = !now.choices.length && (asked.before ?? asked.text) !== asked.text && (asked.compare ?? asked.model) === asked.model;
+    if (!similar) {
+      this.prediction.showPair(undefined);
+      this.text.colour(now.scores ?? []);
+    }
+    if (!this.saved) await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
+    if (!similar) return;
+    const pair = await this.orElse(this.ask("pair", 0, asked), (line) => this.prediction.note(line));
+    this.prediction.showPair(pair);
+    if (!pair) return;
+    const columns = pair.tokens_b.length + 1;
+    this.text.colour(pair.tokens_a.map((_, row) => total(pair.values.slice(row * columns, (row + 1) * columns))));
+  }
+
+  // A line about what is wrong; what was shown before stays, faint.
+  say(line) {
+    const problem = document.getElementById("problem");
+    problem.textContent = line;
+    problem.hidden = !line;
+    this.main.classList.toggle("stale", Boolean(line));
+  }
+
+  show(now, before) {
+    this.answers = [now, before];
+    this.text.show(now, before, this.model);
+    for (const name of ["maps", "mixing"]) document.getElementById(name).hidden = false;
+    const unit = this.state.get("level") || "token";
+    document.getElementById("maps-title").textContent = `What each ${unit} receives from every other`;
+    document.getElementById("notes").textContent = [...now.notes, ...(before?.notes ?? [])].join(" ");
+    const data = { ...this.about, measure: "attn_n", strip: true, paired: Boolean(before), sentences: [now, ...(before ? [before] : [])].map(({ maps }) => maps) };
+    if (this.explorer) this.explorer.show(data);
+    else {
+      this.explorer = new Explorer(document.getElementById("explorer-root"), data, {
+        address: { read: () => this.state.values, write: (kept) => { this.state.setView(kept); this.keeper.update(); } },
+        onSelect: ({ token, words }) => this.drawMixing(words ? undefined : token),
+      });
+    }
+  }
+
+  drawMixing(token) {
+    const [now, before] = this.answers;
+    const node = document.getElementById("mixing-chart");
+    const chart = mixingChart({ room: node.clientWidth, layers: now.maps.layers, now: now.by_layer, before: before?.by_layer, token, titles: this.about.methods });
+    node.replaceChildren(chart, make("p", { className: "faint" }, "Mean over all tokens",
+      token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? "; pale: before" : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
+  }
+}
+
+// Names of models without the folder that all of them are in.
+function withoutCommonFolder(names) {
+  const parts = names[0].split("/").slice(0, -1);
+  while (parts.length && !names.every((name) => name.startsWith(`${parts.join("/")}/`))) parts.pop();
+  const shared = parts.length ? parts.join("/").length + 1 : 0;
+  return names.length > 1 ? names.map((name) => name.slice(shared)) : names;
+}
+
+new LivePage(dataOf("about"), dataOf("saved"));

@@ -1,0 +1,37 @@
+"""The live page: a text box above the explorer, whose scripts ask the server for what they show."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
+
+_ALONE = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = f"{_ALONE}; connect-src 'self'"
+"""What a browser lets the page do: what a report may, and ask its own server."""
+
+_SCRIPTS = ("live_state.js", "live_text.js", "live_prediction.js", "live_mixing.js", "live_keep.js", "live.js")
+
+
+def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> str:
+    """The live page as HTML.
+
+    Args:
+        about: What its scripts need to know before they ask.
+        saved: The `state` of a page that asks nobody, the `answers` that it shows, as JSON by part and side, and `when` it was
+            saved.
+    """
+    names = " and ".join(model["name"] for model in about["models"][:2])
+    return (
+        environment()
+        .get_template("live.html")
+        .render(
+            title=f"{names}, live",
+            policy=Markup(POLICY if saved is None else _ALONE),
+            css=asset("page.css") + asset("explorer.css") + asset("pairs.css") + asset("live.css"),
+            script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
+            about=script_data(about),
+            saved="null" if saved is None else script_data(saved),
+        )
+    )

@@ -1,0 +1,100 @@
+// What the model predicts: its most likely answers, what each token and each head adds to one of them; or, of embeddings, which
+// tokens make up a similarity.
+
+class PredictionView {
+  // `onTarget(name)` and `onAgainst(name)` hear of chosen answers, `onHead(layer, head)` of a head to show, `onRemove(layer, head)`
+  // of one to remove.
+  constructor(root, { onTarget, onAgainst, onHead, onRemove }) {
+    Object.assign(this, { root, onTarget, onAgainst, onHead, onRemove });
+    this.title = make("h2", {});
+    this.sum = make("p", { className: "faint sum" });
+    this.choices = make("ol", { className: "answers" });
+    this.view = new MapView({ label: "What each head adds, by layer. Arrow keys move from head to head; Enter chooses one.",
+      onMove: (at) => this.reading(at), onPin: (row, column) => this.pick(row, column) });
+    this.legend = make("div", { className: "legend" });
+    this.chosen = make("p", { className: "editing", hidden: true });
+    this.heads = make("div", { className: "of-heads", hidden: true }, make("h3", {}, "What each head adds"), this.view.node, this.legend, this.chosen);
+    this.pairs = make("div", { hidden: true });
+    this.body = make("div", { className: "prediction-body" }, this.choices, this.heads);
+    root.replaceChildren(this.title, this.sum, this.pairs, this.body);
+    onColourScheme(() => this.grid && this.showHeads(this.grid));
+  }
+
+  // `now` and `before` are answers of the server; `against` is what is subtracted.
+  show(now, before, against) {
+    this.root.hidden = false;
+    this.title.textContent = now.choices.length ? `Prediction: ${now.what}` : now.what[0].toUpperCase() + now.what.slice(1);
+    this.sum.textContent = now.note ?? this.said(now) + (before && before.value !== undefined ? `; before: ${formatNumber(before.value, true)}` : "");
+    const probabilities = new Map(before?.choices ?? []);
+    this.choices.hidden = !now.choices.length;
+    this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
+  }
+
+  // A line instead of a prediction.
+  fail(line) {
+    this.sum.textContent = line;
+    this.title.textContent = "Prediction";
+    for (const part of [this.choices, this.heads, this.pairs]) part.hidden = true;
+    this.root.hidden = false;
+  }
+
+  // A line below what is predicted.
+  note(line) {
+    this.sum.append(make("br", {}), line);
+  }
+
+  said({ said, value, scores, bias, remainder }) {
+    const [tokens, rest] = [scores.reduce((a, b) => a + b, 0), Math.abs(remainder) > 1e-4 * Math.abs(value) ? `, remainder ${formatNumber(remainder, true)}` : ""];
+    return `${said[0].toUpperCase()}${said.slice(1)}: ${formatNumber(value, true)} = tokens ${formatNumber(tokens, true)}, biases ${formatNumber(bias, true)}${rest}`;
+  }
+
+  row(name, probability, was, target, against) {
+    const bar = make("i", {});
+    bar.style.width = `${100 * probability}%`;
+    const mark = make("u", { hidden: was === undefined });
+    mark.style.left = `${100 * (was ?? 0)}%`;
+    const other = name === target ? [] : [make("button", { type: "button", "aria-pressed": String(name === against), title: `why ${target} rather than ${name}`,
+      onclick: () => this.onAgainst(name === against ? undefined : name) }, "rather than")];
+    return make("li", { className: name === target ? "chosen" : "" },
+      make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), onclick: () => this.onTarget(name) }, name),
+      make("span", { className: "track" }, bar, mark),
+      make("b", {}, formatPercentage(probability), ...(was === undefined ? [] : [make("small", {}, ` was ${formatPercentage(was)}`)])), make("span", {}, ...other));
+  }
+
+  // What each head adds: `layers` and `values` by layer and head.
+  showHeads(grid) {
+    this.grid = grid;
+    this.heads.hidden = !grid;
+    if (!grid) return;
+    const columns = grid.values[0].map((_, at) => String(at + 1));
+    this.map = { rows: grid.layers.map((layer) => `layer ${layer}`), columns, values: Float64Array.from(grid.values.flat()) };
+    const largest = largestOf(this.map.values, columns.length, false);
+    const colours = palette(this.root, "--diverging");
+    this.view.show(this.map, (canvas) => paint(canvas, this.map, { largest, difference: true }, colours));
+    this.legend.replaceChildren(ramp(colours, [MINUS + formatNumber(largest), "0", `+${formatNumber(largest)}`]), make("span", {}, "added, directly and through later layers"));
+    this.chosen.hidden = true;
+  }
+
+  reading(at) {
+    const columns = this.map.columns.length;
+    return { value: formatNumber(this.map.values[at], true), tokens: `${this.map.rows[Math.floor(at / columns)]} head ${(at % columns) + 1}` };
+  }
+
+  pick(row, column) {
+    if (row === undefined || column === undefined) return;
+    const [layer, head] = [this.grid.layers[row], column + 1];
+    this.chosen.replaceChildren(make("b", {}, `layer ${layer} head ${head}`), make("button", { type: "button", onclick: () => this.onHead(layer, head) }, "Show its map"),
+      make("button", { type: "button", onclick: () => this.onRemove(layer, head) }, "Remove it"));
+    this.chosen.hidden = false;
+  }
+
+  // The pair of two texts' embeddings; nothing without one.
+  showPair(pair) {
+    this.pairs.hidden = !pair;
+    if (!pair) return;
+    if (this.pairView) {
+      this.pairView.pairs = [pair];
+      this.pairView.show(0);
+    } else this.pairView = new PairView(this.pairs, [pair]);
+  }
+}

@@ -1,0 +1,104 @@
+// The text: a box to type in, its tokens below, and what may be done to one of them.
+
+class TextView {
+  // `onText(text)` and `onBefore(text)` hear of every change, `onEdit(before, text)` of one to a token, `onPick(at)` of a chosen token.
+  constructor(root, { onText, onBefore, onEdit, onPick }) {
+    Object.assign(this, { root, onEdit, onPick, chosen: undefined });
+    const box = (label, onChange) => {
+      const area = make("textarea", { rows: 1, spellcheck: false, "aria-label": label, oninput: () => onChange(area.value) });
+      return area;
+    };
+    this.area = box("text", onText);
+    this.other = box("compared with", onBefore);
+    this.comparison = make("label", { className: "box", hidden: true }, make("span", {}, "compared with"), this.other);
+    this.choices = make("div", { className: "choices" });
+    this.tokens = make("div", { className: "tokens", role: "group", "aria-label": "Tokens" });
+    this.editor = make("div", { className: "editing", hidden: true });
+    root.replaceChildren(make("label", { className: "box" }, make("span", {}, "text (two texts: first ||| second)"), this.area),
+      this.comparison, this.choices, this.tokens, this.editor);
+  }
+
+  set text(text) {
+    if (this.area.value !== text) this.area.value = text;
+  }
+
+  // The text that is compared; undefined for none.
+  set before(text) {
+    this.comparison.hidden = text === undefined;
+    if (this.other.value !== (text ?? "")) this.other.value = text ?? "";
+  }
+
+  // `now` and `before` are answers of the server, the latter if anything is compared.
+  show(now, before, { mask }) {
+    Object.assign(this, { now, mask });
+    const counterparts = before ? aligned(now.tokens, before.tokens) : [];
+    const chips = [];
+    let next = 0; // of the tokens before
+    now.tokens.forEach((token, at) => {
+      const counterpart = counterparts[at];
+      if (before && counterpart >= 0) {
+        for (; next < counterpart; next++) chips.push(this.gone(before.tokens[next]));
+        next = counterpart + 1;
+      }
+      const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.tokens[counterpart] ?? "new")] : [];
+      if (was.length && counterpart < 0) was[0] = make("small", {}, "new");
+      chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, token), ...was));
+    });
+    if (before) for (; next < before.tokens.length; next++) chips.push(this.gone(before.tokens[next]));
+    this.tokens.replaceChildren(...chips);
+    this.colour();
+    this.close();
+  }
+
+  gone(token) {
+    return make("button", { type: "button", className: "gone", disabled: true, title: "deleted" }, make("s", {}, token));
+  }
+
+  // Colours tokens by scores on a diverging scale; without scores, not at all.
+  colour(scores) {
+    if (scores !== undefined) this.scores = scores;
+    const largest = Math.max(...(this.scores ?? []).map(Math.abs)) || 1;
+    const colours = palette(this.root, "--diverging");
+    if (!this.now) return;
+    for (const chip of this.tokens.querySelectorAll("[data-at]")) {
+      const value = this.scores?.length === this.now.tokens.length ? this.scores[chip.dataset.at] : undefined;
+      const channels = value === undefined ? undefined : colours(0.5 + (0.33 * value) / largest);
+      chip.style.background = channels ? `rgb(${channels})` : "";
+      chip.style.color = channels ? readableOn(channels) : "";
+      chip.title = value === undefined ? "" : `adds ${formatNumber(value, true)}`;
+    }
+  }
+
+  // Offers what may be done to a token, unless the tokenizer does not say where it lies.
+  pick(at) {
+    this.onPick(at);
+    this.close();
+    const place = this.now.places[at];
+    if (!place || this.frozen) return;
+    this.chosen = at;
+    this.tokens.querySelector(`[data-at="${at}"]`)?.setAttribute("aria-expanded", "true");
+    const input = make("input", { type: "text", "aria-label": "replace with", placeholder: "another word", onkeydown: (event) => {
+      if (event.key === "Enter") this.replace(place, input.value);
+      if (event.key === "Escape") this.close();
+    } });
+    const button = (text, action) => make("button", { type: "button", onclick: action }, text);
+    this.editor.replaceChildren(make("b", {}, this.now.text.slice(...place)), input, button("Replace", () => this.replace(place, input.value)),
+      ...(this.mask ? [button("Mask", () => this.replace(place, this.mask))] : []), button("Delete", () => this.replace(place, "")), button("Close", () => this.close()));
+    this.editor.hidden = false;
+    input.focus({ preventScroll: true });
+  }
+
+  close() {
+    this.editor.hidden = true;
+    this.tokens.querySelector("[aria-expanded]")?.removeAttribute("aria-expanded");
+  }
+
+  // A text with other characters in a place. Of a deleted word, the space before it goes too.
+  replace([start, end], word) {
+    const { text } = this.now;
+    let left = text.slice(0, start);
+    if (!word && /\s$/.test(left) && !/^\S/.test(text.slice(end))) left = left.replace(/\s$/, "");
+    if (!word && !left) this.onEdit(text, text.slice(end).trimStart());
+    else this.onEdit(text, left + word + text.slice(end));
+  }
+}

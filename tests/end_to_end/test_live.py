@@ -1,0 +1,384 @@
+"""`normscope serve`: the command, and its page in a real browser."""
+
+import asyncio
+import gc
+import json
+import random
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from transformers import AutoModelForCausalLM
+
+import normscope
+from normscope.live.command import address, bound, server_of
+from normscope.live.session import Session
+from tests.end_to_end.browser import needs_browser
+from tests.end_to_end.shell import run_here, start
+from tests.end_to_end.tabs import browsing
+from tests.tiny import saved_with_head, sentence_encoder
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+@pytest.fixture(scope="module")
+def models(saved_model, tokenizer, tmp_path_factory):
+    predicting = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path_factory.mktemp("gpt2"))
+    encoder = sentence_encoder(saved_model, tmp_path_factory.mktemp("encoder") / "model")
+    return [
+        normscope.load(str(encoder), device="cpu"),
+        normscope.load(str(saved_model), random_init=True),
+        normscope.load(str(predicting), device="cpu"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(models):
+    """The address of a page that is served by a thread."""
+    session, listening = Session(models, 64), bound("127.0.0.1", 0)
+    server = server_of(session)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    yield address(listening, "127.0.0.1", None)
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser, page):
+    """A tab with the page, which must have said nothing on the console and asked nobody else once a test ends."""
+    browser.said.clear()
+    browser.fetched.clear()
+    tab = browser.open(page)
+    tab.until("document.querySelector('#explorer-root .ranks li')", seconds=10)
+    yield tab
+    tab.close()
+    assert browser.said == []
+    assert [each for each in browser.fetched if not each.startswith((page, "data:", "blob:"))] == []
+
+
+def chips(tab):
+    return tab.run("[...document.querySelectorAll('.tokens [data-at] > span')].map((each) => each.textContent)")
+
+
+def title_of_legend(tab):
+    return tab.run("document.querySelector('.legend-title').textContent")
+
+
+@needs_browser
+def test_what_is_typed_is_shown(tab, models):
+    assert chips(tab) == [*normscope.decompose(models[0], TEXT).tokens]
+    tab.type("textarea", "a small <b>cat</b>")
+    tab.until("document.querySelectorAll('.tokens [data-at]')[2].textContent === 'small'")
+    decomposed = normscope.decompose(models[0], "a small <b>cat</b>")
+    assert chips(tab) == [*decomposed.tokens]
+    # What the chosen token receives in the last layer, as the lists say.
+    received = decomposed.vectors[-1, 1].numpy()
+    largest = int(received.argmax())
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
+    assert listed[:2] == [decomposed.tokens[largest], f"({largest})"]
+    assert float(listed[2]) == pytest.approx(received[largest], rel=5e-3)
+
+
+@needs_browser
+def test_a_link_reproduces_the_page(tab, browser):
+    tab.run("document.querySelector('[name=keep]').click()")
+    tab.type("textarea", "The new bridge was closed, so we swam across the river.")
+    tab.until("document.querySelectorAll('.tokens s').length")
+    tab.run("(document.querySelector('[name=head]').value = 2, document.querySelector('[name=head]').onchange())")
+    tab.click(".step", 0)
+    tab.click(".strip button", 2)
+    parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists"])
+    shown = f"{parts}.map((part) => document.querySelector(part).innerText)"
+    seen = tab.run(shown)
+    assert "now − before" in seen[0]
+    other = browser.open(tab.run("location.href"))
+    other.until("document.querySelector('#explorer-root .ranks li')")
+    assert other.run(shown) == seen
+    assert (
+        other.run("document.querySelector('textarea').value")
+        == "The new bridge was closed, so we swam across the river."
+    )
+
+
+@needs_browser
+def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
+    tab.click(".tokens [data-at='3']")
+    tab.until("document.querySelector('.editing b')?.textContent === 'bridge'")
+    tab.type(".editing input", "road")
+    tab.click(".editing button", 0)
+    tab.until("document.querySelector('.tokens [data-at=\"3\"] s')?.textContent === 'bridge'")
+    assert tab.run("document.querySelector('textarea').value") == TEXT.replace("bridge", "road")
+    tab.click(".strip button", 2)
+    tab.run("document.querySelector('#explorer-root .row-labels [data-at=\"3\"]').click()")
+    now, before = (normscope.decompose(models[0], text).vectors[-1] for text in (TEXT.replace("bridge", "road"), TEXT))
+    change = (now - before)[3].numpy()
+    largest = int(abs(change).argmax())
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
+    assert listed[1] == f"({largest})"
+    assert float(listed[2].replace("−", "-")) == pytest.approx(change[largest], rel=1e-2, abs=1e-3)
+
+
+@needs_browser
+def test_a_token_is_masked_or_deleted(tab):
+    for at, button, expected in ((2, 1, "The [MASK] bridge"), (2, 2, "The bridge")):
+        tab.click(f".tokens [data-at='{at}']")
+        tab.until("document.querySelector('.editing b')")
+        tab.click(".editing button", button)
+        tab.until(f"document.querySelector('textarea').value.startsWith('{expected}')")
+        tab.until("document.querySelector('.tokens s')")
+    tab.until("document.querySelector('.tokens .gone')?.textContent === 'old'")
+    tab.click("[name=keep]")
+    tab.until("!document.querySelector('.tokens s')")
+
+
+@needs_browser
+def test_what_is_wrong_is_said_and_what_was_there_stays(tab):
+    tokens = chips(tab)
+    tab.type("textarea", "")
+    tab.until("document.querySelector('#problem').textContent === 'text: expected a text, got an empty one'")
+    assert chips(tab) == tokens
+    tab.type("textarea", TEXT)
+    tab.until("document.querySelector('#problem').hidden")
+
+
+@needs_browser
+def test_models_words_and_maps_up_to_each_layer(tab, models):
+    tab.click("[name=through]")
+    tab.until("[...document.querySelector('[name=measure]').options].some(({ value }) => value === 'decompx')")
+    tab.click("[name=level]")
+    tab.until("document.querySelector('#maps-title').textContent === 'What each word receives from every other'")
+    tab.run("(document.querySelector('[name=model]').value = 2, document.querySelector('[name=model]').onchange())")
+    ratio = normscope.decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
+    tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
+
+
+@needs_browser
+def test_a_prediction_is_clicked_and_a_head_is_removed(tab, models):
+    model = models[2]
+    tab.run("(document.querySelector('[name=model]').value = 3, document.querySelector('[name=model]').onchange())")
+    tab.until("document.querySelectorAll('.answers li').length === 8")
+    tab.click(".answers .answer", 1)
+    tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
+    second = tab.run("document.querySelectorAll('.answers .answer')[1].textContent")
+    expected = normscope.attribute(model, TEXT, normscope.NextToken(second))
+    titles = tab.run("[...document.querySelectorAll('.tokens [data-at]')].map((each) => each.title)")
+    shown = [float(title.removeprefix("adds ").replace("−", "-").replace("×10⁻⁴", "e-4")) for title in titles]
+    assert shown == pytest.approx(list(expected.scores), rel=6e-3, abs=1e-3)
+    # Rather than the first one.
+    tab.click(".answers span > button", 0)
+    first = tab.run("document.querySelectorAll('.answers .answer')[0].textContent")
+    tab.until(f"document.querySelector('.sum').textContent.includes('minus that of') && {json.dumps(first)}")
+    # The first layer's second head, by its place in the map of heads.
+    tab.until("document.querySelector('.of-heads .row-labels')?.children.length === 3")
+    tab.run(
+        "(() => { const box = document.querySelector('.of-heads .cells').getBoundingClientRect(); "
+        "const event = { clientX: box.left + box.width * 0.375, clientY: box.top + 3, bubbles: true }; "
+        "document.querySelector('.of-heads .cells').dispatchEvent(new MouseEvent('click', event)); })()"
+    )
+    tab.until("document.querySelector('.of-heads .editing b')?.textContent === 'layer 1 head 2'")
+    tab.click(".of-heads .editing button", 1)
+    tab.until("document.querySelector('.answers small')")
+    assert "removed=1.2" in tab.run("location.hash")
+    with normscope.ablate(model, heads=[(1, 2)]):
+        ratio = normscope.decompose(model, TEXT).ratios[-1, -1].mean()
+    tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
+    tab.click("[aria-label='Restore layer 1 head 2']")
+    tab.until("!document.querySelector('.answers small')")
+
+
+@needs_browser
+def test_two_models_are_compared(tab, models):
+    tab.run("(document.querySelector('[name=compare]').value = 2, document.querySelector('[name=compare]').onchange())")
+    tab.until("document.querySelectorAll('.strip button').length === 3")
+    tab.click(".strip button", 2)
+    now, before = (normscope.decompose(model, TEXT).vectors[-1, 1].numpy() for model in models[:2])
+    change = now - before
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
+    at = int(listed[1][1:-1])
+    assert abs(change[at]) == pytest.approx(abs(change).max(), rel=1e-2)
+    assert float(listed[-1].replace("−", "-")) == pytest.approx(change[at], rel=1e-2, abs=1e-3)
+    assert not tab.run("document.querySelector('.tokens s')")  # the same tokens in both
+    # The slider, from one model to the next.
+    ratio = normscope.decompose(models[2], TEXT).ratios[-1, -1].mean()
+    tab.run(
+        "(document.querySelector('[name=checkpoint]').value = 3, document.querySelector('[name=checkpoint]').oninput())"
+    )
+    tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
+    assert {"model=3", "compare=2"} <= {*tab.run("location.hash").split("&")}
+
+
+@needs_browser
+def test_the_text_before_can_be_typed_too(tab, models):
+    tab.click("[name=keep]")
+    tab.until("!document.querySelector('textarea[aria-label=\"compared with\"]').closest('label').hidden")
+    tab.type("textarea[aria-label='compared with']", "The old bridge was open, so we crossed the river.")
+    tab.until("document.querySelector('.tokens s')?.textContent === 'open'")
+    pair = normscope.similarity(models[0], TEXT, "The old bridge was open, so we crossed the river.")
+    tab.until("document.querySelectorAll('.pair-text')[1]?.textContent.includes('open')")
+    assert float(tab.run("document.querySelector('.pair-sum b').textContent")) == pytest.approx(pair.value, rel=5e-3)
+
+
+@needs_browser
+def test_code_is_shown_for_what_is_on_screen(tab, models):
+    tab.run("document.querySelector('#snippets').open = true")
+    tab.until("document.querySelector('#as-python').textContent.includes('normscope.decompose')")
+    tab.click(".strip button", 0)
+    tab.until("document.querySelector('#as-python').textContent.includes('maps.maps[\"attn_w\"][2]')")
+    code = tab.run("document.querySelector('#as-python').textContent")
+    names = {}
+    exec(code.replace("...  # the model that is served", "given"), names | {"given": models[0]}, names)
+    row = names["shown"][1].numpy()
+    listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
+    assert float(listed[2]) == pytest.approx(row.max(), rel=5e-3)
+
+
+@needs_browser
+def test_a_page_is_saved_and_shows_the_same_without_a_server(tab, browser, tmp_path):
+    tab.click("[name=keep]")
+    tab.type("textarea", "The </script> bridge was closed, so we crossed the river.")
+    tab.until("document.querySelector('.tokens s') && document.querySelector('.pairs canvas')")
+    tab.click(".strip button", 2)
+    tab.until("document.querySelector('#progress').hidden")
+    parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists", "#prediction", "#mixing"])
+    shown = f"{parts}.map((part) => document.querySelector(part).innerText)"
+    seen = tab.run(shown)
+    browser.keep_downloads(tmp_path)
+    tab.click("#save")
+    saved = tmp_path / "normscope.html"
+    deadline = time.monotonic() + 20
+    while not saved.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    asked = len(browser.fetched)
+    other = browser.open(saved.as_uri())
+    other.until("document.querySelector('.pairs canvas') && document.querySelector('#explorer-root .ranks li')")
+    assert other.run(shown) == seen
+    assert other.run("document.querySelector('textarea').readOnly")
+    assert "connect-src" not in saved.read_text().partition("</head>")[0]
+    assert set(browser.fetched[asked:]) <= {saved.as_uri(), "data:,"}
+    other.close()
+    browser.fetched[asked:] = []
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, False), (390, True)])
+def test_nothing_is_wider_than_the_page(tab, width, dark):
+    tab.look(width, 844, dark=dark)
+    tab.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    tab.until("document.querySelector('.mixing').width.baseVal.value <= document.documentElement.clientWidth")
+
+
+@pytest.mark.slow
+def test_many_requests_from_several_tabs_and_malformed_ones(page):
+    """Nothing is lost or mixed up, and results do not pile up."""
+    words = TEXT.removesuffix(".").split()
+
+    def post(body: bytes) -> tuple[int, dict]:
+        request = urllib.request.Request(f"{page}answer", body, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def ask(number: int, tab: str = "") -> str:
+        text = " ".join(random.Random(f"{tab} {number}").choices(words, k=12))
+        body = {"part": "maps", "state": {"text": text}, "tab": tab, "number": number}
+        status, answer = post(json.dumps(body).encode())
+        assert (status, answer["text"]) == (200, text)
+        return text
+
+    process = psutil.Process()
+    for number in range(50):
+        ask(number)
+    gc.collect()
+    before = process.memory_info().rss
+    for number in range(200):
+        ask(number, "one-tab")
+    with ThreadPoolExecutor(4) as tabs:
+        list(tabs.map(lambda tab: [ask(number, f"tab-{tab}") for number in range(50)], range(4)))
+    rng = random.Random(0)
+    for number in range(500):
+        wrong = [
+            1,
+            [],
+            None,
+            {"part": number},
+            {"part": "maps", "state": {"text": number}},
+            {"part": "maps", "state": []},
+        ]
+        body = rng.randbytes(rng.randrange(200)) if number % 2 else json.dumps(rng.choice(wrong)).encode()
+        status, answer = post(body)
+        assert status == 400
+        assert "\n" not in answer["error"]
+    ask(0)
+    gc.collect()
+    assert process.memory_info().rss - before < 40 * 2**20
+
+
+def test_ctrl_c_ends_the_server_within_a_second(saved_model):
+    process = start("serve", "live.port=0", f"model.name={saved_model}")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert re.fullmatch(r"normscope live: http://127\.0\.0\.1:\d+/   \(Ctrl-C stops\)\n", line), process.communicate()
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begun < 1
+    assert process.communicate() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["live.port=99999"], "live.port=99999: expected a port from 0 to 65535"),
+        (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
+        (
+            ["-m", "model=minilm,bert"],
+            "serve: expected one page, got a sweep (-m); list models to compare in live.models",
+        ),
+        (["model.checkpoints=/nowhere/*"], "model.checkpoints=/nowhere/*: expected a pattern of folders"),
+        (["live.port=0", "live.models=[/nowhere/model]"], "/nowhere/model"),
+    ],
+)
+def test_bad_input(capsys, monkeypatch, saved_model, words, message):
+    outcome = run_here(capsys, monkeypatch, "serve", f"model.name={saved_model}", *words)
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    assert message in outcome.err
+    assert outcome.out == ""
+
+
+def test_a_port_in_use(capsys, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        outcome = run_here(capsys, monkeypatch, "serve", f"live.port={port}")
+    assert outcome.status == 2
+    assert outcome.err == (
+        f"normscope: live.port={port}: cannot listen on 127.0.0.1: [Errno 98] Address already in use; set live.port to another "
+        "one, or to 0 for any that is free\n"
+    )
+
+
+def test_without_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    outcome = run_here(capsys, monkeypatch, "serve")
+    assert outcome.status == 2
+    assert outcome.err == "normscope: serve: starlette is not installed; run `pip install starlette uvicorn`\n"

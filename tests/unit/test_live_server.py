@@ -1,0 +1,341 @@
+"""The server of a live page: its answers are the Python interface's numbers, and whatever else is asked gets one line."""
+
+import base64
+import dataclasses
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+import normscope
+from normscope import Label, MaskedToken, NextToken
+from normscope.data.options import Level
+from normscope.errors import InputError
+from normscope.live.answers import THROUGH
+from normscope.live.server import LARGEST_BODY, app
+from normscope.live.session import Session
+from normscope.live.texts import SEPARATOR, fitted, places_of
+from tests.tiny import saved_with_head as saved
+from tests.tiny import sentence_encoder
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+@pytest.fixture(scope="module")
+def model(saved_model):
+    return normscope.load(str(saved_model), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def session(model):
+    session = Session([model, model], 24)
+    yield session
+    assert session.engine.close(10)
+
+
+@pytest.fixture(scope="module")
+def client(session):
+    return TestClient(app(session), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)
+
+
+def asked(client, part="maps", side=0, **state):
+    answer = client.post("/answer", json={"part": part, "side": side, "state": state})
+    assert answer.status_code == 200, answer.text
+    assert "error" not in answer.json(), answer.text
+    return answer.json()
+
+
+def unpacked(packed, shape):
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["codes"])), np.uint8).astype(int)
+    codes = 256 * planes[: len(planes) // 2] + planes[len(planes) // 2 :]
+    sizes = codes & ~(1 << 15)
+    steps = np.minimum(sizes, 1000) * (1 + 1 / 1000) ** np.maximum(sizes - 1000, 0) / 65535
+    values = np.where(codes >> 15, -steps, steps).reshape(shape)
+    return values * np.array(packed["largest"]).reshape(-1, *[1] * (len(shape) - 1))
+
+
+@pytest.mark.parametrize("level", ["token", "word"])
+def test_maps_are_those_of_decompose(client, model, level):
+    found = asked(client, text=TEXT, level=level)
+    expected = normscope.decompose(model, TEXT, heads=True, level=level)
+    assert found["tokens"] == [*expected.tokens]
+    for name, values in {**expected.maps, "share": expected.shares}.items():
+        if name != "attn_w":
+            shown = unpacked(found["maps"]["maps"][name], values.shape)
+            assert np.abs(shown - values.numpy()).max() <= 1e-3 * np.abs(values.numpy()).max()
+    weights = unpacked(found["maps"]["weights"], expected.head_weights.shape)
+    assert np.abs(weights - expected.head_weights.numpy()).max() <= 1e-3
+    np.testing.assert_allclose(found["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
+    assert found["by_layer"]["methods"] == [*expected.methods]
+
+
+def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
+    found = asked(client, "through", text=TEXT)
+    for method in THROUGH:
+        expected = normscope.attribution_maps(model, TEXT, [method])[method].cumulative
+        count = expected.shape[1]
+        shown = unpacked(found["maps"][method], (len(expected), count, count))
+        assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
+
+
+def test_a_head_that_is_removed_is_removed_on_one_side_and_restored(client, model):
+    state = {"text": TEXT, "removed": "1.2"}
+    with normscope.ablate(model, heads=[(1, 2)]):
+        expected = normscope.decompose(model, TEXT)
+    np.testing.assert_allclose(asked(client, **state)["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
+    whole = normscope.decompose(model, TEXT)
+    np.testing.assert_allclose(asked(client, side=1, **state)["by_layer"]["ratios"], whole.ratios, rtol=1e-5)
+    assert np.abs(whole.ratios - expected.ratios).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("auto", "family", "text"),
+    [
+        (AutoModelForSequenceClassification, "bert", TEXT),
+        (AutoModelForMaskedLM, "bert", "The old bridge was [MASK]."),
+        (AutoModelForCausalLM, "gpt2", TEXT),
+    ],
+)
+def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto, family, text):
+    folder = saved(auto, family, tokenizer, tmp_path)
+    model, inputs = normscope.load(str(folder)), tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = auto.from_pretrained(folder)(**inputs).logits[0]
+    if family == "gpt2":
+        logits = logits[-1]
+    elif auto is AutoModelForMaskedLM:
+        logits = logits[int((inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0])]
+
+    def name(number):
+        return f"LABEL_{number}" if logits.ndim and len(logits) < 9 else tokenizer.convert_ids_to_tokens(number)
+
+    order = logits.argsort(descending=True).tolist()
+    best, other = name(order[0]), name(order[-1])
+    session = Session([model], 24)
+    client = TestClient(app(session), base_url="http://localhost")
+    found = asked(client, "prediction", text=text)
+    assert [chosen for chosen, _ in found["choices"]] == [name(number) for number in order[:8]]
+    likely = logits.double().softmax(dim=-1)[order[:8]]
+    np.testing.assert_allclose([probability for _, probability in found["choices"]], likely, rtol=1e-4)
+    assert found["target"] == best
+    assert found["value"] == pytest.approx(float(logits.max()), rel=1e-4)
+    assert sum(found["scores"]) + found["bias"] + found["remainder"] == pytest.approx(found["value"], rel=1e-3)
+    # Why the best rather than the worst, by token and by head.
+    rather = asked(client, "prediction", text=text, target=best, against=other)
+    assert other in [chosen for chosen, _ in rather["choices"]]
+    assert rather["value"] == pytest.approx(float(logits[order[0]] - logits[order[-1]]), rel=1e-3)
+    heads = asked(client, "heads", text=text, target=best, against=other)
+    aim = {"bert": Label if len(logits) < 9 else MaskedToken, "gpt2": NextToken}[family](best)
+    expected = normscope.attribute(model, text, aim, against=other, by=["layer", "head"]).effects
+    of_heads = expected[expected["part"] == "attention"]
+    assert heads["layers"] == [1, 2, 3]
+    np.testing.assert_allclose(np.ravel(heads["values"]), of_heads["value"], rtol=1e-5, atol=1e-9)
+    wrong = client.post("/answer", json={"part": "prediction", "state": {"text": text, "target": "no such answer"}})
+    assert "no such answer" in wrong.json()["error"]
+    assert session.engine.close(5)
+
+
+def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
+    folder = sentence_encoder(saved_model, tmp_path / "encoder")
+    model = normscope.load(str(folder))
+    session = Session([model], 24)
+    client = TestClient(app(session), base_url="http://localhost")
+    found = asked(client, "prediction", text=TEXT)
+    assert (found["what"], found["choices"], found["target"]) == ("embedding", [], "")
+    with torch.inference_mode():
+        hidden = model.model(**model.tokenizer(TEXT, return_tensors="pt")).last_hidden_state[0]
+    assert found["value"] == pytest.approx(float(hidden.mean(dim=0).norm()), rel=1e-5)
+    pair = asked(client, "pair", text=TEXT, before="We swam.")
+    other = "We swam."
+    with torch.inference_mode():
+        hiddens = [
+            model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXT, other)
+        ]
+    cosine = torch.cosine_similarity(*(hidden.mean(dim=0) for hidden in hiddens), dim=0)
+    assert sum(pair["values"]) == pytest.approx(float(cosine), rel=1e-3)
+    refused = client.post("/answer", json={"part": "pair", "state": {"text": TEXT}})
+    assert "expected another text in the same model" in refused.json()["error"]
+    refused = client.post("/answer", json={"part": "prediction", "state": {"text": TEXT, "target": "x"}})
+    assert "the model computes no predictions for this text" in refused.json()["error"]
+    assert session.engine.close(5)
+
+
+@pytest.mark.parametrize("level", [*Level])
+@pytest.mark.parametrize("text", [TEXT, f"An unbelievable{SEPARATOR}second  text", " a\n b"])
+def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
+    places = places_of(model, text, level)
+    tokens = normscope.decompose(
+        model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)
+    ).tokens
+    assert len(places) == len(tokens)
+    for place, token in zip(places, tokens, strict=True):
+        if place is None:
+            assert token in ("[CLS]", "[SEP]")
+        else:
+            assert text[slice(*place)].lower() == token.removeprefix("##")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["word " * 10_000, "unbelievabilities " * 300, "x" * 50_000, "一" * 5_000, f"a b c{SEPARATOR}" + "word " * 900],
+)
+def test_a_long_text_is_cut_and_the_page_says_so(model, text):
+    cut, note = fitted(model, text, 24)
+    assert text.startswith(cut)
+    count = len(model.tokenizer(*cut.split(SEPARATOR))["input_ids"])
+    assert count <= 24
+    if len(cut) < len(text):
+        assert note == "The text is cut to at most 24 tokens (report.tokens)."
+        assert len(model.tokenizer(*text[: len(cut) + 40].split(SEPARATOR))["input_ids"]) > 24
+    else:
+        assert note == ""
+
+
+def test_ten_thousand_words_get_an_answer(client):
+    found = asked(client, text="word " * 10_000)
+    assert len(found["tokens"]) <= 24
+    assert found["notes"] == ["The text is cut to at most 24 tokens (report.tokens)."]
+
+
+BAD_BODIES = [
+    ("", "request: expected JSON"),
+    ("{", "request: expected JSON"),
+    ("[" * 100_000, "request: expected JSON"),
+    (b"\xff\xfe", "request: expected JSON"),
+    ("[]", "request: expected an object, got list"),
+    ("1", "request: expected an object, got int"),
+    ("null", "request: expected an object, got NoneType"),
+    ("{}", "part=None: expected one of maps"),
+    ('{"part": []}', "part=[]: expected one of maps"),
+    ('{"part": "maps"}', "state: expected an object"),
+    ('{"part": "maps", "state": {"text": ""}}', "text: expected a text, got an empty one"),
+    ('{"part": "maps", "state": {"text": " \\n "}}', "text: expected a text, got an empty one"),
+    ('{"part": "maps", "state": {"text": "a", "removed": "9.9"}}', "heads"),
+    ('{"part": "maps", "state": {"text": "a"}, "side": 1}', "side=1: expected a number below 1"),
+    ('{"part": "maps", "state": {"text": "a"}, "side": true}', "side=True: expected a number"),
+    ('{"part": "maps", "state": {"text": "a"}, "number": 1.5}', "number=1.5: expected a whole number"),
+    ('{"part": "maps", "state": {"text": "a"}, "number": -1}', "number=-1: expected a whole number"),
+    ('{"part": "maps", "state": {"text": "a"}, "tab": "<b>"}', "tab='<b>': expected at most 40 letters and digits"),
+    ('{"part": "maps", "state": {"text": "\\ud800"}}', "a character that no text has"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_BODIES)
+def test_a_bad_request_gets_one_line_and_the_server_goes_on(client, capsys, body, message):
+    answer = client.post("/answer", content=body, headers={"content-type": "application/json"})
+    of_text = message.startswith(("text: expected a text", "heads"))
+    assert answer.status_code == (200 if of_text else 400)
+    assert list(answer.json()) == ["error"]
+    assert message in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+    assert capsys.readouterr().err.count("\n") <= 1
+    assert asked(client, text=TEXT)["tokens"]
+
+
+def test_the_same_error_is_printed_once(client, capsys):
+    for _ in range(3):
+        client.post("/answer", json={"part": "never"})
+    assert (
+        capsys.readouterr().err
+        == "normscope: part='never': expected one of maps, through, prediction, heads, pair, code\n"
+    )
+
+
+def test_a_request_that_is_too_large_is_refused_without_being_kept(client):
+    def parts():
+        for _ in range(100):
+            yield b" " * 1_000_000
+
+    answer = client.post("/answer", content=parts(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+    assert answer.json() == {"error": f"request: expected at most {LARGEST_BODY:,} bytes"}
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "127.0.0.1.evil.example:8765"}, 421),
+        ({"host": "evil.example@127.0.0.1"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "https://127.0.0.1:8765"}, 403),
+        ({"origin": "http://127.0.0.1:9"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"origin": "http://127.0.0.1:8765"}, 200),
+        ({"host": "localhost:9000", "origin": "http://localhost:9000"}, 200),  # a forwarded port
+        ({"host": "[::1]:8765"}, 200),
+    ],
+)
+def test_only_a_page_of_this_server_may_ask(client, headers, status):
+    body = json.dumps({"part": "maps", "state": {"text": TEXT}})
+    answer = client.post("/answer", content=body, headers=JSON | headers)
+    assert answer.status_code == status, answer.text
+
+
+def test_another_host_demands_its_token(session):
+    client = TestClient(app(session, "secret"), base_url="http://10.0.0.7:8765")
+    body = {"part": "maps", "state": {"text": TEXT}}
+    assert client.get("/").status_code == 403
+    assert client.get("/?token=secre").status_code == 403
+    assert client.get("/?token=secr%C3%A9t").status_code == 403
+    assert client.get("/?token=secret").status_code == 200
+    assert client.post("/answer", json=body).status_code == 403
+    assert client.post("/answer", json=body, headers={"x-normscope-token": "secret"}).status_code == 200
+    assert (
+        client.post("/answer", json=body, headers={"x-normscope-token": "secret", "origin": "http://a"}).status_code
+        == 403
+    )
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/answer", 405), ("/../etc/passwd", 404), ("/x", 404)])
+def test_every_answer_says_what_a_browser_may_do(client, path, status):
+    answer = client.get(path)
+    assert answer.status_code == status
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith("; connect-src 'self'")
+    assert "http" not in policy
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_bug_keeps_its_traceback_in_the_terminal_and_the_server_goes_on(client, session, capsys, monkeypatch):
+    monkeypatch.setattr(session.answers, "maps", lambda *_: 1 / 0)
+    answer = client.post("/answer", json={"part": "maps", "state": {"text": "zero"}})
+    assert answer.status_code == 500
+    assert answer.json()["error"].endswith("ZeroDivisionError: division by zero")
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert asked(client, text="zero")["tokens"]
+
+
+def test_names_and_texts_are_never_markup(model):
+    named = dataclasses.replace(model, name="</script><script>alert(1)</script>")
+    _ = named.verification
+    session = Session([named], 24)
+    page = TestClient(app(session), base_url="http://localhost").get("/").text
+    assert "<script>alert" not in page
+    session.engine.close(1)
+
+
+def test_a_saved_page_has_its_answers_and_asks_nobody(session, client):
+    state = {"text": TEXT, "before": "</script><b>", "layer": "2"}
+    page = session.saved_page(state)
+    assert "connect-src" not in page.partition("</head>")[0]
+    assert "</script><b>" not in page
+    (held,) = re.findall(r'<script type="application/json" id="saved">(.*?)</script>', page)
+    answers = json.loads(held)["answers"]
+    assert {"maps 0", "maps 1", "prediction 0", "prediction 1", "heads 0"} <= answers.keys()
+    assert json.loads(answers["maps 1"]) == asked(client, side=1, **state)
+    with pytest.raises(InputError, match="text: expected a text, got an empty one"):
+        session.saved_page({"text": ""})

@@ -1,0 +1,150 @@
+"""What is copied from a live page makes the numbers that the page shows."""
+
+import re
+import shlex
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+import normscope
+from normscope.live.server import app
+from normscope.live.session import Session
+from normscope.live.snippets import source_of
+from normscope.models.options import DeviceOptions, DType, ModelOptions
+from tests.end_to_end.shell import run_here
+from tests.tiny import saved_with_head, sentence_encoder
+from tests.unit.test_live_server import asked, unpacked
+
+TEXT = 'It\'s an "old" bridge; $HOME, `so` we crossed.'
+BEFORE = 'It\'s a "new" bridge; $HOME, `so` we crossed.'
+
+
+@pytest.fixture(scope="module")
+def folders(saved_model, tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a folder's models")  # whose name needs quotes
+    return [
+        sentence_encoder(saved_model, folder / "encoder"),
+        saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, folder / "gpt2"),
+        saved_with_head(AutoModelForMaskedLM, "bert", tokenizer, folder / "bert"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def client(folders):
+    device = DeviceOptions(name="cpu")
+    models = [normscope.load(str(folder), device="cpu") for folder in folders]
+    sources = [
+        source_of(model, ModelOptions(name=str(path)), device) for model, path in zip(models, folders, strict=True)
+    ]
+    session = Session(models, 24, sources)
+    yield TestClient(app(session), base_url="http://localhost")
+    assert session.engine.close(5)
+
+
+def run(code):
+    names = {}
+    exec(compile(code, "copied", "exec"), names)
+    return names
+
+
+STATES = [
+    {"layer": "2", "head": "3", "measure": "attn_w"},
+    {"layer": "1", "head": "2", "measure": "attn_n", "level": "word"},
+    {"layer": "3", "head": "0", "measure": "share"},
+    {"measure": "alti", "through": "1", "layer": "2"},
+    {"layer": "3", "measure": "attnres_n", "minus": "layer:1"},
+    {"layer": "3", "measure": "attn_n", "minus": "measure:attn_w"},
+    {"removed": "1.2,3.1", "before": BEFORE, "minus": "before", "layer": "2"},
+    {"model": "2", "measure": "attn_n"},
+    {"model": "2", "compare": "1", "target": "bridge", "against": "old"},
+    {
+        "model": "3",
+        "text": 'It\'s an "old" [MASK]; $HOME.',
+        "before": 'It\'s a "new" [MASK]; $HOME.',
+        "target": "river",
+    },
+]
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: " ".join(map("=".join, state.items()))[:60])
+def test_python(client, state):
+    state = {"text": TEXT} | state
+    names = run(asked(client, "code", **state)["python"])
+    sides = 2 if {"before", "compare", "removed"} & state.keys() else 1
+    for side, suffix in zip(range(sides), ("", "_before"), strict=False):
+        found = asked(client, side=side, **state)
+        count = len(found["tokens"])
+        maps = {name: unpacked(packed, (3, count, count)) for name, packed in found["maps"]["maps"].items()}
+        weights = unpacked(found["maps"]["weights"], (3, 4, count, count))
+        maps["attn_w"] = weights.mean(axis=1)
+        if state.get("through"):
+            through = asked(client, "through", side=side, **state)["maps"]
+            maps |= {name: unpacked(packed, (3, count, count)) for name, packed in through.items()}
+        layer, head = int(state.get("layer", 3)) - 1, int(state.get("head", 0)) - 1
+        measure, (kind, _, other) = state.get("measure", "attn_n"), state.get("minus", "").partition(":")
+        expected = maps[measure][layer]
+        if head >= 0 and measure == "attn_w":
+            expected = weights[layer, head]
+        elif head >= 0:
+            norms = unpacked(found["maps"]["weighted"], (3, 4, count, count))
+            expected = norms[layer, head]
+        if kind == "layer":
+            expected = expected - maps[measure][int(other) - 1]
+        elif kind == "measure":
+            expected, less = (values / values.sum(-1, keepdims=True) for values in (expected, maps[other][layer]))
+            expected = expected - less
+        np.testing.assert_allclose(
+            np.asarray(names[f"shown{suffix}"]), expected, atol=2e-3 * np.abs(maps[measure]).max(), rtol=0
+        )
+        if side and "compare" in state:  # an encoder, which has no such answer
+            assert f"found{suffix}" not in names
+        else:
+            predicted = asked(client, "prediction", side=side, **state)
+            np.testing.assert_allclose(names[f"found{suffix}"].scores, predicted["scores"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_python_of_two_embeddings_has_their_pairs(client):
+    names = run(asked(client, "code", text=TEXT, before=BEFORE)["python"])
+    pair = asked(client, "pair", text=TEXT, before=BEFORE)
+    np.testing.assert_allclose(names["pairs"].ravel(), pair["values"], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["2", "3"])
+def test_the_command(client, capsys, monkeypatch, tmp_path, model):
+    text = TEXT if model == "2" else 'It\'s an "old" [MASK]; $HOME.'
+    state = {"text": text, "model": model}
+    program, *words = shlex.split(asked(client, "code", **state)["command"])
+    assert program == "normscope"
+    outcome = run_here(capsys, monkeypatch, *words, f"output_dir={tmp_path}")
+    assert outcome.status == 0, outcome.err
+    predicted = asked(client, "prediction", **state)
+    for name, probability in predicted["choices"][:5]:
+        assert f"{100 * probability:7.3g}%  {name}" in outcome.out
+    shown = [float(score) for score in re.findall(r"^  +([+-]\d+\.\d{3})  ", outcome.out, re.MULTILINE)]
+    largest = sorted(predicted["scores"], key=abs, reverse=True)[:8]
+    assert shown == pytest.approx(largest, abs=6e-4)
+
+
+def test_what_loads_a_model(folders):
+    def code(device=None, **model):
+        found = source_of(models[0], ModelOptions(**{"name": "a/b"} | model), device or DeviceOptions())
+        return found.python, " ".join(found.keys)
+
+    models = [normscope.load(str(folders[0]), device="cpu")]
+    assert code() == ("normscope.load('a/b')", "model.name=a/b")
+    assert code(name="it's") == ('normscope.load("it\'s")', 'model.name="it\'s"')
+    assert code(revision="v1", trust_remote_code=True) == (
+        "normscope.load('a/b', revision='v1', trust_remote_code=True)",
+        "model.name=a/b model.revision=v1 model.trust_remote_code=true",
+    )
+    assert code(random_init=True, seed=3) == (
+        "normscope.load('a/b', random_init=True, seed=3)",
+        "model.name=a/b model.random_init=true model.seed=3",
+    )
+    assert code(DeviceOptions(name="cpu", dtype=DType.float64)) == (
+        "normscope.load('a/b', device='cpu', dtype='float64')",
+        "model.name=a/b device.name=cpu device.dtype=float64",
+    )
+    assert code(factory="a:b") == ("", "")
