@@ -123,7 +123,7 @@ def test_what_cannot_be_split_is_one_line(folder):
     encoder = encoder_of(folder, "mean")
     encoder.similarity_fn_name = "euclidean"
     model = normscope.wrap
-    with pytest.raises(InputError, match="compares embeddings by euclidean distance, which is no sum over pairs"):
+    with pytest.raises(InputError, match="compares embeddings by euclidean distance, which is not a sum over pairs"):
         model(encoder)
     encoder = encoder_of(folder, "cls, tanh")
     encoder[2].activation_function = nn.Sigmoid()

@@ -535,6 +535,11 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     assert panel["maps"]["b"].keys() == {"row", "column", "value"}
 
 
+def test_panels_of_maps_name_special_tokens_as_papers_do():
+    cells = pd.concat([_cells(group) for group in ("a", "b")]).replace({"panel": {"Attn-W: weights": "α, summed, cls"}})
+    assert list(heatmap_data(cells, "a")["mixing/heatmap"]["panels"]) == ["α, summed, [CLS]", "Attn-N: vectors"]
+
+
 @pytest.mark.parametrize(("deep", "shallow"), [(12, 6), (3, 2), (5, 4), (2, 1)])
 def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, shallow):
     """At every depth, the difference is that of the layers that are there."""

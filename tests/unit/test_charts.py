@@ -238,6 +238,20 @@ def test_profiles_hold_the_furthest_series():
     assert found["label"].tolist() == ["7" if dimension == 7 else "" for dimension in range(20)]
 
 
+def test_labels_of_neighbouring_dimensions_do_not_touch():
+    values = np.zeros(200)
+    values[[50, 52, 55, 57, 150]] = 10.0, 9.8, 9.9, 9.7, -10.0
+    table = pd.DataFrame({"layer": 1, "dimension": range(200), "mean": values})
+    found = rows(chart(Profiles(table, "layer", "dimension", "mean", [50, 52, 55, 57, 150], "mean", "caption")))
+    labelled = found[found["label"] != ""]
+    # Of the four neighbours, three fit above each other; the smallest value keeps its tooltip.
+    assert set(labelled["label"]) == {"50", "52", "55", "150"}
+    pixels = labelled["value"] * charts._SMALLEST_PROFILE[1] / 20 + np.sign(labelled["value"]) * labelled["lift"]
+    near = sorted(pixels[labelled["value"] > 0])
+    assert min(np.diff(near)) >= charts._LABEL[1]
+    assert labelled.set_index("label")["lift"]["150"] == 0
+
+
 def test_scatter_plots_are_thinned_and_say_how_many_points_there_are(monkeypatch):
     monkeypatch.setattr(charts, "_POINTS", 50)
     table = pd.DataFrame({"x": np.arange(1.0, 201), "y": np.arange(200.0) % 7, "kind_of": ["a"] * 150 + ["b"] * 50})

@@ -1,8 +1,9 @@
-"""What makes the embedding of a text out of its last hidden vectors: pooling, and the modules behind it.
+"""How the embedding of a text is made from its last hidden vectors: pooling, and the modules that follow it.
 
-Pooling is linear in the hidden vectors: a weighted sum or, for the maximum, a choice of a token for each dimension, which is
-held. The modules behind it are affine once what they compute from the whole vector is held: a norm's deviation, an activation's
-slope g(u)/u, a length. So parts of the hidden vectors can be followed to parts of the embedding, which add up to it exactly.
+Pooling is linear in the hidden vectors: it is a weighted sum or, for the maximum, takes each dimension from one token, and that
+choice is held fixed. The modules that follow are affine once what they compute from the whole vector is held fixed: a norm's
+deviation, an activation's slope g(u)/u, a length. So the parts of the hidden vectors give parts of the embedding, which add up
+to it exactly.
 """
 
 import dataclasses
@@ -49,21 +50,21 @@ class EmbeddingModule(Protocol):
     """A module that reads and returns one vector for each text."""
 
     def linear(self, vectors: Float[Tensor, "*batch given"], whole: Float[Tensor, "*#batch given"]) -> Tensor:
-        """The module without its constants, with what depends on the whole vector held."""
+        """The module without its constants; what it computes from the whole vector is held fixed."""
 
     def constant(self, whole: Float[Tensor, "*batch given"]) -> Tensor | float:
-        """Its constants: `linear` of the whole vector plus these is exactly what the module returns."""
+        """Its constants. `linear` of the whole vector, plus these, is exactly what the module returns."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """g(x W + b), with the slopes g(u)/u held, plus x or x R where there is a residual connection.
+    """g(x W + b), with the slopes g(u)/u held fixed, plus x or x R if there is a residual connection.
 
     Args:
         weight: W, of shape (given, made).
         bias: b; None without one.
         activation: g, with g(0) = 0.
-        residual: R, of shape (given, made); the identity if it is True, and nothing if it is None.
+        residual: R, of shape (given, made). True stands for the identity; False and None, for no residual connection.
     """
 
     weight: Tensor
@@ -72,7 +73,7 @@ class Projection:
     residual: Tensor | bool | None = None
 
     def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
-        """s ⊙ v W, with the residual connection."""
+        """s ⊙ v W, plus the residual connection; s are the slopes."""
         made = vectors @ self.weight.to(vectors) * self._slopes(whole)
         if self.residual is None or self.residual is False:
             return made
@@ -91,7 +92,7 @@ class Projection:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Norm:
-    """A layer normalisation, with σ held."""
+    """A layer normalisation, with σ held fixed."""
 
     norm: Normalisation
 
@@ -106,7 +107,7 @@ class Norm:
 
 
 class UnitLength:
-    """x/‖x‖, with ‖x‖ held."""
+    """x/‖x‖, with ‖x‖ held fixed."""
 
     def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
         """v/‖x‖; a vector of zeros stays as it is."""
@@ -139,13 +140,13 @@ class Truncation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embedder:
-    """What makes an embedding out of the last hidden vectors, and compares two."""
+    """How embeddings are made from the last hidden vectors, and what they are compared by."""
 
     pooling: Pooling
     modules: Sequence[EmbeddingModule] = ()
     """What follows pooling, in order."""
     function: SimilarityFunction = SimilarityFunction.cosine
-    """What the model compares embeddings by."""
+    """The similarity that the model uses."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Texts to put before a text, by name."""
     default_prompt: str | None = None
@@ -156,7 +157,7 @@ class Embedder:
     def embedding(
         self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
     ) -> Float[Tensor, "batch made"]:
-        """The embeddings. Gradients hold what the modules hold, so that gradient × input misses the constants alone.
+        """The embeddings. Gradients hold fixed what the modules hold fixed, so gradient × input misses only the constants.
 
         Args:
             prompt: Number of tokens at the start that a prompt takes.

@@ -54,7 +54,7 @@ class _Module(NamedTuple):
 
 
 def embedder_of(folder: Path | None, name: str) -> Embedder:
-    """What a sentence-transformers model's own files say about its embeddings.
+    """How a sentence-transformers model makes embeddings, according to its own files.
 
     Args:
         folder: The model's files; None if it has none.
@@ -80,7 +80,7 @@ def embedder_of(folder: Path | None, name: str) -> Embedder:
 
 
 def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
-    """What a SentenceTransformer in memory makes of the hidden vectors.
+    """How a SentenceTransformer in memory makes embeddings.
 
     Args:
         encoder: The SentenceTransformer.
@@ -122,7 +122,7 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
     if unknown or len(pools) != 1:
         fault = f"a {unknown[0]} module" if unknown else f"{len(pools)} Pooling modules"
         raise InputError(
-            f"pooling: {name} has {fault}, expected a Transformer, one Pooling and then Dense, LayerNorm or Normalize; "
+            f"pooling: {name} has {fault}, expected a Transformer, one Pooling, then any of Dense, LayerNorm and Normalize; "
             f"{_WITHOUT_POOLING}"
         )
     before = modules[: modules.index(pools[0])]
@@ -143,7 +143,7 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
 
 
 def _parts(module: _Module, name: str) -> Iterator[EmbeddingModule]:
-    """A module behind pooling; nothing for one that changes nothing."""
+    """What a module after pooling does; nothing if it changes nothing."""
     match module.kind:
         case "Normalize":
             yield UnitLength()
@@ -187,8 +187,8 @@ def _function(named: object, name: str) -> SimilarityFunction:
     if function in (*SimilarityFunction,):
         return SimilarityFunction(function)
     raise InputError(
-        f"pooling: {name} compares embeddings by {function} distance, which is no sum over pairs of tokens of the two texts; "
-        f"set pooling to one of {', '.join(Pooling)} for their cosine, and leave the rest out"
+        f"pooling: {name} compares embeddings by {function} distance, which is not a sum over pairs of tokens; "
+        f"set pooling to one of {', '.join(Pooling)} for the cosine of the pooled vectors"
     )
 
 

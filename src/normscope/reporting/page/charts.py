@@ -29,7 +29,7 @@ _SMALLEST_PROFILE = (120, 100)
 """Width and height in pixels that the values of a panel of `Profiles` have at least."""
 _LABEL = (22, 11)
 """Width and height in pixels of the number of a dimension."""
-_HIGHEST = 22.0
+_HIGHEST = 24.0
 """How far from its value a label may be moved, in pixels."""
 
 _PLAIN: Spec = {"interpolate": "rgb"}

@@ -40,6 +40,14 @@ function sharedRange(panels, kind) {
   return panels.length > 1 && !flat ? widened(shared, { label: panels[0].label, differs }) ?? shared : null;
 }
 
+// A long title of an axis in two lines, broken at the space nearest to the middle.
+function inLines(title) {
+  const spaces = [...title.matchAll(/ /g)].map(({ index }) => index);
+  if (title.length <= 24 || !spaces.length) return title;
+  const middle = spaces.reduce((best, at) => (Math.abs(at - title.length / 2) < Math.abs(best - title.length / 2) ? at : best));
+  return [title.slice(0, middle), title.slice(middle + 1)];
+}
+
 function panelSpec({ title, label, lines, domain, along, first, range, differs }) {
   const values = lines.flatMap(({ label, layer, depth, value, low, high }) => value.map((number, at) => ({ run: label, layer: layer[at], depth: depth[at], value: number, low: low?.[at], high: high?.[at] })));
   const style = (channel) => ({ field: "run", type: "nominal", legend: { title: null, symbolType: "stroke" }, scale: { domain, range: domain.map(channel) } });
@@ -50,7 +58,7 @@ function panelSpec({ title, label, lines, domain, along, first, range, differs }
   const number = { type: "quantitative", format: ",.3r" };
   const bounds = interval ? [{ field: "low", title: "95% from", ...number }, { field: "high", title: "to", ...number }] : [];
   const own = range ?? (fromZero(lines) ? null : widened(rangeOf(lines), { label, differs }));
-  const y = { type: "quantitative", title: label || title, axis: { titleLimit: 130 }, scale: own ? { domain: own, nice: true } : { zero: fromZero(lines) } };
+  const y = { type: "quantitative", title: inLines(label || title), axis: { titleLimit: 130 }, scale: own ? { domain: own, nice: true } : { zero: fromZero(lines) } };
   return {
     ...(label && title ? { title } : {}),
     data: { values },
