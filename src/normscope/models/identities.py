@@ -4,7 +4,6 @@ Tensors of the observed pass come from its blocks, those of the untouched model 
 weights.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -233,8 +232,7 @@ def rest_of_layer(
 ) -> Difference:
     """Compare what leaves the layer with the block's output plus what one module adds, the rest of the layer.
 
-    Beside attention, two modules may add something. How the rest computes its vectors is not checked, only that the layer adds
-    nothing else to the stream.
+    How the rest computes its vectors is not checked, only that the layer adds nothing else to the stream.
 
     Args:
         block: A block of the observed pass.
@@ -253,26 +251,13 @@ def rest_of_layer(
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
     if modules.layout.sum_consumer == "":
         return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
-    added = [
-        call.output * scale
+    errors = (
+        _error(call.output * scale, leaving - output, leaving, tokens)
         for call in record.calls.values()
         for scale in modules.later_scales
         if call.output is not None and (isinstance(scale, float) or call.output.shape[-1] == len(scale))
-    ]
-    rest = leaving - output
-    error = min((_error(each, rest, leaving, tokens) for each in added), default=math.inf)
-    if error > _LITTLE and block.norm_position == "parallel":
-        # Another mixer may run beside attention, before a network, with a factor on what it adds (Falcon-H1).
-        pairs = itertools.permutations([each for each in added if each.shape == rest.shape], 2)
-        error = min((_error_beside(rest, network, mixer, leaving, tokens) for network, mixer in pairs), default=error)
-    return Difference(block.layer, "layer output", error)
-
-
-def _error_beside(rest: Tensor, network: Tensor, mixer: Tensor, leaving: Tensor, tokens: Tensor) -> float:
-    """The error of taking what a layer adds beside attention for the output of a network and a multiple of a mixer's."""
-    others = rest - network
-    factor = (others * mixer)[tokens].sum() / mixer[tokens].square().sum().clamp(min=torch.finfo(mixer.dtype).tiny)
-    return relative_error(network + factor * mixer, rest, leaving, tokens)
+    )
+    return Difference(block.layer, "layer output", min(errors, default=math.inf))
 
 
 def stream_differences(
