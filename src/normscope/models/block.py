@@ -46,6 +46,11 @@ class HeadProjection(NamedTuple):
     bias: Float[Tensor, "head head_dim"]
     """Zero if absent."""
 
+    def centred(self) -> "HeadProjection":
+        """The same without the mean of what it makes over all heads together."""
+        weight = self.weight - self.weight.mean(dim=(0, 2), keepdim=True)
+        return HeadProjection(weight, self.bias - self.bias.mean())
+
 
 def _known(projection: HeadProjection | None, what: str) -> HeadProjection:
     if projection is None:
@@ -60,7 +65,7 @@ class BlockParameters:
     query: HeadProjection | None
     """W_Q and b_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation."""
     key: HeadProjection | None
-    """W_K and b_K, likewise."""
+    """W_K and b_K, likewise; without their mean over all heads if the norm of the keys subtracts that."""
     value: HeadProjection | None
     """W_V and b_V; None if values are computed from each token in another way."""
     output_weight: Float[Tensor, "head head_dim model"]

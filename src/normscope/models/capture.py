@@ -16,7 +16,7 @@ from normscope.models.block import AttentionBlock, BlockParameters, full_precisi
 from normscope.models.experts import Routes, SharedNetwork
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockModules, mapped_queries, stacked_heads
+from normscope.models.layout import BlockModules, mapped_queries, normalises_heads, stacked_heads
 
 
 @dataclasses.dataclass
@@ -26,6 +26,8 @@ class LayerCapture:
     modules: BlockModules
     inputs: Tensor | None = None
     attention_inputs: Tensor | None = None
+    query_inputs: Tensor | None = None
+    """What W_Q of cross-attention outside the registry reads; elsewhere it reads what W_K reads."""
     query: Tensor | None = None
     key: Tensor | None = None
     value: Tensor | None = None
@@ -61,12 +63,13 @@ class LayerCapture:
         key_map = functools.cache(functools.partial(self._key_map, parameters, attention_inputs))
         if self.own_weights is not None:
             # The module does not expose its queries, keys and values.
+            of_query = attention_inputs if self.query_inputs is None else full_precision(self.query_inputs)
             self.query, self.key, self.value = (
-                stacked_heads(attention_inputs, weight, bias)
-                for weight, bias in (
-                    (parameters.query_weight, parameters.query_bias),
-                    (parameters.key_weight, parameters.key_bias),
-                    (parameters.value_weight, parameters.value_bias),
+                stacked_heads(read, weight, bias)
+                for read, weight, bias in (
+                    (of_query, parameters.query_weight, parameters.query_bias),
+                    (attention_inputs, parameters.key_weight, parameters.key_bias),
+                    (attention_inputs, parameters.value_weight, parameters.value_bias),
                 )
             )
             self.query = mapped_queries(self.query, parameters.query_normalisation, key_map())
@@ -136,7 +139,9 @@ class LayerCapture:
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
-        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred, turns_first=norms.turned)
+        # The mean over all heads together is already subtracted in W_K and b_K.
+        centred = norm.centred and normalises_heads(norm, parameters.key_weight)
+        return KeyMap(factors=repeat_heads(factors, heads), centred=centred, turns_first=norms.turned)
 
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)

@@ -206,6 +206,11 @@ class ForwardPass:
         if self.attention is not None and self.attention.attention_inputs is None:
             self.attention.attention_inputs = self._kept(args[0], "attention input")
 
+    def take_query_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The input of W_Q."""
+        if self.attention is not None:
+            self.attention.query_inputs = self._kept(args[0], "attention input")
+
     def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The keys before their norm."""
         if self.attention is not None:

@@ -18,6 +18,7 @@ from normscope.models.graph import (
     factor_of,
     is_movement,
     is_product,
+    is_projection,
     is_sum,
     scale_of,
 )
@@ -108,10 +109,18 @@ def softmaxes(trace: Trace, queries: int, keys: int) -> Iterator[Operation]:
 
 def softmaxes_by_layer(graph: Graph, queries: int, keys: int) -> Iterator[list[Operation]]:
     """The softmaxes of each attention module: one, or one for each head if heads are separate modules."""
-    for _, together in itertools.groupby(
-        softmaxes(graph.trace, queries, keys), lambda softmax: _concatenation(graph, softmax) or softmax
-    ):
+    over_tokens = (softmax for softmax in softmaxes(graph.trace, queries, keys) if not _is_over_outputs(graph, softmax))
+    for _, together in itertools.groupby(over_tokens, lambda softmax: _concatenation(graph, softmax) or softmax):
         yield list(together)
+
+
+def _is_over_outputs(graph: Graph, softmax: Operation) -> bool:
+    """Whether a softmax runs over the outputs of one linear layer, as a router's does over experts, not over tokens.
+
+    There may be as many experts as recorded tokens.
+    """
+    ends, _ = graph.back(softmax.reads[0], lambda node: is_projection(node) or is_product(node))
+    return len(ends) == 1 and is_projection(ends[0])
 
 
 def _concatenation(graph: Graph, softmax: Operation) -> Operation | None:

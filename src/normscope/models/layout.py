@@ -524,8 +524,12 @@ class BlockModules:
     @property
     def reads_attention_inputs(self) -> nn.Module | None:
         """A module whose input is that of attention; None if no linear layer reads it."""
-        module = self.key or self.reader
-        return module.layers[0] if isinstance(module, SideBySide) else module
+        return _first_of(self.key or self.reader)
+
+    @property
+    def reads_query_inputs(self) -> nn.Module | None:
+        """A module whose input is that of W_Q, if this is cross-attention, in which W_K reads something else."""
+        return _first_of(self.query) if self.layout.is_cross_attention else None
 
     @property
     def own_scale(self) -> float:
@@ -567,9 +571,13 @@ class BlockModules:
         of_head, of_model = (
             (size, output_weight.device) for size in (len(output_weight) // heads, output_weight.shape[1])
         )
+        key_norm = self._normalisation_of_heads(self.key_norm, of_head)
+        key = _by_head(self.key, key_heads, of_key, repeats=repeats)
+        if key is not None and key_norm is not None and key_norm.centred and not normalises_heads(key_norm, key.weight):
+            key = key.centred()
         return BlockParameters(
             query=_by_head(self.query, heads, of_query, self.query_bias),
-            key=_by_head(self.key, key_heads, of_key, repeats=repeats),
+            key=key,
             value=_by_head(self.value, key_heads, of_value, self.value_bias, repeats),
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
@@ -578,7 +586,7 @@ class BlockModules:
             else normalisation(self.norm, of_model, unit_offset=layout.unit_offset),
             input_normalisation=self._input_normalisation(output_weight.device),
             norm_position=layout.norm_position,
-            key_normalisation=self._normalisation_of_heads(self.key_norm, of_head),
+            key_normalisation=key_norm,
             query_normalisation=self._normalisation_of_heads(self.query_norm, of_head),
         )
 
@@ -718,6 +726,11 @@ def embeddings_of(model: Any) -> nn.Embedding:
     return embeddings
 
 
+def _first_of(module: nn.Module | None) -> nn.Module | None:
+    """The first of linear layers that stand for one; any other module itself."""
+    return module.layers[0] if isinstance(module, SideBySide) else module
+
+
 class SideBySide(nn.Module):
     """Linear layers with the same input, whose outputs stand one after the other.
 
@@ -788,9 +801,14 @@ def _by_head(
     return HeadProjection(weight, bias)
 
 
+def normalises_heads(norm: Normalisation, vectors: Float[Tensor, "*axes head_dim"]) -> bool:
+    """Whether a norm runs on each head, not on all heads side by side."""
+    return norm.weight.shape[-1] == vectors.shape[-1]
+
+
 def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head token dimension"]) -> Tensor:
     """Apply a norm to each head, possibly with separate weights for each, or to all heads side by side."""
-    if norm.weight.shape[-1] == vectors.shape[-1]:
+    if normalises_heads(norm, vectors):
         by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
         return by_head.normalised(vectors)
     side_by_side = vectors.transpose(1, 2).flatten(2)

@@ -166,6 +166,10 @@ class Observer:
                 yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
             if not self._layout.registry:
                 yield modules.attention.register_forward_pre_hook(_Event(self, ForwardPass.begin_own_attention))
+                if modules.reads_query_inputs is not None:
+                    yield modules.reads_query_inputs.register_forward_pre_hook(
+                        _Event(self, ForwardPass.take_query_inputs)
+                    )
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield from self._hooks_of_network(network)
 

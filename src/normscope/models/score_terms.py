@@ -6,11 +6,11 @@ the model's own operations are run with q·k = 0.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import AttentionBlock, full_precision
@@ -64,8 +64,24 @@ def score_terms(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str
     keys = inputs["input_ids"] if layout.is_cross_attention else target
     with plain_attention(model):
         graph = Graph(trace(model, inputs))
+    # Source and target may be equally long, so the other attention of a decoder has weights of the same shape.
+    observed = {modules.attention for modules in layout.bind(model)}
     layers = softmaxes_by_layer(graph, target.shape[1], keys.shape[1])
-    return ScoreTerms([_terms_of([_other_terms(graph, softmax) for softmax in heads]) for heads in layers])
+    return ScoreTerms(
+        [
+            _terms_of([_other_terms(graph, softmax) for softmax in heads])
+            for heads in layers
+            if _runs_in(observed, heads[0])
+        ]
+    )
+
+
+def _runs_in(modules: Collection[nn.Module], operation: Operation) -> bool:
+    """Whether an operation runs inside one of the modules."""
+    call = operation.call
+    while call is not None and call.module not in modules:
+        call = call.parent
+    return call is not None
 
 
 def _terms_of(heads: Sequence[Tensor]) -> Tensor:
