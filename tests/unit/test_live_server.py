@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import re
+import threading
 import zlib
 
 import numpy as np
@@ -373,3 +374,27 @@ def test_examples_that_cannot_be_read_are_one_line(client, session, tmp_path, mo
     assert answer["error"] == "examples: expected one of first_weight, first_norm, most_mixing, least_mixing"
     answer = client.post("/answer", json={"part": "examples", "state": {"examples": "longest"}}).json()
     assert answer["error"].startswith("examples='longest': expected one of first_weight")
+
+
+def test_another_thread_may_use_the_model(tokenizer, tmp_path):
+    """As a notebook does whose page is open."""
+    model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)))
+    session = Session([model], 24)
+    client = TestClient(app(session), base_url="http://localhost")
+    expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(40)]
+    stop = threading.Event()
+
+    def use():
+        while not stop.is_set():
+            normscope.decompose(model, TEXT)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        for number in range(40):
+            session.engine._results.clear()
+            assert asked(client, "prediction", text=f"{TEXT} {number}") == expected[number]
+    finally:
+        stop.set()
+        thread.join()
+    assert session.engine.close(5)
