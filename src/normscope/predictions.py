@@ -52,6 +52,11 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
     Raises:
         InputError: If the text is empty or too long, there is no such answer, or the model translates and has no head.
     """
+    # In its turn: another thread may observe the model, and would take this pass for its own.
+    return model.in_turn(lambda: _prediction(model, text, count, also))
+
+
+def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
     inputs = batch_from_texts(model, text).to(model.device).model_inputs()
     last = int(inputs["attention_mask"].sum()) - 1
     if model.layout.reads_target:

@@ -146,7 +146,7 @@ ALLOWED = {
     "live": {
         "analyses.findings",
         "api",
-        "data.options",
+        "data.corpora",
         "declarations",
         "models",
         "options",

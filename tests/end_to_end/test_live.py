@@ -76,8 +76,10 @@ def chips(tab):
     return tab.run("[...document.querySelectorAll('.tokens [data-at] > span')].map((each) => each.textContent)")
 
 
-def title_of_legend(tab):
-    return tab.run("document.querySelector('.legend-title').textContent")
+def choose(tab, menu, value):
+    tab.run(
+        f"(() => {{ const menu = document.querySelector('[name={menu}]'); menu.value = '{value}'; menu.onchange(); }})()"
+    )
 
 
 @needs_browser
@@ -100,7 +102,7 @@ def test_a_link_reproduces_the_page(tab, browser):
     tab.run("document.querySelector('[name=keep]').click()")
     tab.type("textarea", "The new bridge was closed, so we swam across the river.")
     tab.until("document.querySelectorAll('.tokens s').length")
-    tab.run("(document.querySelector('[name=head]').value = 2, document.querySelector('[name=head]').onchange())")
+    choose(tab, "head", "2")
     tab.click(".step", 0)
     tab.click(".strip button", 2)
     parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists"])
@@ -163,7 +165,7 @@ def test_models_words_and_maps_up_to_each_layer(tab, models):
     tab.until("[...document.querySelector('[name=measure]').options].some(({ value }) => value === 'decompx')")
     tab.click("[name=level]")
     tab.until("document.querySelector('#maps-title').textContent === 'What each word receives from every other'")
-    tab.run("(document.querySelector('[name=model]').value = 2, document.querySelector('[name=model]').onchange())")
+    choose(tab, "model", "2")
     ratio = normscope.decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
     tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
 
@@ -171,7 +173,7 @@ def test_models_words_and_maps_up_to_each_layer(tab, models):
 @needs_browser
 def test_a_prediction_is_clicked_and_a_head_is_removed(tab, models):
     model = models[2]
-    tab.run("(document.querySelector('[name=model]').value = 3, document.querySelector('[name=model]').onchange())")
+    choose(tab, "model", "3")
     tab.until("document.querySelectorAll('.answers li').length === 8")
     tab.click(".answers .answer", 1)
     tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
@@ -204,7 +206,7 @@ def test_a_prediction_is_clicked_and_a_head_is_removed(tab, models):
 
 @needs_browser
 def test_two_models_are_compared(tab, models):
-    tab.run("(document.querySelector('[name=compare]').value = 2, document.querySelector('[name=compare]').onchange())")
+    choose(tab, "compare", "2")
     tab.until("document.querySelectorAll('.strip button').length === 3")
     tab.click(".strip button", 2)
     now, before = (normscope.decompose(model, TEXT).vectors[-1, 1].numpy() for model in models[:2])
@@ -232,6 +234,23 @@ def test_the_text_before_can_be_typed_too(tab, models):
     pair = normscope.similarity(models[0], TEXT, "The old bridge was open, so we crossed the river.")
     tab.until("document.querySelectorAll('.pair-text')[1]?.textContent.includes('open')")
     assert float(tab.run("document.querySelector('.pair-sum b').textContent")) == pytest.approx(pair.value, rel=5e-3)
+
+
+@needs_browser
+def test_texts_that_were_typed_and_examples_are_chosen(tab):
+    tab.type("textarea", "We swam.")
+    tab.until("document.querySelectorAll('.texts li').length >= 2")
+    choose(tab, "examples", "most_mixing")
+    tab.until("document.querySelectorAll('.texts')[1].children.length === 10")
+    shares = tab.run("[...document.querySelectorAll('.texts b')].map((each) => parseFloat(each.textContent))")
+    assert shares == sorted(shares, reverse=True)
+    tab.run("document.querySelectorAll('.texts')[1].querySelector('button').click()")
+    tab.until(
+        "document.querySelector('textarea').value === document.querySelectorAll('.texts')[1].querySelector('button').title"
+    )
+    typed = "[...document.querySelectorAll('.texts')[0].children].findIndex((each) => each.textContent === 'We swam.')"
+    tab.run(f"document.querySelectorAll('.texts')[0].children[{typed}].firstChild.click()")
+    tab.until("document.querySelectorAll('.tokens [data-at]').length === 5")
 
 
 @needs_browser

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import re
+import threading
 import zlib
 
 import numpy as np
@@ -14,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 import normscope
 from normscope import Label, MaskedToken, NextToken
-from normscope.data.options import Level
+from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.errors import InputError
 from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
+from normscope.live.state import RANKINGS
 from normscope.live.texts import SEPARATOR, fitted, places_of
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
@@ -242,7 +244,7 @@ def test_the_same_error_is_printed_once(client, capsys):
         client.post("/answer", json={"part": "never"})
     assert (
         capsys.readouterr().err
-        == "normscope: part='never': expected one of maps, through, prediction, heads, pair, code\n"
+        == "normscope: part='never': expected one of maps, through, prediction, heads, pair, code, examples\n"
     )
 
 
@@ -339,3 +341,60 @@ def test_a_saved_page_has_its_answers_and_asks_nobody(session, client):
     assert json.loads(answers["maps 1"]) == asked(client, side=1, **state)
     with pytest.raises(InputError, match="text: expected a text, got an empty one"):
         session.saved_page({"text": ""})
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_examples_are_ranked(client, session, model, ranking, tmp_path, monkeypatch):
+    texts = [TEXT, "We swam.", "It's an old, old story of a bridge and a river.", "Nobody came, and nobody knew why."]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    monkeypatch.setattr(session, "dataset", DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "a.txt"), seed=0))
+    session.engine._results.clear()
+    found = asked(client, "examples", examples=ranking)
+    decomposed = {text: normscope.decompose(model, text) for text in texts}
+    values = {}
+    for text, each in decomposed.items():
+        shares = each.vectors[:, :, 0] / each.vectors.sum(dim=-1)
+        of = {"first_weight": each.weights[:, :, 0], "first_norm": shares}.get(ranking, each.ratios[-1])
+        values[text] = float(of.mean())
+    order = sorted(texts, key=values.get, reverse=ranking != "least_mixing")
+    assert [example["text"] for example in found["examples"]] == order
+    assert [example["value"] for example in found["examples"]] == pytest.approx([values[text] for text in order])
+    assert found["searched"] == 4
+
+
+def test_examples_that_cannot_be_read_are_one_line(client, session, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        session, "dataset", DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "none.txt"), seed=0)
+    )
+    session.engine._results.clear()
+    answer = client.post("/answer", json={"part": "examples", "state": {"examples": "most_mixing"}}).json()
+    assert "none.txt" in answer["error"]
+    assert "\n" not in answer["error"]
+    answer = client.post("/answer", json={"part": "examples", "state": {}}).json()
+    assert answer["error"] == "examples: expected one of first_weight, first_norm, most_mixing, least_mixing"
+    answer = client.post("/answer", json={"part": "examples", "state": {"examples": "longest"}}).json()
+    assert answer["error"].startswith("examples='longest': expected one of first_weight")
+
+
+def test_another_thread_may_use_the_model(tokenizer, tmp_path):
+    """As a notebook does whose page is open."""
+    model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)))
+    session = Session([model], 24)
+    client = TestClient(app(session), base_url="http://localhost")
+    expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(40)]
+    stop = threading.Event()
+
+    def use():
+        while not stop.is_set():
+            normscope.decompose(model, TEXT)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        for number in range(40):
+            session.engine._results.clear()
+            assert asked(client, "prediction", text=f"{TEXT} {number}") == expected[number]
+    finally:
+        stop.set()
+        thread.join()
+    assert session.engine.close(5)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.state import LONGEST_TEXT, VIEW, Side, State, parse
+from normscope.live.state import LONGEST_TEXT, RANKINGS, VIEW, Side, State, parse
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
@@ -22,6 +22,7 @@ STATES = st.builds(
     level=st.sampled_from(Level),
     through=st.booleans(),
     target=NAMES,
+    examples=st.sampled_from(["", *RANKINGS]),
     view=st.dictionaries(st.sampled_from(VIEW), NAMES, max_size=3),
 )
 

@@ -38,7 +38,7 @@ def serve(options: RunOptions) -> None:
     """Serve the live page until the process is interrupted.
 
     Args:
-        options: The models, the device, `live` and `report.tokens`; everything else is ignored.
+        options: The models, the device, the corpus of the examples, `live` and `report.tokens`; everything else is ignored.
 
     Raises:
         InputError: If the extra `live` is not installed, the port is in use, or a model cannot be observed.
@@ -147,7 +147,7 @@ def _session(options: RunOptions) -> Session:
         with contextlib.suppress(InputError):  # the page says so where a prediction is attributed
             _ = model.layers_verification
     sources = [source_of(*each, options.device) for each in zip(models, chosen, strict=True)]
-    return Session(models, options.report.tokens, sources)
+    return Session(models, options.report.tokens, sources, options.dataset)
 
 
 def _require_extra() -> None:

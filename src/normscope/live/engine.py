@@ -17,7 +17,7 @@ _MOST_WAITING = 64
 
 GoOn = Callable[[], None]
 """Raises `Outdated` once nobody waits for the result any more; long computations call it between their steps."""
-Compute = Callable[[GoOn], Any]
+Compute = Callable[["Turn"], Any]
 
 
 class Outdated(Exception):
@@ -44,6 +44,22 @@ class _Job:
     key: Hashable
     compute: Compute
     future: "Future[Any]"
+
+
+class Turn:
+    """What a computation may ask while it has its turn."""
+
+    def __init__(self, engine: "Engine", job: _Job) -> None:
+        self._engine, self._job = engine, job
+
+    def __call__(self) -> None:
+        """Go on only if somebody still waits for the result; see `GoOn`."""
+        self._engine.require(self._job)
+
+    def let_others(self) -> None:
+        """Let what waits go first. The models must be as they were."""
+        self._engine.run_waiting()
+        self()
 
 
 class Engine:
@@ -111,29 +127,42 @@ class Engine:
         self._results.clear()
         return not self._thread.is_alive()
 
+    def require(self, job: _Job) -> None:
+        """Raise `Outdated` if nobody waits for a result any more."""
+        newest = self._newest.get(job.ask.slot, job.ask.number)
+        if self._stopping or job.future.cancelled() or newest > job.ask.number:
+            raise Outdated
+
+    def run_waiting(self) -> None:
+        """Compute what waits, in the thread that computes."""
+        while not self._stopping and not self._jobs.empty():
+            if (job := self._jobs.get()) is None:
+                self._jobs.put(None)
+                return
+            self._run(job)
+
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._running = job
-            try:
-                _settle(job.future, self._result(job), None)
-            except BaseException as error:
-                _settle(job.future, None, error)
-            self._running = None
+            self._run(job)
             del job  # its result, which may be dropped before the next one comes
 
-    def _result(self, job: _Job) -> Any:
-        def go_on() -> None:
-            newest = self._newest.get(job.ask.slot, job.ask.number)
-            if self._stopping or job.future.cancelled() or newest > job.ask.number:
-                raise Outdated
+    def _run(self, job: _Job) -> None:
+        outer, self._running = self._running, job
+        try:
+            _settle(job.future, self._result(job), None)
+        except BaseException as error:
+            _settle(job.future, None, error)
+        self._running = outer
 
-        go_on()
+    def _result(self, job: _Job) -> Any:
+        self.require(job)
         if job.key not in self._results:
-            result = job.compute(go_on)
+            result = job.compute(Turn(self, job))
             with self._lock:
                 self._results[job.key] = result
                 while len(self._results) > self._kept:
                     self._results.popitem(last=False)
+            return result
         return self._results[job.key]
 
 

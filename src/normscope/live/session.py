@@ -11,12 +11,13 @@ from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.data.options import Level
+from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import Answers
 from normscope.live.engine import Ask, Compute, Engine, GoOn
+from normscope.live.examples import ranked
 from normscope.live.snippets import Source, command, python
-from normscope.live.state import Side, State, parse
+from normscope.live.state import RANKINGS, Side, State, parse
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
@@ -48,9 +49,17 @@ class Session:
         models: The models; the first is shown at first.
         tokens: Longest text.
         sources: Where the models come from, for code that loads them; by default they are in memory only.
+        dataset: The corpus that examples come from; by default the sample corpus.
     """
 
-    def __init__(self, models: Sequence[LoadedModel], tokens: int, sources: Sequence[Source] | None = None) -> None:
+    def __init__(
+        self,
+        models: Sequence[LoadedModel],
+        tokens: int,
+        sources: Sequence[Source] | None = None,
+        dataset: DatasetOptions | None = None,
+    ) -> None:
+        self.dataset = dataset or DatasetOptions(kind=DatasetKind.sample, seed=0)
         self.models = models
         self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
         self.answers = Answers(models, tokens)
@@ -62,6 +71,7 @@ class Session:
         return {
             "models": [_about(model) for model in self.models],
             "methods": METHODS,
+            "rankings": RANKINGS,
             **about_measures(),
         }
 
@@ -105,12 +115,25 @@ class Session:
             InputError: If the request is invalid, or too many wait.
         """
         asked = self.read(body)
+        if asked.part == EXAMPLES:
+            return self._examples(asked)
         if asked.part == CODE:
             return self.engine.submit(
                 asked.ask, (CODE, asked.state.address()), functools.partial(self._code, asked.state)
             )
         depends, compute = PARTS[asked.part](self.answers, asked)
         return self.engine.submit(asked.ask, (asked.part, depends), compute)
+
+    def _examples(self, asked: Asked) -> "Future[Any]":
+        number, ranking = asked.state.model, asked.state.examples
+        if not ranking:
+            raise InputError(f"examples: expected one of {', '.join(RANKINGS)}")
+        model, tokens = self.models[number - 1], self.answers.tokens
+        return self.engine.submit(
+            asked.ask,
+            (EXAMPLES, number, ranking),
+            lambda turn: ranked(model, self.dataset, ranking, tokens, turn),
+        )
 
     def _code(self, state: State, go_on: GoOn) -> dict[str, str]:
         """What is on screen as code."""
@@ -126,8 +149,8 @@ class Session:
         if not isinstance(body, Mapping):
             raise InputError(f"request: expected an object, got {type(body).__name__}")
         part = body.get("part")
-        if not isinstance(part, str) or part not in (*PARTS, CODE):
-            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join((*PARTS, CODE))}")
+        if not isinstance(part, str) or part not in (*PARTS, CODE, EXAMPLES):
+            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join((*PARTS, CODE, EXAMPLES))}")
         tab, number, side = body.get("tab", ""), body.get("number", 0), body.get("side", 0)
         if not isinstance(tab, str) or not _TAB.fullmatch(tab):
             raise InputError(f"tab={printable(repr(tab), 40)}: expected at most 40 letters and digits")
@@ -202,3 +225,6 @@ PARTS = {
 
 CODE = "code"
 """The part that is text to copy."""
+
+EXAMPLES = "examples"
+"""The part that is a list of texts."""

@@ -17,6 +17,14 @@ _MOST_HEADS = 1000
 VIEW = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
 """What the explorer keeps in the address."""
 
+RANKINGS = {
+    "first_weight": "most attention weight on the first token",
+    "first_norm": "largest share of the first token in ‖αf(x)‖",
+    "most_mixing": "most mixing",
+    "least_mixing": "least mixing",
+}
+"""The numbers by which examples are ranked."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -48,6 +56,8 @@ class State:
     """The answer that is attributed; empty for the most likely one."""
     against: str = ""
     """The answer that is subtracted; empty for none."""
+    examples: str = ""
+    """The number by which examples are ranked; empty for none."""
     view: Mapping[str, str] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
     """The explorer's own settings."""
 
@@ -72,6 +82,7 @@ class State:
             "through": "1" if self.through else None,
             "target": self.target or None,
             "against": self.against or None,
+            "examples": self.examples or None,
             **self.view,
         }
         return urlencode({name: value for name, value in written.items() if value is not None})
@@ -153,6 +164,12 @@ def _flag(name: str, value: str) -> bool:
     return value == "1"
 
 
+def _ranking(name: str, value: str) -> str:
+    if value not in ("", *RANKINGS):
+        raise InputError(f"{name}={printable(value, 40)!r}: expected one of {', '.join(RANKINGS)}")
+    return value
+
+
 _READERS: Mapping[str, Callable[[str, str], object]] = {
     "text": _text,
     "before": _text,
@@ -163,4 +180,5 @@ _READERS: Mapping[str, Callable[[str, str], object]] = {
     "through": _flag,
     "target": _short,
     "against": _short,
+    "examples": _ranking,
 }

@@ -22,6 +22,10 @@ class LivePage {
       onHead: (layer, head) => this.explorer.change({ layer: this.answers[0].maps.layers.indexOf(layer), head }),
       onRemove: (layer, head) => this.remove(layer, head),
     });
+    this.others = new OtherTexts(document.getElementById("texts"), about.rankings, {
+      onText: (text) => this.change({ text }),
+      onRanking: (examples) => this.change({ examples }),
+    });
     this.keeper = new Keeper(this.state, this.asker);
     this.controls();
     if (saved) this.freeze(saved);
@@ -119,6 +123,7 @@ class LivePage {
     this.round = asked; // what older rounds still wait for is not needed
     const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
       this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
+    this.showExamples(asked);
     await this.progress.during(Promise.all(parts));
     this.keeper.update();
   }
@@ -135,6 +140,20 @@ class LivePage {
 
   fail(error, say) {
     if (!(error instanceof Outdated)) say(error.message);
+  }
+
+  // The list depends on the model and the ranking alone, and takes seconds to make.
+  async showExamples({ examples = "", model = "1" }) {
+    const wanted = `${examples} ${model}`;
+    if (this.listed === wanted || this.saved) return;
+    this.listed = wanted;
+    if (!examples) return this.others.show("");
+    this.others.show(examples, undefined, "Measuring …");
+    try {
+      this.others.show(examples, await this.progress.during(this.asker.ask("examples", 0, { examples, model })));
+    } catch (error) {
+      this.fail(error, (line) => this.others.show(examples, undefined, line));
+    }
   }
 
   ask(part, side, asked, round = asked) {
@@ -190,6 +209,7 @@ class LivePage {
 
   show(now, before) {
     this.answers = [now, before];
+    if (!this.saved) this.others.add(this.state.get("text"));
     this.text.show(now, before, this.model);
     for (const name of ["maps", "mixing"]) document.getElementById(name).hidden = false;
     const unit = this.state.get("level") || "token";

@@ -42,7 +42,7 @@ class Keeper {
   // This page with the answers that it shows, in one file that asks nobody.
   async save() {
     const page = await (await fetch(location.pathname + location.search)).text();
-    const shown = ([slot]) => !slot.startsWith("code") && (this.state.isPaired || !/ 1$|^pair/.test(slot)) && (this.state.has("through") || !slot.startsWith("through"));
+    const shown = ([slot]) => !/^(code|examples)/.test(slot) && (this.state.isPaired || !/ 1$|^pair/.test(slot)) && (this.state.has("through") || !slot.startsWith("through"));
     const answers = Object.fromEntries([...this.asker.answers].filter(shown));
     const saved = JSON.stringify({ state: this.state.values.toString(), answers, when: new Date().toISOString().slice(0, 10) }).replaceAll("<", "\\u003c");
     const held = page.replace("; connect-src 'self'", "").replace('id="saved">null', () => `id="saved">${saved}`);

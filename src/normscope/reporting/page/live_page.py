@@ -11,7 +11,15 @@ _ALONE = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; sc
 POLICY = f"{_ALONE}; connect-src 'self'"
 """What a browser lets the page do: what a report may, and ask its own server."""
 
-_SCRIPTS = ("live_state.js", "live_text.js", "live_prediction.js", "live_mixing.js", "live_keep.js", "live.js")
+_SCRIPTS = (
+    "live_state.js",
+    "live_text.js",
+    "live_prediction.js",
+    "live_mixing.js",
+    "live_texts.js",
+    "live_keep.js",
+    "live.js",
+)
 
 
 def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> str:
