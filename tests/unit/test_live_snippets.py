@@ -13,6 +13,7 @@ from normscope.live.server import app
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
 from normscope.models.options import DeviceOptions, DType, ModelOptions
+from normscope.rounding import number
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, sentence_encoder
 from tests.unit.test_live_server import asked, unpacked
@@ -121,10 +122,10 @@ def test_the_command(client, capsys, monkeypatch, tmp_path, model):
     assert outcome.status == 0, outcome.err
     predicted = asked(client, "prediction", **state)
     for name, probability in predicted["choices"][:5]:
-        assert f"{100 * probability:7.3g}%  {name}" in outcome.out
-    shown = [float(score) for score in re.findall(r"^  +([+-]\d+\.\d{3})  ", outcome.out, re.MULTILINE)]
+        assert f"{number(100 * probability):>7}%  {name}" in outcome.out
     largest = sorted(predicted["scores"], key=abs, reverse=True)[:8]
-    assert shown == pytest.approx(largest, abs=6e-4)
+    shown = re.findall(r"^  +([+−]\d\S*)  ", outcome.out, re.MULTILINE)
+    assert shown == [number(score, signed=True) for score in largest]
 
 
 def test_what_loads_a_model(folders):
