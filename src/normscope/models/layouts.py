@@ -26,6 +26,7 @@ from normscope.models.graph import NotInferredError
 from normscope.models.inferred import layout_from
 from normscope.models.layout import BlockLayout, Stack, embeddings_of
 from normscope.models.pointwise import replace_pointwise
+from normscope.models.positions import padding_of
 from normscope.models.stored_weights import execution_device
 from normscope.models.trace import Trace, trace
 
@@ -155,8 +156,7 @@ def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:
     """Random token ids without padding: two texts of the same length."""
     device = execution_device(model) if isinstance(model, PreTrainedModel) else next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    config = getattr(model, "config", None)
-    padding = getattr(config, "pad_token_id", None)
+    padding = padding_of(model)
     padding = -1 if padding is None else padding
 
     vocabulary = min(module.num_embeddings for module in _embeddings(model))

@@ -35,6 +35,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.options import DeviceOptions, DType, ModelOptions, Quantization
 from normscope.models.pointwise import replace_pointwise
+from normscope.models.positions import padding_of
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.quantised_checkpoints import (
     check_loadable,
@@ -366,7 +367,7 @@ def check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
     """
     if not len(layout.bind(model)):
         raise InputError(f"model.name={name}: expected a config with at least one layer, got none")
-    padding, embeddings = model.config.pad_token_id, embeddings_of(model).num_embeddings
+    padding, embeddings = padding_of(model), embeddings_of(model).num_embeddings
     if padding is not None and not 0 <= padding < embeddings:
         raise InputError(
             f"model.name={name}: expected pad_token_id in its config to be from 0 to {embeddings - 1}, got {padding}"

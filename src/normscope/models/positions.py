@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.stored_weights import execution_device
@@ -43,7 +44,7 @@ def _counts_up(ids: Tensor, length: int) -> bool:
 
 def _inputs(model: PreTrainedModel, length: int, device: torch.device, *, reads_target: bool) -> dict[str, Tensor]:
     # Some models find their positions by looking for padding: none may stand among the tokens.
-    token = 1 if model.config.pad_token_id == 0 else 0
+    token = 1 if padding_of(model) == 0 else 0
     inputs = {"input_ids": torch.full((1, length), token, device=device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     return inputs | ({f"decoder_{name}": tensor for name, tensor in inputs.items()} if reads_target else {})
@@ -84,3 +85,11 @@ class _Lookups(TorchFunctionMode):
             ids, weight = args[:2]
             self.found.setdefault(weight.data_ptr(), (len(weight), ids))
         return function(*args, **(kwargs or {}))
+
+
+def padding_of(model: nn.Module) -> int | None:
+    """The id of the padding token; None without one. T5Gemma 2's encoder has it in the config of its text part alone."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if isinstance(config, PretrainedConfig) else config
+    padding: int | None = getattr(text, "pad_token_id", None)
+    return padding

@@ -45,6 +45,7 @@ from normscope.models.identities import (
 from normscope.models.layout import BlockLayout, BlockModules, embeddings_of
 from normscope.models.layouts import layout_of
 from normscope.models.observer import Observer
+from normscope.models.positions import padding_of
 from normscope.models.score_terms import ScoreTerms, score_terms
 from normscope.models.stored_weights import execution_device
 from normscope.models.untouched import UntouchedPass, untouched_pass
@@ -351,7 +352,7 @@ def _probes(model: PreTrainedModel, layout: BlockLayout, lengths: tuple[int, ...
 def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
     """Token ids that stand for nothing, right-padded; the same at every run."""
     generator = torch.Generator().manual_seed(0)
-    padding = model.config.pad_token_id
+    padding = padding_of(model)
     ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
     token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
     if padding is not None:
