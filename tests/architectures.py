@@ -57,6 +57,8 @@ _KIMI = _LATENT | {
     "num_experts_per_token": 2,
     "num_expert_group": 1,
 }
+_T5GEMMA2 = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+_IMAGES = {"image_token_index": 98, "boi_token_index": 97, "eoi_token_index": 96}
 
 OWN: dict[str, dict[str, Any]] = {
     "esm": {
@@ -106,6 +108,15 @@ OWN: dict[str, dict[str, Any]] = {
     "recurrent_gemma": _HYBRID
     | {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 64},
     "youtu": _LATENT,
+    "esmc": {"num_key_value_heads": 4},
+    "falcon": {"num_kv_heads": 4},
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 64},
+    "marian": {"decoder_vocab_size": 99, "decoder_start_token_id": 0},
+    "t5_gemma_module": {"layer_types": ["sliding_attention", "full_attention"], "cross_attention_hidden_size": 32},
+    "t5gemma2_decoder": _T5GEMMA2,
+    "t5gemma2_text": _T5GEMMA2,
+    "t5gemma2_encoder": _IMAGES,
+    "t5gemma2": _IMAGES,
     "dots1": _MIXTURE | {"n_shared_experts": 1},
     "lfm2_moe": _HYBRID | _MIXTURE | {"layer_types": ["conv", "full_attention"] * 2},
     "minicpm3": _LATENT,
@@ -113,6 +124,22 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": _LATENT | _MIXTURE,
 }
 """Further values that some architectures need."""
+
+_LAYERS_DIFFER: dict[str, Any] = _HYBRID | {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "per_layer_config": {"1": {"head_dim": 16}, "3": {"head_dim": 16}},
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 4,
+    "vocab_size_per_layer_input": 99,
+    "hidden_size_per_layer_input": 8,
+}
+BUILT = {"gemma4_text": _LAYERS_DIFFER, "gemma4_unified_text": _LAYERS_DIFFER}
+"""All values of configs that can't be changed later, since their layers differ."""
 
 
 def tiny_architecture(
@@ -128,17 +155,10 @@ def tiny_architecture(
     if not config.is_encoder_decoder:
         config = config.get_text_config()
         model_type = config.model_type
-    for number, names in SMALL.items():
-        for name in names:
-            if type(getattr(config, name, None)) is int:
-                with contextlib.suppress(NotImplementedError):  # ProphetNet derives it from others
-                    setattr(config, name, number)
-    if type(getattr(config, "num_key_value_heads", None)) is int:
-        config.num_key_value_heads = 2
-    if getattr(config, "layer_types", None) and model_type not in OWN:
-        config.layer_types = (config.layer_types * 2)[:2]
-    for name, value in OWN.get(model_type, {}).items():
-        setattr(config, name, value)
+    if model_type in BUILT:
+        config = CONFIG_MAPPING[model_type](**BUILT[model_type])
+    else:
+        _shrink(config)
     config.pad_token_id = 0
     config.use_cache = False
     torch.manual_seed(0)
@@ -149,3 +169,21 @@ def tiny_architecture(
     if as_observed:
         replace_pointwise(model)
     return model.eval().requires_grad_(False)
+
+
+def _shrink(config: Any) -> None:
+    """Make the sizes of a config small, and those of the configs of its parts."""
+    for part in config.sub_configs:
+        if getattr(config, part, None) is not None:
+            _shrink(getattr(config, part))
+    own = OWN.get(config.model_type, {})
+    sizes = {name: number for number, names in SMALL.items() for name in names} | {"num_key_value_heads": 2}
+    for name, number in sizes.items():
+        if type(getattr(config, name, None)) is int:
+            # ProphetNet and Falcon derive some sizes from others.
+            with contextlib.suppress(NotImplementedError, AttributeError):
+                setattr(config, name, number)
+    if getattr(config, "layer_types", None) and not own:
+        config.layer_types = (config.layer_types * 2)[:2]
+    for name, value in own.items():
+        setattr(config, name, value)
