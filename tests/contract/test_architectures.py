@@ -138,6 +138,15 @@ def test_every_architecture_of_the_page_is_proved(model_type):
         assert not whole or layout.has_networks
 
 
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+def test_the_two_attentions_of_a_decoder_that_computes_them_itself_are_told_apart(stack):
+    """In the probes of the proof, source and target are equally long."""
+    model = tiny_architecture("mvp")
+    layout = layout_of_model(model, stack)
+    assert not layout.registry
+    assert verify(model, layout, "mvp").error < 1e-13
+
+
 @pytest.mark.parametrize("experts", [7, 8, 11, 12])
 def test_a_router_over_as_many_experts_as_recorded_tokens_is_no_attention(experts):
     """The recorded texts have 11 tokens, and targets 7; a sink adds one."""
