@@ -396,6 +396,14 @@ def test_a_port_in_use(capsys, monkeypatch):
     )
 
 
+def test_the_address_has_the_token_and_a_name_that_others_reach():
+    with bound("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        assert address(listening, "127.0.0.1", None) == f"http://127.0.0.1:{port}/"
+        assert address(listening, "::1", None) == f"http://[::1]:{port}/"
+        assert address(listening, "0.0.0.0", "secret") == f"http://{socket.gethostname()}:{port}/?token=secret"
+
+
 def test_without_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     outcome = run_here(capsys, monkeypatch, "serve")

@@ -86,8 +86,9 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket, host: str, token: str | None) -> str:
-    """The address of the page."""
-    shown = f"[{host}]" if ":" in host else host
+    """The address of the page; where the server listens on every address, that of this machine by its name."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
 
 

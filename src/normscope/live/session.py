@@ -6,15 +6,15 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.data.options import DatasetKind, DatasetOptions, Level
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import Answers
-from normscope.live.engine import Ask, Compute, Engine, GoOn
+from normscope.live.engine import Ask, Compute, Engine, Turn
 from normscope.live.examples import ranked
 from normscope.live.snippets import Source, command, python
 from normscope.live.state import RANKINGS, Side, State, parse
@@ -115,30 +115,8 @@ class Session:
             InputError: If the request is invalid, or too many wait.
         """
         asked = self.read(body)
-        if asked.part == EXAMPLES:
-            return self._examples(asked)
-        if asked.part == CODE:
-            return self.engine.submit(
-                asked.ask, (CODE, asked.state.address()), functools.partial(self._code, asked.state)
-            )
-        depends, compute = PARTS[asked.part](self.answers, asked)
+        depends, compute = PARTS[asked.part](self, asked)
         return self.engine.submit(asked.ask, (asked.part, depends), compute)
-
-    def _examples(self, asked: Asked) -> "Future[Any]":
-        number, ranking = asked.state.model, asked.state.examples
-        if not ranking:
-            raise InputError(f"examples: expected one of {', '.join(RANKINGS)}")
-        model, tokens = self.models[number - 1], self.answers.tokens
-        return self.engine.submit(
-            asked.ask,
-            (EXAMPLES, number, ranking),
-            lambda turn: ranked(model, self.dataset, ranking, tokens, turn),
-        )
-
-    def _code(self, state: State, go_on: GoOn) -> dict[str, str]:
-        """What is on screen as code."""
-        cut, aims = self.answers.aims(state, go_on)
-        return {"python": python(self.sources, cut, aims), "command": command(self.sources, cut)}
 
     def read(self, body: object) -> Asked:
         """A request, checked.
@@ -149,8 +127,8 @@ class Session:
         if not isinstance(body, Mapping):
             raise InputError(f"request: expected an object, got {type(body).__name__}")
         part = body.get("part")
-        if not isinstance(part, str) or part not in (*PARTS, CODE, EXAMPLES):
-            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join((*PARTS, CODE, EXAMPLES))}")
+        if not isinstance(part, str) or part not in PARTS:
+            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join(PARTS)}")
         tab, number, side = body.get("tab", ""), body.get("number", 0), body.get("side", 0)
         if not isinstance(tab, str) or not _TAB.fullmatch(tab):
             raise InputError(f"tab={printable(repr(tab), 40)}: expected at most 40 letters and digits")
@@ -182,49 +160,61 @@ def _about(model: LoadedModel) -> dict[str, Any]:
     }
 
 
-def _maps(answers: Answers, asked: Asked) -> tuple[object, Compute]:
-    return _of_level(asked, answers.maps)
+Part = tuple[Hashable, Compute]
+"""What a part of the page depends on, and how it is computed."""
 
 
-def _through(answers: Answers, asked: Asked) -> tuple[object, Compute]:
-    return _of_level(asked, answers.through)
+def _maps(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.maps, asked.shown, asked.state.level)
 
 
-def _of_level(asked: Asked, compute: Callable[[Side, Level, GoOn], Any]) -> tuple[object, Compute]:
-    depends = asked.shown, asked.state.level
-    return depends, functools.partial(compute, *depends)
+def _through(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.through, asked.shown, asked.state.level)
 
 
-def _prediction(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+def _prediction(session: Session, asked: Asked) -> Part:
     state = asked.state
-    depends = asked.shown, state.target, state.against, state.level
-    return depends, functools.partial(answers.prediction, *depends)
+    return _called(session.answers.prediction, asked.shown, state.target, state.against, state.level)
 
 
-def _heads(answers: Answers, asked: Asked) -> tuple[object, Compute]:
-    depends = asked.shown, asked.state.target, asked.state.against
-    return depends, functools.partial(answers.heads, *depends)
+def _heads(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.heads, asked.shown, asked.state.target, asked.state.against)
 
 
-def _pair(answers: Answers, asked: Asked) -> tuple[object, Compute]:
+def _pair(session: Session, asked: Asked) -> Part:
     now, *others = asked.state.sides
     if not others or others[0].model != now.model:
         raise InputError("part=pair: expected another text in the same model (before)")
-    depends = now, others[0].text
-    return depends, functools.partial(answers.pair, *depends)
+    return _called(session.answers.pair, now, others[0].text)
 
 
-PARTS = {
+def _code(session: Session, asked: Asked) -> Part:
+    def compute(turn: Turn) -> dict[str, str]:
+        cut, aims = session.answers.aims(asked.state, turn)
+        return {"python": python(session.sources, cut, aims), "command": command(session.sources, cut)}
+
+    return asked.state.address(), compute
+
+
+def _examples(session: Session, asked: Asked) -> Part:
+    number, ranking = asked.state.model, asked.state.examples
+    if not ranking:
+        raise InputError(f"examples: expected one of {', '.join(RANKINGS)}")
+    model, tokens = session.models[number - 1], session.answers.tokens
+    return (number, ranking), lambda turn: ranked(model, session.dataset, ranking, tokens, turn)
+
+
+def _called(function: Callable[..., Any], *depends: Hashable) -> Part:
+    return depends, functools.partial(function, *depends)
+
+
+PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
     "maps": _maps,
     "through": _through,
     "prediction": _prediction,
     "heads": _heads,
     "pair": _pair,
+    "code": _code,
+    "examples": _examples,
 }
-"""What each part of the page depends on, and how it is computed."""
-
-CODE = "code"
-"""The part that is text to copy."""
-
-EXAMPLES = "examples"
-"""The part that is a list of texts."""
+"""All parts of the page."""

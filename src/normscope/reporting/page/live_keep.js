@@ -58,7 +58,7 @@ class SavedAnswers {
 
   async ask(part, side) {
     const answer = this.answers.get(`${part} ${side}`);
-    if (answer === undefined) throw new Outdated();
+    if (answer === undefined) throw new Error(`This file does not hold this (${part}).`);
     return JSON.parse(answer);
   }
 }
