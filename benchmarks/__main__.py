@@ -2,8 +2,9 @@
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name
-the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
+that decide an answer), the answers of the live page, and the shapes on CUDA if available; `--only` selects some of them. Writes
+tables and a figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a
+trace.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import torch
 
 from benchmarks.agreement import measured_agreement
 from benchmarks.corpora import measured_corpora, measured_treebanks
+from benchmarks.live import measured_live
 from benchmarks.measuring import measured, resident
 from benchmarks.profiling import WAYS, profiled
 from benchmarks.results import machine, show, write
@@ -36,6 +38,7 @@ RUNS = {
     "syntax": measured_treebanks,
     "retrieval": measured_retrieval,
     "agreement": measured_agreement,
+    "live": measured_live,
 }
 """Suites of complete runs."""
 

@@ -354,12 +354,29 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     process = start("serve", "live.port=0", f"model.name={saved_model}")
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert re.fullmatch(r"normscope live: http://127\.0\.0\.1:\d+/   \(Ctrl-C stops\)\n", line), process.communicate()
+    found = re.fullmatch(r"normscope live: (http://127\.0\.0\.1:\d+/)   \(Ctrl-C stops\)\n", line)
+    assert found, process.communicate()
+    # In the middle of what takes seconds.
+    body = json.dumps({"part": "examples", "state": {"examples": "most_mixing"}}).encode()
+    answers = []
+
+    def ask():
+        request = urllib.request.Request(f"{found[1]}answer", body, {"content-type": "application/json"})
+        try:
+            urllib.request.urlopen(request, timeout=30)
+        except urllib.error.HTTPError as error:
+            answers.append((error.code, json.load(error)))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.3)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 0
     assert time.monotonic() - begun < 1
     assert process.communicate() == ("", "")
+    asking.join(10)
+    assert answers == [(409, {"outdated": True})]
 
 
 @pytest.mark.parametrize(

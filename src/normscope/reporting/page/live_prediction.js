@@ -23,6 +23,7 @@ class PredictionView {
   // `now` and `before` are answers of the server; `against` is what is subtracted.
   show(now, before, against) {
     this.root.hidden = false;
+    for (const part of [this.heads, this.pairs]) part.classList.add("stale"); // until theirs comes
     this.title.textContent = now.choices.length ? `Prediction: ${now.what}` : now.what[0].toUpperCase() + now.what.slice(1);
     this.sum.textContent = now.note ?? this.said(now) + (before && before.value !== undefined ? `; before: ${formatNumber(before.value, true)}` : "");
     const probabilities = new Map(before?.choices ?? []);
@@ -64,6 +65,7 @@ class PredictionView {
   // What each head adds: `layers` and `values` by layer and head.
   showHeads(grid) {
     this.grid = grid;
+    this.heads.classList.remove("stale");
     this.heads.hidden = !grid;
     if (!grid) return;
     const columns = grid.values[0].map((_, at) => String(at + 1));
@@ -91,6 +93,7 @@ class PredictionView {
   // The pair of two texts' embeddings; nothing without one.
   showPair(pair) {
     this.pairs.hidden = !pair;
+    this.pairs.classList.remove("stale");
     if (!pair) return;
     if (this.pairView) {
       this.pairView.pairs = [pair];
