@@ -256,7 +256,7 @@ def test_what_a_notebook_shows(encoder):
     whole = normscope.similarity(encoder, TEXT, OTHER, pooling="mean")
     assert whole.table["value"].tolist() == sorted(whole.matrix.ravel(), reverse=True)
     row, column = np.unravel_index(whole.matrix[:-1, :-1].argmax(), whole.matrix[:-1, :-1].shape)
-    best = f"{whole.tokens_a[row]}–{whole.tokens_b[column]} {whole.matrix[row, column]:.3f}".replace("-0.", "\u22120.")
+    best = f"{whole.tokens_a[row]}–{whole.tokens_b[column]} {number(float(whole.matrix[row, column]))}"
     assert f"The pairs that add most: {best}," in repr(whole)
     assert f"pairs of tokens add {number(float(whole.matrix[:-1, :-1].sum()))}," in repr(whole)
     assert "data:image/png" in whole._repr_html_()

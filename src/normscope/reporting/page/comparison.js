@@ -1,8 +1,4 @@
 // The comparison of runs: curves by layer, and tables that can be filtered and saved.
-const dataOf = (id) => {
-  const node = document.getElementById(id);
-  return node && JSON.parse(node.textContent);
-};
 
 // Okabe and Ito's palette; from the eighth line on, dashes differ too.
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "@text"];
