@@ -109,7 +109,7 @@ def test_the_gallery_has_every_figure_once(site):
 def test_pages_lead_to_the_next_and_the_previous(site):
     page = (site / "tutorials" / "own-model.html").read_text()
     links = dict(re.findall(r'<a href="([^"]*)" class="md-footer__link md-footer__link--(prev|next)"', page))
-    assert links == {"first-run.html": "prev", "own-text.html": "next"}
+    assert links == {"live.html": "prev", "own-text.html": "next"}
 
 
 @pytest.mark.slow
