@@ -24,7 +24,7 @@ from normscope.analyses.registry import analyses
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
 from normscope.attribution.scalars import attribute_scalars
-from normscope.attribution.similarities import EncodedTexts, similarity_parts
+from normscope.attribution.similarities import compared, embedded_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
@@ -290,7 +290,9 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         value_zeroing(model, inputs)
 
     def similar() -> None:
-        similarity_parts(model, layout, EncodedTexts(inputs), EncodedTexts(inputs), embedder=Embedder(Pooling.mean))
+        embedder = Embedder(Pooling.mean)
+        texts = [embedded_parts(model, layout, inputs, embedder=embedder) for _ in range(2)]
+        compared(embedder.function, *texts)
 
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))

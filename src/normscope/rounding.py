@@ -8,7 +8,7 @@ writes the same digits.
 
 import decimal
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 MINUS = "−"
 
@@ -56,10 +56,7 @@ def brief(value: float, *beside: float, signed: bool = False) -> str:
         beside: Numbers that the sentence compares it with. If it would look like one that differs, it has three digits.
         signed: Whether to write a plus sign before positive numbers.
     """
-    short = _brief(value, signed)
-    full = number(value, signed=signed)
-    alike = any(_brief(other, signed) == short and number(other, signed=signed) != full for other in beside)
-    return full if alike else short
+    return _told_apart(value, beside, lambda each: _brief(each, signed), lambda each: number(each, signed=signed))
 
 
 def brief_share(share: float, *beside: float, signed: bool = False) -> str:
@@ -70,10 +67,17 @@ def brief_share(share: float, *beside: float, signed: bool = False) -> str:
         beside: Shares that the sentence compares it with. If it would look like one that differs, it has one decimal.
         signed: Whether to write a plus sign before positive numbers.
     """
-    short = _brief_share(share, signed)
-    full = percentage(share, signed=signed)
-    alike = any(_brief_share(other, signed) == short and percentage(other, signed=signed) != full for other in beside)
-    return full if alike else short
+    return _told_apart(
+        share, beside, lambda each: _brief_share(each, signed), lambda each: percentage(each, signed=signed)
+    )
+
+
+def _told_apart(
+    value: float, beside: Sequence[float], short: Callable[[float], str], full: Callable[[float], str]
+) -> str:
+    """A value in its short form, or in its full one if only that differs from another value's."""
+    alike = any(short(other) == short(value) and full(other) != full(value) for other in beside)
+    return full(value) if alike else short(value)
 
 
 def compared(write: Callable[..., str], *values: float) -> list[str]:

@@ -13,7 +13,7 @@ from normscope.api.calls import checked, in_turn
 from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_supported
-from normscope.attribution.similarities import EncodedTexts, compared, embedded_parts
+from normscope.attribution.similarities import compared, embedded_parts
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import Embedder
@@ -111,7 +111,7 @@ def _embedded(
     text, length = _prompted(model, embedder, text, prompt)
     batch = single_text(model, text, "similarity")
     parts, whole = embedded_parts(
-        model.model, model.layout, EncodedTexts(batch.model_inputs(), length), embedder=embedder, bias=bias
+        model.model, model.layout, batch.model_inputs(), embedder=embedder, bias=bias, prompt=length
     )
     return _Embedded(texts_of(model, batch), parts, whole)
 

@@ -24,59 +24,31 @@ class SimilarityParts(NamedTuple):
     """The similarities, computed from the embeddings themselves."""
 
 
-class EncodedTexts(NamedTuple):
-    """Some texts, as a model reads them."""
-
-    inputs: Mapping[str, Tensor]
-    """Keyword arguments of the model."""
-    prompt: int = 0
-    """Number of tokens at the start of each that a prompt takes."""
-
-
-def similarity_parts(
+def embedded_parts(
     model: PreTrainedModel,
     layout: BlockLayout,
-    texts_a: EncodedTexts,
-    texts_b: EncodedTexts,
+    inputs: Mapping[str, Tensor],
     *,
     embedder: Embedder,
     bias: ValueBias = ValueBias.token,
-) -> SimilarityParts:
-    """The parts of the similarity of each text of a batch with the same text of another.
-
-    If P_k is what token k contributes to the embedding e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), and the product of
-    two embeddings Σ_kl ⟨P_k, P_l⟩. It takes as many frozen passes as both texts have tokens.
-
-    Args:
-        model: A base model in evaluation mode.
-        texts_a: The texts.
-        texts_b: The other texts, equally many.
-        embedder: How an embedding is made of the hidden vectors, and what two are compared by.
-        bias: Where the value biases of the first layer go.
-
-    Raises:
-        InputError: If attribution cannot follow the model.
-    """
-    a, b = (embedded_parts(model, layout, texts, embedder=embedder, bias=bias) for texts in (texts_a, texts_b))
-    return compared(embedder.function, a, b)
-
-
-def embedded_parts(
-    model: PreTrainedModel, layout: BlockLayout, texts: EncodedTexts, *, embedder: Embedder, bias: ValueBias
+    prompt: int = 0,
 ) -> tuple[Float[Tensor, "batch source made"], Float[Tensor, "batch made"]]:
     """What each token of some texts, and last the bias, contributes to their embeddings, and the embeddings, in float64.
 
+    It takes as many frozen passes as the texts have tokens.
+
     Args:
         model: A base model in evaluation mode.
-        texts: The texts.
+        inputs: Keyword arguments of the model.
         embedder: How an embedding is made of the hidden vectors.
         bias: Where the value biases of the first layer go.
+        prompt: Number of tokens at the start of each text that a prompt takes.
 
     Raises:
         InputError: If attribution cannot follow the model.
     """
-    weights = functools.partial(embedder.weights, prompt=texts.prompt)
-    return embedder.parts(*pooled_vectors(model, layout, texts.inputs, weights, bias))
+    weights = functools.partial(embedder.weights, prompt=prompt)
+    return embedder.parts(*pooled_vectors(model, layout, inputs, weights, bias))
 
 
 def compared(
@@ -84,7 +56,16 @@ def compared(
     a: tuple[Float[Tensor, "batch a made"], Float[Tensor, "batch made"]],
     b: tuple[Float[Tensor, "batch b made"], Float[Tensor, "batch made"]],
 ) -> SimilarityParts:
-    """The parts of the similarities of embeddings, which come with their parts; see `embedded_parts`."""
+    """The parts of the similarity of each text of a batch with the same text of another.
+
+    If P_k is what token k contributes to the embedding e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), and the product of
+    two embeddings Σ_kl ⟨P_k, P_l⟩.
+
+    Args:
+        function: What the embeddings are compared by.
+        a: The parts of the texts' embeddings, and the embeddings; see `embedded_parts`.
+        b: The same of the other texts, equally many.
+    """
     (parts_a, whole_a), (parts_b, whole_b) = a, b
     if function is SimilarityFunction.dot:
         return SimilarityParts(parts_a @ parts_b.transpose(-1, -2), torch.linalg.vecdot(whole_a, whole_b))
