@@ -2,9 +2,9 @@
 
 The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
 network, and only the syntax figures need a treebank (`make figures ARGS="--treebank dev.conllu"`). On one machine with the same
-packages, the figures have the same bytes each time. Captions are text, in a file beside each picture, which the pages show
-(`docs/hooks/captions.py`). All figures of the runs, whether a page shows them or not, are collected on
-`outputs/contact_sheet.png` for inspection.
+packages, the figures have the same bytes each time; on another processor, the small models may train differently. Captions are
+text, in a file beside each picture, which the pages show (`docs/hooks/captions.py`). All figures of the runs, shown or not, are
+collected on `outputs/contact_sheet.png` for inspection.
 """
 
 import argparse

@@ -1,11 +1,16 @@
-"""The page of costs, with its tables from the measurements of `make bench`."""
+"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs."""
 
 import contextlib
 import csv
 import itertools
+import re
+from collections.abc import Callable
 from typing import Any
 
+from benchmarks.answers import INTEGRATED_GRADIENTS
+from benchmarks.answers import WAYS as PREDICTED
 from docs.hooks.markdown import ROOT, table
+from normscope.analyses.attribution.published import METHODS
 
 MEASURED = ROOT / "benchmarks" / "measured"
 
@@ -22,18 +27,9 @@ WAYS = {
 PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
 
-def page() -> str:
-    """The page in Markdown."""
-    text = (ROOT / "docs" / "guides" / "cost.md").read_text()
-    for marker, content in (
-        ("shapes", _shapes()),
-        ("shares", _shares()),
-        ("lengths", _lengths()),
-        ("startup", _startup()),
-        ("corpora", _corpora()),
-    ):
-        text = text.replace(f"<!-- {marker} -->", content)
-    return text
+def with_tables(page: str) -> str:
+    """A page in Markdown, with the tables that it asks for."""
+    return _MARKER.sub(lambda found: TABLES[found[1]](), page)
 
 
 def _rows(suite: str) -> list[dict[str, Any]]:
@@ -119,3 +115,42 @@ def _corpora() -> str:
         for row in _rows("corpora")
     ]
     return table(("processes", "examples", "seconds", "seconds per thousand", "peak MiB of a process"), rows)
+
+
+def _attributions() -> str:
+    """What a language model predicts: one column per model and length, as multiples of the bare pass."""
+    ways = (*PREDICTED, INTEGRATED_GRADIENTS)
+    rows = [row for row in _rows("attributions") if row["way"] in ways]
+    columns = list(dict.fromkeys((row["shape"], row["length"]) for row in rows))
+    ratios = {(row["way"], row["shape"], row["length"]): f"{row['time_ratio']:.1f}" for row in rows}
+    header = ("", *(f"{shape}, {length:,}" for shape, length in columns))
+    return table(header, [(way, *(ratios.get((way, *column), "") for column in columns)) for way in ways])
+
+
+def _truth(task: str, names: dict[str, str]) -> str:
+    """How well each method finds the words that decide an answer."""
+    rows = [(METHODS[row["way"]], *(f"{row[name]:.3f}" for name in names)) for row in _rows(task)]
+    return table(("method", *names.values()), rows)
+
+
+def _retrieval() -> str:
+    return _truth("retrieval", {"precision": "precision at 2", "first": "highest is right"})
+
+
+def _agreement() -> str:
+    return _truth("agreement", {"first": "subject scores highest"})
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "shapes": _shapes,
+    "shares": _shares,
+    "lengths": _lengths,
+    "startup": _startup,
+    "corpora": _corpora,
+    "attributions": _attributions,
+    "retrieval": _retrieval,
+    "agreement": _agreement,
+}
+"""The table of each marker."""
+
+_MARKER = re.compile(rf"<!-- ({'|'.join(TABLES)}) -->")

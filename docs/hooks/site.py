@@ -1,5 +1,5 @@
-"""The hook that MkDocs calls: it adds the generated pages and the captions of pictures, and turns formulas into MathML, so that
-no page needs a script."""
+"""The hook that MkDocs calls: it adds the generated pages, the captions of pictures and the tables of measurements, and turns
+formulas into MathML, so that no page needs a script."""
 
 import html
 import re
@@ -28,7 +28,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/tables.md": outputs.page,
     "reference/models.md": models.page,
     "reference/python.md": python_reference.page,
-    "guides/cost.md": measurements.page,
     "citing.md": citations.page,
 }
 
@@ -46,8 +45,8 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Add the captions of pictures."""
-    return captions.with_captions(markdown)
+    """Add the captions of pictures and the tables of measurements."""
+    return measurements.with_tables(captions.with_captions(markdown))
 
 
 def on_page_content(content: str, **_: Any) -> str:
