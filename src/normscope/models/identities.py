@@ -228,7 +228,11 @@ def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRec
 
 
 def rest_of_layer(
-    block: AttentionBlock, modules: BlockModules, record: LayerRecord, crossing: BlockModules | None = None
+    block: AttentionBlock,
+    modules: BlockModules,
+    record: LayerRecord,
+    bound: float,
+    crossing: BlockModules | None = None,
 ) -> Difference:
     """Compare what leaves the layer with the block's output plus what one module adds, the rest of the layer.
 
@@ -237,6 +241,7 @@ def rest_of_layer(
     Args:
         block: A block of the observed pass.
         record: What the untouched model did in its layer.
+        bound: A difference below it is taken for none, so that no other module has to be looked at.
         crossing: The cross-attention that follows in the same layer and has a proof of its own; the block's output must be what
             its residual connection carries.
     """
@@ -253,11 +258,16 @@ def rest_of_layer(
         return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
     errors = (
         _error(call.output * scale, leaving - output, leaving, tokens)
-        for call in record.calls.values()
+        for call in reversed(record.calls.values())  # the rest comes last
         for scale in modules.later_scales
         if call.output is not None and (isinstance(scale, float) or call.output.shape[-1] == len(scale))
     )
-    return Difference(block.layer, "layer output", min(errors, default=math.inf))
+    least = math.inf
+    for error in errors:
+        least = min(least, error)
+        if least < bound:
+            break
+    return Difference(block.layer, "layer output", least)
 
 
 def stream_differences(

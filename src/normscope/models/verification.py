@@ -158,6 +158,7 @@ class _Proof:
         self._networks = {network.layer: network for network in networks}
         self._bound = bound_of(model, layout)
         self._beside = self._other_attention()
+        self._observer = Observer(model, layout, feed_forward=bool(self._networks))
         self._layer = 0
         """The last layer that was compared in the current pass."""
         self.worst = Verification(0.0, 1, "block input")
@@ -181,9 +182,8 @@ class _Proof:
         try:
             self._note(stream_differences(model, layout, expected, token_mask))
             terms = None if layout.registry else score_terms(model, layout, inputs)
-            observer = Observer(model, layout, feed_forward=bool(self._networks))
             values: dict[int, AttentionBlock] = {}
-            with observer:
+            with self._observer as observer:
                 observer.run(
                     inputs,
                     functools.partial(self._compare_block, expected, terms, values),
@@ -219,7 +219,7 @@ class _Proof:
             self._note([Difference(block.layer, "visibility of keys", float(wrong))])
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
-        self._note([rest_of_layer(block, modules, record, crossing)])
+        self._note([rest_of_layer(block, modules, record, self._bound, crossing)])
         if modules.value is None or modules.bottleneck is not None:
             values[block.layer] = block
         self._layer = block.layer
@@ -240,8 +240,7 @@ class _Proof:
 
     def compare_norms(self) -> None:
         """Compare γ, β, ε and centring of every norm with what the norm does."""
-        model, layout = self._model, self._layout
-        observer = Observer(model, layout)
+        model, layout, observer = self._model, self._layout, self._observer
         for network in self._networks.values():
             parameters = network.parameters()
             self._compare_norm("feed-forward norm", network.layer, network.norm, parameters.normalisation)
