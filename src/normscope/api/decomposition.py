@@ -230,14 +230,14 @@ class Decomposition:
 
     def token_maps(self) -> TokenMaps:
         """The maps as the explorer takes them, in float32."""
-        if self.head_weights is None or self.head_vectors is None:
-            weights, norms = self.weights[:, None], torch.zeros_like(self.weights[:, None, 0])
-        elif self.level is Level.word:
-            weights, norms = self.head_weights, self.head_vectors
-        else:
+        weights = self.weights[:, None] if self.head_weights is None else self.head_weights
+        norms, head_maps = None, {}
+        if self.head_vectors is not None and self.level is Level.word:
+            head_maps["attn_n"] = self.head_vectors.float().numpy()
+        elif self.head_vectors is not None:
             # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
-            weights, sums = self.head_weights, self.head_weights.sum(dim=2)
-            norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0)
+            sums = weights.sum(dim=2)
+            norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0).float().numpy()
         return TokenMaps(
             title=self.text or " ".join(self.tokens),
             queries=self.tokens,
@@ -246,7 +246,8 @@ class Decomposition:
             layers=tuple(self._layers),
             single_heads=self.head_weights is not None,
             weights=weights.float().numpy(),
-            norms=norms.float().numpy(),
+            norms=norms,
+            head_maps=head_maps,
             maps={
                 name: values.float().numpy()
                 for name, values in (self.maps | ({} if self.shares is None else {"share": self.shares})).items()
