@@ -21,7 +21,7 @@ from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models.observer import Observer
-from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table, payload
+from normscope.reporting.explorer import MEASURES, TARGET_MEASURES, TokenMaps, pairs_table, payload
 from normscope.reporting.options import ReportOptions
 from normscope.running import token_maps as exploration
 from normscope.running.token_maps import maps_per_layer, select_examples, token_maps, words_of
@@ -160,7 +160,7 @@ def test_the_page_keeps_signs():
     sentence = dataclasses.replace(random_sentence(np.random.default_rng(4), 2, 3, 9), maps={"share": values})
     (packed,) = payload([sentence])["sentences"]
     np.testing.assert_allclose(unpacked(packed["maps"]["share"], values.shape), values, rtol=6e-4, atol=3e-5)
-    assert set(payload([sentence])["signed_measures"]) <= MEASURES.keys()
+    assert set(payload([sentence])["signed_measures"]) <= (MEASURES | TARGET_MEASURES).keys()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
 from normscope.api import explorers
@@ -17,7 +17,8 @@ from normscope.errors import InputError
 from normscope.reporting.explorer import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
-from tests.tiny import STACK_CONFIGS
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
+from tests.unit.test_explorer import unpacked
 
 TEXT = 'The cat sat on </script> the "mat".'
 
@@ -156,6 +157,117 @@ def test_the_page_of_maps_draws_what_they_say(model, tmp_path):
     shown, _ = opened(tmp_path / "maps.html")
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
     assert re.findall(r'value="(\w+)"', measures) == METHODS
+
+
+@pytest.fixture(scope="module")
+def causal(tokenizer):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**FAMILY_CONFIGS["gpt2"] | {"vocab_size": len(tokenizer)})
+    return normscope.wrap(AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval(), tokenizer)
+
+
+def assert_on_page(map_, page):
+    """Compare a map of the page with what it should be, within half a step of the codes or 0.05%."""
+    expected = np.asarray(map_, dtype=float)
+    largest = np.abs(expected).reshape(len(expected), -1).max(axis=1).reshape(-1, *[1] * (expected.ndim - 1))
+    found = unpacked(page, expected.shape)
+    assert (np.abs(found - expected) <= 6e-4 * np.abs(expected) + 0.6 * largest / 65535 + 1e-12).all()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_an_attributions_page_has_its_scores_and_effects(causal, direct):
+    by = ["layer", "head", "token"]
+    targets = [normscope.NextToken("cat"), normscope.NextToken("mat", position=2)]
+    found = normscope.attribute(causal, TEXT, targets, against="dog", by=by, direct=direct)
+    scores, layers, *heads = data_of(found.explorer().page)["sentences"]
+    tokens = list(found[0].tokens)
+    assert [scores["keys"], layers["keys"]] == [tokens, tokens]
+    assert scores["queries"] == layers["queries"] == [each._said for each in found]
+    assert (scores["layers"], layers["layers"], len(heads)) == ([0], [1, 2, 3], 2)
+    assert_on_page([[each.scores for each in found]], scores["maps"]["token_score"])
+    rows, single, networks = [
+        np.zeros((3, *axes)) for axes in ((2, len(tokens)), (4, 2, len(tokens)), (2, len(tokens)))
+    ]
+    rest = np.zeros((1 if direct else 3, 2, len(tokens)))
+    for target, each in enumerate(found):
+        for row in each.effects.dropna(subset="position").itertuples():
+            match row.part:
+                case "attention":
+                    rows[row.layer - 1, target, row.position] += row.value
+                    single[row.layer - 1, row.head - 1, target, row.position] += row.value
+                case "network":
+                    networks[row.layer - 1, target, row.position] += row.value
+                case _:
+                    rest[row.layer - (not direct), target, row.position] += row.value
+        of_heads = each.effects[each.effects["part"] == "attention"]
+        grid = [
+            [of_heads[(of_heads["layer"] == layer) & (of_heads["head"] == head)]["value"].sum() for head in range(1, 5)]
+            for layer in range(1, 4)
+        ]
+        assert heads[target]["keys"] == ["head 1", "head 2", "head 3", "head 4"]
+        assert_on_page([grid], heads[target]["maps"]["attention"])
+    assert_on_page(rows, layers["maps"]["attention"])
+    assert_on_page(single, layers["head_maps"]["attention"])
+    assert_on_page(networks, layers["maps"]["network"])
+    assert_on_page(rest, scores["maps"]["embeddings"] if direct else layers["maps"]["bypass"])
+    assert layers["heads"] == 4
+
+
+def test_effects_of_all_layers_together_are_beside_the_scores(causal):
+    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["head", "token"], direct=True)
+    (only,) = data_of(found.explorer().page)["sentences"]
+    assert [*only["maps"]] == ["token_score", "attention", "network", "embeddings"]
+    for part in ("attention", "network", "embeddings"):
+        of_part = found.effects[found.effects["part"] == part].groupby("position")["value"].sum()
+        assert_on_page([[of_part.tolist()]], only["maps"][part])
+    heads = found.effects.dropna().pivot_table(index="head", columns="position", values="value").to_numpy()
+    assert_on_page(heads[None, :, None], only["head_maps"]["attention"])
+
+
+def test_an_answers_page_has_its_matrix_and_spans(causal):
+    answer = normscope.Answer("the mat", matrix=True)
+    found = normscope.attribute(causal, "The cat sat.", answer, against="a dog", spans={"cat": (4, 7)})
+    scores, matrix, spans = data_of(found.explorer().page)["sentences"]
+    assert_on_page([[found.scores]], scores["maps"]["token_score"])
+    assert (matrix["queries"], matrix["keys"]) == (list(found.matrix.index), list(found.matrix))
+    assert_on_page([found.matrix], matrix["maps"]["token_score"])
+    assert spans["keys"] == list(found.spans) == ["cat", "rest"]
+    assert_on_page([[list(found.spans.values())]], spans["maps"]["token_score"])
+
+
+def test_several_texts_have_a_map_each(causal):
+    found = normscope.attribute(causal, ["The cat sat.", "A dog."], normscope.NextToken())
+    page = found.explorer().page
+    assert [each["keys"] for each in data_of(page)["sentences"]] == [list(each.tokens) for each in found]
+    assert "<title>Attribution: " in page
+    assert "biases are left out" in page
+    assert "predicts the next one" not in page
+    with pytest.raises(InputError, match="explorer: expected at least one attribution"):
+        found[:0].explorer()
+
+
+@needs_browser
+def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
+    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
+    found.explorer().save(tmp_path / "scores.html")
+    shown, console = opened(tmp_path / "scores.html")
+    assert console == []
+    strongest = np.abs(found.scores).argmax()
+    seen = html.unescape(re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1]))
+    name = found.tokens[strongest]
+    first = f"What adds to “{found._said}”{name}"
+    sign = "\u2212" if found.scores[strongest] < 0 else "+"
+    assert re.match(rf"{re.escape(first)}( \({strongest}\))?{re.escape(sign)}", seen)
+    measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
+    assert re.findall(r'value="(\w+)"', measures) == ["token_score"]
+    assert "layer" not in re.sub("<[^>]+>", "", re.search(r'class="legend">(.+?)</div>', shown, re.DOTALL)[1])
+
+
+def test_the_advice_for_a_page_that_is_too_large_names_what_was_asked(causal, monkeypatch):
+    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
+    monkeypatch.setattr(explorers, "_LARGEST", 20)
+    with pytest.raises(InputError, match=r"or leave out head in by$"):
+        found.explorer()
 
 
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):

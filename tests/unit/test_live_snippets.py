@@ -89,7 +89,7 @@ def test_python(client, state):
         if head >= 0 and measure == "attn_w":
             expected = weights[layer, head]
         elif head >= 0:
-            norms = unpacked(found["maps"]["weighted"], (3, 4, count, count))
+            norms = unpacked(found["maps"]["head_maps"]["attn_n"], (3, 4, count, count))
             expected = norms[layer, head]
         if kind == "layer":
             expected = expected - maps[measure][int(other) - 1]

@@ -347,7 +347,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
         positions = [units.index(number) for number in single]
         at_tokens = tokens.maps[name][np.ix_(range(len(values)), positions, positions)]
         torch.testing.assert_close(values[pairs], at_tokens)
-    assert len(words.explorer().sentences[0].weighted[0]) == words.head_weights.shape[1]
+    assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_weights.shape[1]
     scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
     assert scores[1].tokens == words.tokens

@@ -12,6 +12,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from normscope.rounding import number
+from normscope.statistics.tidy import tidy
+
 
 @dataclasses.dataclass(frozen=True)
 class HeatmapPanels:
@@ -221,6 +224,37 @@ class TextPair:
     """The last row and column are those of the biases."""
     measure: str = "cosine similarity"
     """What all of it adds up to."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per pair; tokens are numbered from 0, and the biases come last."""
+        return tidy(
+            {
+                "token_a": np.array([*self.tokens_a, "bias"], dtype=object)[:, None],
+                "token_b": np.array([*self.tokens_b, "bias"], dtype=object),
+                "value": self.matrix,
+            },
+            a=range(len(self.tokens_a) + 1),
+            b=range(len(self.tokens_b) + 1),
+        )
+
+    def figure(self) -> WordMaps:
+        """The matrix, as a figure."""
+        return WordMaps(
+            table=self.table.assign(panel=self.title, frame="none"),
+            panel="panel",
+            panel_titles={self.title: self.title},
+            row="a",
+            row_label="token_a",
+            column="b",
+            column_label="token_b",
+            # Biases belong to no word, and would often make all other cells look pale.
+            largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
+            caption=(
+                f"What each pair of tokens adds to the {self.measure} of two texts (rows: the first text, columns: the "
+                f"second). All cells add up to {number(float(self.matrix.sum()))}: orange raises it, purple lowers it."
+            ),
+        )
 
 
 class Sentence(str):

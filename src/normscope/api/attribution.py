@@ -17,9 +17,11 @@ from normscope.analyses.findings import ColouredText, HeatmapGrid, WordMaps
 from normscope.api.arguments import chosen
 from normscope.api.calls import checked
 from normscope.api.coloured_tokens import LEGEND, coloured
+from normscope.api.explorers import Explorer
 from normscope.api.picture import Picture
 from normscope.api.saved import save_result
 from normscope.api.several import Several
+from normscope.api.target_maps import TargetRow, target_maps
 from normscope.attribution.effects import Effects
 from normscope.errors import InputError
 from normscope.rounding import number
@@ -111,6 +113,17 @@ class Attribution:
             case Part.matrix:
                 return self._matrix_picture()
 
+    def explorer(self) -> Explorer:
+        """The scores as an interactive page like in a report, with the answer's tokens, effects and spans that are known.
+
+        The menu of sentences leads from one to the other. Effects by layer and token have a map for each layer, and for each
+        head if these are known as well.
+
+        Raises:
+            InputError: If there are too many values for one page.
+        """
+        return Explorer(self.figure(), target_maps([self._row]))
+
     def _matrix_picture(self) -> Picture:
         if self.matrix is None:
             raise InputError(
@@ -176,6 +189,16 @@ class Attribution:
     def _said(self) -> str:
         """The target with its value, as a title."""
         return f"{self.what[0].upper()}{self.what[1:]}: {number(self.target)}"
+
+    @property
+    def _row(self) -> TargetRow:
+        heads = self._head_grid if self._by_head else None
+        return TargetRow(self._said, self.tokens, self.sides, self.scores, self.matrix, self.spans, self.effects, heads)
+
+    @property
+    def _head_grid(self) -> pd.DataFrame:
+        """What every head adds, over all tokens: one row per layer, one column per head."""
+        return self._heads().pivot_table(index="layer", columns="head", values="value")
 
     def _heads(self) -> pd.DataFrame:
         effects = self.effects
@@ -257,6 +280,16 @@ class Attributions(Several[Attribution]):
         if not self:
             raise InputError("figure: expected at least one attribution")
         return text_picture(self)
+
+    def explorer(self) -> Explorer:
+        """All attributions on one interactive page like in a report, with one row for each target of a text.
+
+        Raises:
+            InputError: If there are none, or too many values for one page.
+        """
+        if not self:
+            raise InputError("explorer: expected at least one attribution")
+        return Explorer(self.figure(), target_maps([each._row for each in self]))
 
     def _repr_html_(self) -> str:
         return "".join(each._repr_html_() for each in self)

@@ -230,14 +230,14 @@ class Decomposition:
 
     def token_maps(self) -> TokenMaps:
         """The maps as the explorer takes them, in float32."""
-        if self.head_weights is None or self.head_vectors is None:
-            weights, norms = self.weights[:, None], torch.zeros_like(self.weights[:, None, 0])
-        elif self.level is Level.word:
-            weights, norms = self.head_weights, self.head_vectors
-        else:
+        weights = self.weights[:, None] if self.head_weights is None else self.head_weights
+        norms, head_maps = None, {}
+        if self.head_vectors is not None and self.level is Level.word:
+            head_maps["attn_n"] = self.head_vectors.float().numpy()
+        elif self.head_vectors is not None:
             # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
-            weights, sums = self.head_weights, self.head_weights.sum(dim=2)
-            norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0)
+            sums = weights.sum(dim=2)
+            norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0).float().numpy()
         return TokenMaps(
             title=self.text or " ".join(self.tokens),
             queries=self.tokens,
@@ -246,7 +246,8 @@ class Decomposition:
             layers=tuple(self._layers),
             single_heads=self.head_weights is not None,
             weights=weights.float().numpy(),
-            norms=norms.float().numpy(),
+            norms=norms,
+            head_maps=head_maps,
             maps={
                 name: values.float().numpy()
                 for name, values in (self.maps | ({} if self.shares is None else {"share": self.shares})).items()
@@ -474,37 +475,59 @@ def _maps(
     """What a decomposition consists of, by name: the layers of a batch of one."""
     methods, groups = model.layout.methods, batch.groups
     at = slice(None) if queries is None else queries
-    layers: list[dict[str, Tensor]] = []
+    layers = _Layers(len(observer.parameters))
 
     def visit(block: AttentionBlock) -> None:
         words = None if groups is None else WordBlock(block, groups)
         of_method = block.mixing_ratios if words is None else words.mixing_ratios()
         shares = block.shares if words is None else words.shares()
-        ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()[:, at]
+        ratios = torch.stack([of_method[method][0] for method in methods]).cpu()[:, at]
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
         norms = None if measures is None else [method for method in methods if method in measures]
         of_block = block.pair_maps(queries, norms) if words is None else words.maps()
         kept = {"attn_w", *(map(str, of_block) if measures is None else measures)}
         maps = {str(method): maps[0] for method, maps in of_block.items() if str(method) in kept} | {"ratios": ratios}
-        maps["parts"] = parts.cpu().double()[..., at]
+        maps["parts"] = parts.cpu()[..., at]
         if measures is None or _SHARE in measures:
             maps["shares"] = (block.pair_shares(queries=queries) if words is None else words.pair_shares())[0]
         if heads and words is None:
             weights = block.weights if queries is None else block.alpha.rows(queries.to(model.device))
-            maps["head_w"] = weights[0].cpu().double()
-            maps["head_n"] = block.head_norms(weights, queries)[0].cpu().double()
+            maps["head_w"], maps["head_n"] = weights[0], block.head_norms(weights, queries)[0]
         elif heads and words is not None:
             maps["head_w"], maps["head_n"] = (values[0] for values in words.head_maps())
-        layers.append(maps)
+        layers.add(**maps)
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
         stages = block.pair_maps() if groups is None else block.word_maps(groups)
-        layers[-1] |= {f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK}
+        layers.extend(**{f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK})
 
     with observer:
         inputs = batch.model_inputs()
         observer.run(inputs, visit, visit_feed_forward=visit_feed_forward if feed_forward else None)
-    return {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
+    return layers.maps
+
+
+class _Layers:
+    """Tensors of layers by name, in float64 on the CPU: each is copied once, and not at all if there is one layer."""
+
+    def __init__(self, count: int) -> None:
+        self.maps: dict[str, Tensor] = {}
+        self._count, self._done = count, 0
+
+    def add(self, **values: Tensor) -> None:
+        """Add what belongs to the next layer."""
+        self._done += 1
+        self.extend(**values)
+
+    def extend(self, **values: Tensor) -> None:
+        """Add more of the same layer."""
+        for name, of_layer in values.items():
+            if self._count == 1:
+                self.maps[name] = of_layer.cpu().double().unsqueeze(0)
+                continue
+            if name not in self.maps:
+                self.maps[name] = torch.empty(self._count, *of_layer.shape, dtype=torch.float64)
+            self.maps[name][self._done - 1] = of_layer
 
 
 def _from_end(place: object, length: int) -> object:

@@ -77,13 +77,11 @@ class Explorer(Framed):
     name = "Explorer of token maps"
 
     def __post_init__(self) -> None:
-        values = sum(
-            sum(values.size for values in (sentence.weights, *sentence.maps.values()) if values is not None)
-            for sentence in self.sentences
-        )
+        values = sum(sentence.values for sentence in self.sentences)
         if values > _LARGEST:
             tokens = sum(len(sentence.queries) for sentence in self.sentences)
-            heads = ", or leave out heads=True" if any(sentence.single_heads for sentence in self.sentences) else ""
+            without = "head in by" if any(sentence.of_targets for sentence in self.sentences) else "heads=True"
+            heads = f", or leave out {without}" if any(sentence.heads for sentence in self.sentences) else ""
             raise InputError(
                 f"explorer: {values:,} values of {tokens:,} tokens; expected at most {_LARGEST:,}: "
                 f"take shorter or fewer texts{heads}"

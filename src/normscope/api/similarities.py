@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from normscope.analyses.findings import ColouredText, TextPair, WordMaps
+from normscope.analyses.findings import ColouredText, TextPair
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
@@ -15,7 +15,6 @@ from normscope.api.several import Several
 from normscope.errors import InputError
 from normscope.maths.choices import SimilarityFunction
 from normscope.rounding import number
-from normscope.statistics.tidy import tidy
 
 _SHOWN = 5
 
@@ -53,52 +52,30 @@ class Similarity:
     @property
     def table(self) -> pd.DataFrame:
         """One row per pair, the largest first; tokens are numbered from 0."""
-        return self._pairs.sort_values("value", ascending=False, kind="stable", ignore_index=True)
+        return self._pair().table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
 
     def figure(self) -> Picture:
         """The matrix, as a figure."""
-        title = f"{self._what} {number(self.value)}"
-        return Picture(
-            WordMaps(
-                table=self._pairs.assign(frame="none", panel=title),
-                panel="panel",
-                panel_titles={title: title},
-                row="a",
-                row_label="token_a",
-                column="b",
-                column_label="token_b",
-                caption=(
-                    f"What each pair of tokens adds to the {self._what} of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {number(self.value)}: orange raises it, purple lowers it."
-                ),
-                # Biases say nothing about words, and would often make all other cells look pale.
-                largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
-            )
-        )
+        return Picture(self._pair().figure())
 
     def explorer(self) -> PairExplorer:
         """Both texts and the map as an interactive page, which notebooks display."""
-        return PairExplorer(self.figure(), [self._pair(f"{self._what} {number(self.value)}")])
+        return PairExplorer(self.figure(), [self._pair()])
 
-    def _pair(self, title: str) -> TextPair:
-        return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self._what)
+    def _pair(self, title: str | None = None) -> TextPair:
+        """Both texts with their map.
+
+        Args:
+            title: By default, the similarity.
+        """
+        return TextPair(
+            title or f"{self._what} {number(self.value)}", self.tokens_a, self.tokens_b, self.matrix, self._what
+        )
 
     @property
     def _of_tokens(self) -> float:
         """What pairs of tokens add, without the biases."""
         return float(self.matrix[:-1, :-1].sum())
-
-    @property
-    def _pairs(self) -> pd.DataFrame:
-        return tidy(
-            {
-                "token_a": np.array(self.sources_a, dtype=object)[:, None],
-                "token_b": np.array(self.sources_b, dtype=object),
-                "value": self.matrix,
-            },
-            a=range(len(self.sources_a)),
-            b=range(len(self.sources_b)),
-        )
 
     @property
     def _what(self) -> str:

@@ -141,8 +141,7 @@ class Answers:
             aim = found.aimed_at(target) if target else found.target
             parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
             assert isinstance(parts, Attribution)
-            table = parts.strongest(model.layers * model.layout.heads)
-        grid = table.pivot_table(index="layer", columns="head", values="value")
+        grid = parts._head_grid
         return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
 
     def pair(self, side: Side, other: str, _: GoOn) -> dict[str, Any]:

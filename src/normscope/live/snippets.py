@@ -13,7 +13,7 @@ from normscope.live.state import Side, State
 from normscope.live.texts import SEPARATOR
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.reporting.explorer import HEAD_MEASURES, MEASURES, SIGNED_MEASURES
+from normscope.reporting.explorer import HEAD_MEASURES, MEASURES
 
 _PLAIN = re.compile(r"[\w./-]+")
 _LOADED = (
@@ -147,7 +147,7 @@ def _shown(name: _Names, model: str, layers: Sequence[int], state: State, level:
         if head > 0 and measure in HEAD_MEASURES:
             return f"{name.maps}.{'head_weights' if measure == 'attn_w' else 'head_vectors'}{at}[{head - 1}]"
         known = measure if measure in MEASURES else "attn_n"
-        return f"{name.maps}.shares{at}" if known in SIGNED_MEASURES else f'{name.maps}.maps["{known}"]{at}'
+        return f"{name.maps}.shares{at}" if known == "share" else f'{name.maps}.maps["{known}"]{at}'
 
     kind, _, other = view.get("minus", "").partition(":")
     shown = of(measure, layer)

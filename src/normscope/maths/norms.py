@@ -19,6 +19,9 @@ ENTRIES_AT_ONCE = {"cpu": 2**21}
 ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**26
 """The same on other devices, which need large pieces of work to be busy."""
 
+KEYS_AT_ONCE = {"cpu": 128}
+"""Keys whose norms come from Gram matrices at once, by device; all of them on others."""
+
 
 def norm_factors(
     output_weight: Float[Tensor, "head head_dim model"],
@@ -121,11 +124,13 @@ def norms_from_grams(
         weights: Post-softmax α, of all queries or some.
         grams: See `head_grams`.
     """
-    # With keys first, α is copied once; an einsum leaves its result in another layout than α, which costs most of the time.
-    by_key = weights.permute(0, 3, 1, 2).contiguous()
-    squares = (grams @ by_key).mul_(by_key).sum(dim=2)
+    squares = weights.new_empty(weights.shape[0], *weights.shape[2:])
+    for some in pieces(slice(0, weights.shape[3]), KEYS_AT_ONCE.get(weights.device.type, weights.shape[3])):
+        # Products need α with the queries last. Some keys at a time, the copy and what follows stay in the cache.
+        by_key = weights[..., some].transpose(2, 3).contiguous().transpose(1, 2)
+        squares[..., some] = (grams[:, some] @ by_key).mul_(by_key).sum(dim=2).transpose(1, 2)
     # Rounding can make a zero square slightly negative.
-    return squares.clamp_(min=0).sqrt_().transpose(1, 2).contiguous()
+    return squares.clamp_(min=0).sqrt_()
 
 
 def gated_pair_norms(

@@ -381,7 +381,9 @@ class AttentionBlock:
         values = (self.value.cpu().double()).transpose(-1, -2)
         shares = torch.cat(
             [
-                widened((weights * (read[:, :, some] @ values[..., : weights.shape[-1]])).sum(dim=1), values.shape[-1])
+                widened(
+                    (read[:, :, some] @ values[..., : weights.shape[-1]]).mul_(weights).sum(dim=1), values.shape[-1]
+                )
                 for some, weights in self._strips(queries)
             ],
             dim=1,

@@ -176,7 +176,7 @@ def is_ids(text: object) -> TypeGuard[list[int]]:
     return (
         isinstance(text, list)
         and bool(text)
-        and all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in text)
+        and all(issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, text)})
     )
 
 

@@ -29,7 +29,16 @@ MEASURES = {
 }
 """Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
 
-SIGNED_MEASURES = ("share",)
+TARGET_MEASURES = {
+    "token_score": "score (what the token adds to the target)",
+    "attention": "attention (what heads add)",
+    "network": "network (what the feed-forward network adds)",
+    "embeddings": "embeddings (what the token's own embedding adds)",
+    "bypass": "bypass (what the residual connection carries past the layer's block)",
+}
+"""The same for maps whose rows are targets: numbers that a model computes, and what each token adds to them."""
+
+SIGNED_MEASURES = ("share", *TARGET_MEASURES)
 """Measures whose values may be negative, which are drawn on a diverging scale."""
 
 _NEGATIVE = 1 << 15
@@ -67,13 +76,14 @@ class TokenMaps:
     is_cross_attention: bool
     """Whether the keys belong to another sequence."""
     layers: tuple[int, ...]
+    """Layers count from 1; 0 stands for all of them together."""
     single_heads: bool
     """Whether there are maps of single heads besides those of the block."""
     weights: np.ndarray | None
     """α: layer, head, query, key. Without single heads, the mean over heads as the only entry; None for maps through several
     layers, which have no weights."""
     norms: np.ndarray | None
-    """‖f(x)‖: layer, head, key. Between words, ‖αf(x)‖: layer, head, query, key."""
+    """‖f(x)‖: layer, head, key; None if `head_maps` has ‖αf(x)‖, or there are no weights."""
     maps: Mapping[str, np.ndarray]
     """What the attention block and the feed-forward network pass from key to query, by measure: layer, query, key. Norms of
     vectors by method, and the signed shares of the block's output (`share`)."""
@@ -84,18 +94,35 @@ class TokenMaps:
     """The gold tree of an annotated sentence."""
     unit: str = "token"
     """What the queries and keys are: `token` or `word`."""
+    head_maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Maps of single heads that do not follow from weights and norms, by measure: layer, head, query, key. Between words,
+    ‖αf(x)‖ (`attn_n`) is one of them."""
 
     @property
     def heads(self) -> int:
         """Number of heads with maps of their own."""
-        return int(self.weights.shape[1]) if self.single_heads and self.weights is not None else 0
+        of_heads = [values for values in (self.weights, *self.head_maps.values()) if values is not None]
+        return int(of_heads[0].shape[1]) if self.single_heads and of_heads else 0
+
+    def of_heads(self, measure: str) -> np.ndarray | None:
+        """The maps of single heads: layer, head, query, key; None if there are none for a measure."""
+        if measure in self.head_maps:
+            return self.head_maps[measure]
+        if not self.single_heads or self.weights is None or measure not in HEAD_MEASURES:
+            return None
+        assert self.norms is not None
+        return self.weights if measure == "attn_w" else self.weights * self.norms[:, :, None, :]
 
     @property
-    def weighted(self) -> np.ndarray:
-        """‖αf(x)‖: layer, head, query, key."""
-        assert self.weights is not None
-        assert self.norms is not None
-        return self.norms if self.norms.ndim == self.weights.ndim else self.weights * self.norms[:, :, None, :]
+    def values(self) -> int:
+        """Number of values of all maps."""
+        arrays = (self.weights, *self.maps.values(), *self.head_maps.values())
+        return sum(values.size for values in arrays if values is not None)
+
+    @property
+    def of_targets(self) -> bool:
+        """Whether rows are numbers that a model computes, instead of tokens or words."""
+        return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
@@ -104,9 +131,9 @@ class TokenMaps:
         for name, values in blocks.items():
             measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=np.float32)
             measures[name][0] = values
-            if self.weights is not None and name in HEAD_MEASURES:
-                of_heads = self.weights if name == "attn_w" else self.weighted
-                measures[name][1:] = of_heads.swapaxes(0, 1)[: self.heads]
+            of_heads = self.of_heads(name)
+            if of_heads is not None:
+                measures[name][1:] = of_heads.swapaxes(0, 1)
         tokens = {
             "query_token": np.array(self.queries, dtype=object)[:, None],
             "key_token": np.array(self.keys, dtype=object),
@@ -143,7 +170,7 @@ def payload(sentences: Sequence[TokenMaps], measure: str = "") -> dict[str, Any]
 def about_measures() -> dict[str, Any]:
     """What the explorer's script knows of all measures."""
     return {
-        "measures": MEASURES,
+        "measures": MEASURES | TARGET_MEASURES,
         "head_measures": HEAD_MEASURES,
         "signed_measures": SIGNED_MEASURES,
     }
@@ -160,6 +187,7 @@ def packed(sentence: TokenMaps, compression: int = _SMALLEST) -> dict[str, Any]:
         "queries": sentence.queries,
         "keys": sentence.keys,
         "is_cross_attention": sentence.is_cross_attention,
+        "of_targets": sentence.of_targets,
         "layers": sentence.layers,
         "heads": sentence.heads,
         "query_words": sentence.query_words,
@@ -167,10 +195,10 @@ def packed(sentence: TokenMaps, compression: int = _SMALLEST) -> dict[str, Any]:
         "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
         "weights": None if sentence.weights is None else scaled(sentence.weights, compression),
         "maps": {name: scaled(values, compression) for name, values in sentence.maps.items()},
+        "head_maps": {name: scaled(values, compression) for name, values in sentence.head_maps.items()},
     }
-    if sentence.single_heads and sentence.weights is not None and sentence.norms is not None:
-        of_keys = sentence.norms.ndim < sentence.weights.ndim
-        packed["norms" if of_keys else "weighted"] = scaled(sentence.norms, compression)
+    if sentence.single_heads and sentence.norms is not None:
+        packed["norms"] = scaled(sentence.norms, compression)
     return packed
 
 

@@ -208,7 +208,6 @@ def _sentence(
         block_maps.append(maps)
         if not single_heads:
             weights.append(mean[None])
-            norms.append(np.zeros_like(mean[:1]))
             return
         of_heads = (block.weights, block.transformed_norms) if words is None else words.head_maps()
         for kept, values in zip((weights, norms), of_heads, strict=True):
@@ -233,7 +232,8 @@ def _sentence(
         layers=tuple(layers),
         single_heads=single_heads,
         weights=np.stack(weights),
-        norms=np.stack(norms),
+        norms=np.stack(norms) if norms and groups is None else None,
+        head_maps={"attn_n": np.stack(norms)} if norms and groups is not None else {},
         maps={
             name: np.stack([maps[name] for maps in block_maps])
             for name in block_maps[0]

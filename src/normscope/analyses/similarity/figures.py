@@ -44,7 +44,7 @@ def describe_figures(
                 "line rises distinguishes similar from dissimilar texts; one whose line is flat adds the same to all groups."
             ),
         )
-    return figures | {name: _pair(text) for name, text in texts.items()}
+    return figures | {name: text.figure() for name, text in texts.items()}
 
 
 def by_similarity(pairs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
@@ -86,33 +86,5 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
             f"What pairs of tokens add to the mean cosine similarity of {counted(pairs, 'pair')} of texts, by the category of "
             "the token in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
             f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token."
-        ),
-    )
-
-
-def _pair(text: TextPair) -> WordMaps:
-    value = float(text.matrix.sum())
-    table = tidy(
-        {
-            "token_a": np.array([*text.tokens_a, "bias"], dtype=object)[:, None],
-            "token_b": np.array([*text.tokens_b, "bias"], dtype=object),
-            "value": text.matrix,
-        },
-        a=range(len(text.tokens_a) + 1),
-        b=range(len(text.tokens_b) + 1),
-    )
-    return WordMaps(
-        table=table.assign(panel=text.title, frame="none"),
-        panel="panel",
-        panel_titles={text.title: text.title},
-        row="a",
-        row_label="token_a",
-        column="b",
-        column_label="token_b",
-        # Biases belong to no word, and would often make all other cells look pale.
-        largest=float(np.abs(text.matrix[:-1, :-1]).max()) or 1.0,
-        caption=(
-            "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the second). "
-            f"All cells add up to {number(value)}: orange raises it, purple lowers it."
         ),
     )

@@ -6,9 +6,16 @@ const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
 
-// Tokens and their values, the largest first.
-const ranking = (tokens, values) =>
-  values.map((value, at) => [`${tokens[at]} (${at})`, value]).filter(([, value]) => !Number.isNaN(value)).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+// A token with its place; a target, and a head or span beside it, by its name alone.
+function nameOf(map, side, at) {
+  const names = map[side];
+  const speaks = map.ofTargets && (side === "rows" || new Set(names).size === names.length);
+  return speaks ? names[at] : `${names[at]} (${at})`;
+}
+
+// Rows or columns and their values, the largest first.
+const ranking = (map, side, values) =>
+  values.map((value, at) => [nameOf(map, side, at), value]).filter(([, value]) => !Number.isNaN(value)).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
 
 // Where a report keeps the explorer's selection: after "#explore?" in its address.
 const reportAddress = {
@@ -69,7 +76,7 @@ class Explorer {
       make("div", { className: "stepper" }, step(-1, "◂", "previous layer"), select("layer"), step(1, "▸", "next layer")));
     this.boxes.layer.setAttribute("aria-label", "layer");
     return make("div", { className: "controls" },
-      field("sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
+      field(this.data.sentences[0].of_targets ? "map" : "sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
       field("minus", select("minus")), field("scale", select("scale")),
       make("div", { className: "ticks" }, tick("log", "logarithmic"), tick("hideSelf", "hide self"), tick("words", "whole words")),
       make("div", { className: "saves", role: "group", "aria-label": "Save the map" },
@@ -126,10 +133,12 @@ class Explorer {
     };
     const short = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
     offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${short(title)}`]));
-    offer("layer", sentence.layers.map((layer, at) => [at, layer]));
+    offer("layer", sentence.layers.map((layer, at) => [at, layer || "all"]));
     const single = Array.from({ length: sentence.heads }, (_, at) => [at + 1, String(at + 1)]);
     offer("head", [[BLOCK, "block (heads combined)"], ...(single.length ? [[EVERY_HEAD, "every head, side by side"]] : []), ...single]);
     const measures = measuresOf(data, sentence, this.measuredHead);
+    this.boxes.layer.closest(".field").hidden = !sentence.layers[0];
+    this.boxes.head.closest("label").hidden = !single.length;
     offer("measure", measures.map((name) => [name, data.measures[name]]));
     this.boxes.sentence.closest("label").hidden = Boolean(data.strip);
     offer("minus", [["", "nothing"], ...(data.paired && !state.sentence ? [[BEFORE, "before"]] : []),
@@ -261,9 +270,9 @@ class Explorer {
     const columns = this.map.columns.length;
     const [row, column] = [Math.floor(at / columns), at % columns];
     const value = formatNumber(this.map.values[at], this.signed);
-    const tokens = `${this.map.rows[row]} (${row}) ← ${this.map.columns[column]} (${column})`;
-    this.live.textContent = `${this.map.rows[row]} (${row}) receives ${value} from ${this.map.columns[column]} (${column})`;
-    return { value, tokens };
+    const [to, from] = [nameOf(this.map, "rows", row), nameOf(this.map, "columns", column)];
+    this.live.textContent = `${to} receives ${value} from ${from}`;
+    return { value, tokens: `${to} ← ${from}` };
   }
 
   pin(row, column) {
@@ -280,18 +289,20 @@ class Explorer {
     const where = this.state.head === EVERY_HEAD ? " (all heads)" : "";
     this.view.markPinned(pinned, this.sentence.is_cross_attention ? undefined : pinned);
     const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
-    const lists = [[`“${token}” receives from${where}`, ranking(map.columns, received)]];
+    const title = this.sentence.of_targets ? `What adds to “${token}”` : `“${token}” receives from`;
+    const lists = [[`${title}${where}`, ranking(map, "columns", received)]];
     if (!this.sentence.is_cross_attention) {
-      lists.push([`“${token}” contributes to${where}`, ranking(map.rows, map.rows.map((_, row) => map.values[row * columns + pinned]))]);
+      lists.push([`“${token}” contributes to${where}`, ranking(map, "rows", map.rows.map((_, row) => map.values[row * columns + pinned]))]);
     }
     this.lists.replaceChildren(...valueLists(lists, this.signed ? this.colours : undefined));
   }
 
   save(kind) {
     const { sentence, layer, head, measure } = this.selection;
-    const name = `sentence${sentence + 1}_layer${this.sentence.layers[layer]}_${head ? `head${head}` : "block"}_${measure}`;
+    const number = this.sentence.layers[layer];
+    const name = `sentence${sentence + 1}_${number ? `layer${number}_` : ""}${head ? `head${head}` : "block"}_${measure}`;
     const onPaper = palette(this.root, this.signed ? "--paper-diverging" : "--paper-sequential");
-    const svg = () => mapSvg(this.map, this.scale, onPaper, `${this.measureTitle()}, layer ${this.sentence.layers[layer]}`);
+    const svg = () => mapSvg(this.map, this.scale, onPaper, this.measureTitle() + (number ? `, layer ${number}` : ""));
     if (kind === "csv") download(`${name}.csv`, "text/csv", mapCsv(this.map));
     else if (kind === "svg") download(`${name}.svg`, "image/svg+xml", svg());
     else downloadPng(`${name}.png`, svg());

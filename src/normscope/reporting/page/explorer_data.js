@@ -16,8 +16,8 @@ async function unpackData(data) {
 }
 
 // Inflates the codes of a sentence's maps. High bytes precede low bytes.
-async function unpackMaps({ weights, norms, weighted, maps }) {
-  const packed = [...[weights, norms, weighted].filter(Boolean), ...Object.values(maps)];
+async function unpackMaps({ weights, norms, maps, head_maps }) {
+  const packed = [...[weights, norms].filter(Boolean), ...Object.values(maps), ...Object.values(head_maps)];
   await Promise.all(packed.map(async (each) => {
     const bytes = await inflated(each.codes);
     const count = bytes.length / 2;
@@ -41,7 +41,7 @@ function tokenValues(sentence, measure, layer, head) {
   const weight = (h, at) => entry(sentence.weights, h, at);
   return Float64Array.from({ length: n * m }, (_, at) => {
     if (head !== BLOCK) {
-      if (measure !== "attn_w" && sentence.weighted) return entry(sentence.weighted, head - 1, at);
+      if (measure in sentence.head_maps) return entry(sentence.head_maps[measure], head - 1, at);
       const norm = measure === "attn_w" ? 1 : unpack(sentence.norms, layer, (layer * heads + head - 1) * m + (at % m));
       return weight(head - 1, at) * norm;
     }
@@ -54,8 +54,9 @@ function tokenValues(sentence, measure, layer, head) {
 
 // The measures that exist for single heads, and for the block.
 function measuresOf(data, sentence, head) {
-  const names = Object.keys(data.measures);
-  return names.filter((name) => (head === BLOCK ? (name === "attn_w" && sentence.weights) || name in sentence.maps : data.head_measures.includes(name)));
+  const ofHead = (name) => name in sentence.head_maps || (sentence.weights && data.head_measures.includes(name));
+  const ofBlock = (name) => name in sentence.maps || (sentence.weights && name === "attn_w");
+  return Object.keys(data.measures).filter(head === BLOCK ? ofBlock : ofHead);
 }
 
 // The tokens of each word: [[0], [1, 2], …].
@@ -90,7 +91,9 @@ function rowShares(values, m) {
 // Rows and columns of what is shown: tokens, or words where the reader wants them.
 function axesOf(sentence, byWord) {
   const label = (tokens, members) => members.map((word) => word.map((token, at) => bare(tokens[token], at > 0)).join(""));
-  if (!byWord || !sentence.query_words) return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null };
+  if (!byWord || !sentence.query_words) {
+    return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null, ofTargets: sentence.of_targets };
+  }
   const [rowWords, columnWords] = [membersOf(sentence.query_words), membersOf(sentence.key_words)];
   return { rows: label(sentence.queries, rowWords), columns: label(sentence.keys, columnWords), rowWords, columnWords };
 }

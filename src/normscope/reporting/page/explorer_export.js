@@ -5,15 +5,16 @@ const escapeXml = (text) => text.replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "
 // A drawing of its own on white, so that it can go into a paper.
 function mapSvg(map, scale, colours, title) {
   const [cell, columns] = [20, map.columns.length];
-  const length = (tokens) => 10 + 7 * Math.max(...tokens.map((token) => clipped(token).length));
-  const [left, top] = [length(map.rows), length(map.columns) + 18];
+  const length = (labels) => 10 + 7 * Math.max(...labels.map((label) => label.length));
+  const [rowLabels, columnLabels] = [map.rows.map((token) => rowLabel(map, token)), map.columns.map((token) => clipped(token))];
+  const [left, top] = [length(rowLabels), length(columnLabels) + 18];
   const [width, height] = [left + columns * cell + 8, top + map.rows.length * cell + 8];
   const fills = cellColours(map, scale, colours).map((colour, at) => colour &&
     `<rect x="${left + (at % columns) * cell}" y="${top + Math.floor(at / columns) * cell}" width="${cell}" height="${cell}" fill="rgb(${colour})"/>`);
-  const rows = map.rows.map((token, i) =>
-    `<text x="${left - 5}" y="${top + (i + 0.7) * cell}" text-anchor="end">${escapeXml(clipped(token))}</text>`);
-  const heads = map.columns.map((token, j) =>
-    `<text transform="translate(${left + (j + 0.7) * cell} ${top - 5}) rotate(-90)">${escapeXml(clipped(token))}</text>`);
+  const rows = rowLabels.map((label, i) =>
+    `<text x="${left - 5}" y="${top + (i + 0.7) * cell}" text-anchor="end">${escapeXml(label)}</text>`);
+  const heads = columnLabels.map((label, j) =>
+    `<text transform="translate(${left + (j + 0.7) * cell} ${top - 5}) rotate(-90)">${escapeXml(label)}</text>`);
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">` +
     "<style>text { font: 11px ui-monospace, monospace; fill: #1a1a1a; }</style>" +
     `<rect width="100%" height="100%" fill="#fff"/><text x="5" y="14">${escapeXml(title)}</text>${[...fills, ...rows, ...heads].filter(Boolean).join("")}</svg>`;

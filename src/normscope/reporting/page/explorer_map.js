@@ -2,8 +2,10 @@
 
 const CELL = { smallest: 18, largest: 52 };
 const LONGEST_LABEL = 16;
+const LONGEST_TARGET = 44; // of a row that is no token
 
-const clipped = (token) => (token.length > LONGEST_LABEL ? `${token.slice(0, LONGEST_LABEL - 1)}…` : token);
+const clipped = (token, longest = LONGEST_LABEL) => (token.length > longest ? `${token.slice(0, longest - 1)}…` : token);
+const rowLabel = (map, token) => clipped(token, map.ofTargets ? LONGEST_TARGET : LONGEST_LABEL);
 
 class MapView {
   // `onMove(cell)` is called when the pointer or the keys reach a cell, `onPin(row, column)` when the reader chooses one;
@@ -47,7 +49,7 @@ class MapView {
   show(map, paintCells) {
     this.map = map;
     const [rows, columns] = [map.rows.length, map.columns.length];
-    const labelWidth = Math.max(...map.rows.map((token) => clipped(token).length)) * 7.3 + 14;
+    const labelWidth = Math.max(...map.rows.map((token) => rowLabel(map, token).length)) * 7.3 + 14;
     this.width = this.node.clientWidth;
     const room = (this.width || 700) - labelWidth - 4;
     // The whole map is to be seen without scrolling, unless its cells would be too small to read.
@@ -59,9 +61,9 @@ class MapView {
     for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
       this.grid.style.setProperty(name, value);
     }
-    const label = (token, at) => make("span", { title: token, "data-at": at }, clipped(token));
-    this.rows.replaceChildren(...map.rows.map(label));
-    this.columns.replaceChildren(...map.columns.map(label));
+    const label = (token, at, text) => make("span", { title: token, "data-at": at }, text);
+    this.rows.replaceChildren(...map.rows.map((token, at) => label(token, at, rowLabel(map, token))));
+    this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, clipped(token))));
     paintCells(this.canvas);
     this.hideTip();
     this.move(this.at < map.values.length ? this.at : undefined);

@@ -17,14 +17,19 @@ def explorer_page(sentences: Sequence[TokenMaps]) -> str:
         environment()
         .get_template("explorer_page.html")
         .render(
-            title=f"{sentences[0].unit.capitalize()} maps: {sentences[0].title}",
+            title=_title(sentences[0]),
             css=asset("page.css") + asset("explorer.css"),
             script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
             explorer=script_data(payload(sentences)),
             unit=sentences[0].unit,
             is_cross_attention=any(sentence.is_cross_attention for sentence in sentences),
+            of_targets=sentences[0].of_targets,
         )
     )
+
+
+def _title(sentence: TokenMaps) -> str:
+    return f"{'Attribution' if sentence.of_targets else f'{sentence.unit.capitalize()} maps'}: {sentence.title}"
 
 
 def explained_page(
@@ -65,6 +70,7 @@ def explained_page(
             explorer="" if maps is None else script_data(payload([maps])),
             unit="token",
             is_cross_attention=maps is not None and maps.is_cross_attention,
+            of_targets=False,
             note=note,
         )
     )

@@ -90,6 +90,7 @@ def page(report: Report) -> str:
             unit=config["level"],
             explorer=script_data(payload(report.sentences, measure)) if report.sentences else None,
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
+            of_targets=False,
             not_shown="; ".join(report.not_shown),
             provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
             config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
