@@ -37,8 +37,9 @@ _STEPS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "maps without a head": ("maps", {"removed": "3.5"}),
     "prediction": ("prediction", {}),
     "what heads add": ("heads", {}),
-    "similarity of two texts": ("pair", {"before": "The new bridge was open."}),
-    "maps up to each layer": ("through", {}),
+    "similarity to the text before": ("pair", {"before": " ".join((_WORDS * 3)[: _TOKENS - 2])}),
+    "rollout and ALTI up to each layer": ("chained", {}),
+    "DecompX up to each layer": ("carried", {}),
 }
 """What is asked for, and the state besides the text."""
 

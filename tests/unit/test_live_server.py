@@ -77,7 +77,9 @@ def test_maps_are_those_of_decompose(client, model, level):
 
 
 def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
-    found = asked(client, "through", text=TEXT)
+    found = {"maps": {}}
+    for part in ("chained", "carried"):
+        found["maps"] |= asked(client, part, text=TEXT)["maps"]
     for method in THROUGH:
         expected = normscope.attribution_maps(model, TEXT, [method])[method].cumulative
         count = expected.shape[1]
@@ -244,7 +246,7 @@ def test_the_same_error_is_printed_once(client, capsys):
         client.post("/answer", json={"part": "never"})
     assert (
         capsys.readouterr().err
-        == "normscope: part='never': expected one of maps, through, prediction, heads, pair, code, examples\n"
+        == "normscope: part='never': expected one of maps, chained, carried, prediction, heads, pair, code, examples\n"
     )
 
 

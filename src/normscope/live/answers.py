@@ -12,10 +12,10 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.changing import ablate
 from normscope.api.decomposition import Decomposition, decompose
-from normscope.api.embedding_similarity import similarity
+from normscope.api.embedding_similarity import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.engine import GoOn
+from normscope.live.engine import Turn
 from normscope.live.state import Side, State
 from normscope.live.texts import as_given, fitted, places_of
 from normscope.models.loaded import LoadedModel
@@ -27,8 +27,11 @@ _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
 _FASTEST = 1
 """Level of compression: as a rule, answers travel no further than this machine."""
-THROUGH = ("rollout", "norm_rollout", "alti", "decompx")
-"""Methods of maps from the input up to each layer."""
+CHAINED = ("rollout", "norm_rollout", "alti")
+"""Methods of maps from the input up to each layer that multiply the maps of single layers; one pass computes all of them."""
+CARRIED = ("decompx",)
+"""Those that carry a vector for each pair of tokens through every layer, which takes many times as long."""
+THROUGH = (*CHAINED, *CARRIED)
 _CHOICES = 8
 """Predictions that are shown."""
 
@@ -45,7 +48,7 @@ class Answers:
         self.models = models
         self.tokens = tokens
 
-    def maps(self, side: Side, level: Level, _: GoOn) -> dict[str, Any]:
+    def maps(self, side: Side, level: Level) -> dict[str, Any]:
         """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
 
         Raises:
@@ -70,30 +73,20 @@ class Answers:
                 "by_layer": _mixing(decomposed),
             }
 
-    def through(self, side: Side, level: Level, go_on: GoOn) -> dict[str, Any]:
-        """Maps from the input up to each layer, by every method that is defined for the model.
+    def through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
+        """Maps from the input up to each layer, by those of some methods that are defined for the model.
 
         Raises:
-            InputError: If none is, or the text is invalid.
+            InputError: If the text is invalid.
         """
-        found: dict[str, Any] = {}
-        reasons = []
         with self._changed(side) as model:
             given = as_given(model, fitted(model, side.text, self.tokens)[0])
-            for method in ("alti",) if model.layout.reads_target else THROUGH:
-                go_on()
-                try:
-                    maps = attribution_maps(model, given, [method], level=str(level))[method]
-                except InputError as error:
-                    reasons.append(f"{method}: {error}")
-                else:
-                    keys = len(maps.tokens) + len(maps.source_tokens or ())
-                    found[method] = scaled(maps.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
-        if not found:
-            raise InputError(reasons[0])
+            if model.layout.reads_target:
+                methods = [method for method in methods if method == "alti"]
+            found, reasons = _maps_up_to(model, given, methods, level)
         return {"maps": found, "notes": reasons}
 
-    def prediction(self, side: Side, target: str, against: str, level: Level, _: GoOn) -> dict[str, Any]:
+    def prediction(self, side: Side, target: str, against: str, level: Level) -> dict[str, Any]:
         """What the model predicts, and what each token adds to the prediction that is asked for.
 
         Args:
@@ -129,7 +122,7 @@ class Answers:
             "remainder": parts.remainder,
         }
 
-    def heads(self, side: Side, target: str, against: str, _: GoOn) -> dict[str, Any]:
+    def heads(self, side: Side, target: str, against: str) -> dict[str, Any]:
         """What each head adds to a prediction, directly and through all later layers: layer, head.
 
         Raises:
@@ -145,19 +138,26 @@ class Answers:
         grid = table.pivot_table(index="layer", columns="head", values="value")
         return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
 
-    def pair(self, side: Side, other: str, _: GoOn) -> dict[str, Any]:
+    def pair(self, side: Side, other: str, turn: Turn) -> dict[str, Any]:
         """What each pair of tokens of two texts adds to the similarity of their embeddings.
+
+        The parts of a text's embedding are kept: of two texts, one is changed at a time.
 
         Raises:
             InputError: If the model's embeddings cannot be followed, or a text is invalid.
         """
         with self._changed(side) as model:
-            texts = [as_given(model, fitted(model, text, self.tokens)[0]) for text in (side.text, other)]
-            found = similarity(model, *texts)
+
+            def parts_of(text: str) -> Embedded:
+                given = as_given(model, fitted(model, text, self.tokens)[0])
+                key = ("embedded", dataclasses.replace(side, text=text))
+                return turn.kept(key, lambda: embedded_text(model, given))
+
+            found = compared_embeddings(parts_of(side.text), parts_of(other))
         (shown,) = payload(found.explorer().pairs)
         return dict(shown)
 
-    def aims(self, state: State, _: GoOn) -> tuple[State, list[object]]:
+    def aims(self, state: State) -> tuple[State, list[object]]:
         """The state with its texts as they are cut, and what is attributed on each side.
 
         Returns:
@@ -189,6 +189,28 @@ class Answers:
         """The model of a side, without the heads that are removed."""
         model = self.models[side.model - 1]
         return ablate(model, heads=side.removed) if side.removed else contextlib.nullcontext(model)
+
+
+def _maps_up_to(
+    model: LoadedModel, given: Any, methods: Sequence[str], level: Level
+) -> tuple[dict[str, Any], list[str]]:
+    """The maps of some methods, and why others are not defined."""
+    if not methods:
+        return {}, []
+    try:
+        maps = attribution_maps(model, given, methods, level=str(level))
+    except InputError as error:
+        if len(methods) == 1:
+            return {}, [f"{methods[0]}: {error}"]
+        alone = [_maps_up_to(model, given, [method], level) for method in methods]
+        return {name: each for found, _ in alone for name, each in found.items()}, [
+            reason for _, reasons in alone for reason in reasons
+        ]
+    packed = {}
+    for name, each in maps.items():
+        keys = len(each.tokens) + len(each.source_tokens or ())
+        packed[name] = scaled(each.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
+    return packed, []
 
 
 def _mixing(decomposed: Decomposition) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError, message, printable
-from normscope.live.answers import Answers
+from normscope.live.answers import CARRIED, CHAINED, Answers
 from normscope.live.engine import Ask, Compute, Engine, Turn
 from normscope.live.examples import ranked
 from normscope.live.snippets import Source, command, python
@@ -99,7 +99,8 @@ class Session:
             with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
                 add("prediction", number, **(target if number else {}))
             if state.get("through") == "1":
-                add("through", number)
+                add("chained", number)
+                add("carried", number)
         for part in ("heads", "pair"):
             with contextlib.suppress(InputError):
                 add(part, 0)
@@ -137,7 +138,8 @@ class Session:
         state = parse(body.get("state"), len(self.models))
         if type(side) is not int or not 0 <= side < len(state.sides):
             raise InputError(f"side={printable(repr(side), 40)}: expected a number below {len(state.sides)}")
-        return Asked(state, part, side, Ask((tab, part, side) if tab else None, number))
+        slot = (tab, part if part in ALONE else "") if tab else None
+        return Asked(state, part, side, Ask(slot, number))
 
     def report(self, error: BaseException) -> None:
         """Print an error, unless it was the last one that was printed: a page asks again with every letter."""
@@ -168,8 +170,12 @@ def _maps(session: Session, asked: Asked) -> Part:
     return _called(session.answers.maps, asked.shown, asked.state.level)
 
 
-def _through(session: Session, asked: Asked) -> Part:
-    return _called(session.answers.through, asked.shown, asked.state.level)
+def _chained(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.through, asked.shown, asked.state.level, CHAINED)
+
+
+def _carried(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.through, asked.shown, asked.state.level, CARRIED)
 
 
 def _prediction(session: Session, asked: Asked) -> Part:
@@ -185,12 +191,12 @@ def _pair(session: Session, asked: Asked) -> Part:
     now, *others = asked.state.sides
     if not others or others[0].model != now.model:
         raise InputError("part=pair: expected another text in the same model (before)")
-    return _called(session.answers.pair, now, others[0].text)
+    return (now, others[0].text), functools.partial(session.answers.pair, now, others[0].text)
 
 
 def _code(session: Session, asked: Asked) -> Part:
-    def compute(turn: Turn) -> dict[str, str]:
-        cut, aims = session.answers.aims(asked.state, turn)
+    def compute(_: Turn) -> dict[str, str]:
+        cut, aims = session.answers.aims(asked.state)
         return {"python": python(session.sources, cut, aims), "command": command(session.sources, cut)}
 
     return asked.state.address(), compute
@@ -205,12 +211,13 @@ def _examples(session: Session, asked: Asked) -> Part:
 
 
 def _called(function: Callable[..., Any], *depends: Hashable) -> Part:
-    return depends, functools.partial(function, *depends)
+    return depends, lambda _: function(*depends)
 
 
 PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
     "maps": _maps,
-    "through": _through,
+    "chained": _chained,
+    "carried": _carried,
     "prediction": _prediction,
     "heads": _heads,
     "pair": _pair,
@@ -218,3 +225,6 @@ PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
     "examples": _examples,
 }
 """All parts of the page."""
+
+ALONE = ("code", "examples")
+"""Parts that are asked for by themselves; the others of a tab come together, and newer ones make all older ones outdated."""
