@@ -21,7 +21,8 @@ from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
 from normscope.live.state import RANKINGS
-from normscope.live.texts import SEPARATOR, fitted, places_of
+from normscope.live.texts import read, units_of
+from normscope.typed_texts import SEPARATOR
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 
@@ -172,7 +173,7 @@ def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
 @pytest.mark.parametrize("level", [*Level])
 @pytest.mark.parametrize("text", [TEXT, f"An unbelievable{SEPARATOR}second  text", " a\n b"])
 def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
-    places = places_of(model, text, level)
+    places = units_of(model, read(model, text, 24), level).places
     tokens = normscope.decompose(
         model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)
     ).tokens
@@ -189,7 +190,7 @@ def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
     ["word " * 10_000, "unbelievabilities " * 300, "x" * 50_000, "一" * 5_000, f"a b c{SEPARATOR}" + "word " * 900],
 )
 def test_a_long_text_is_cut_and_the_page_says_so(model, text):
-    cut, note = fitted(model, text, 24)
+    cut, _, note, _ = read(model, text, 24)
     assert text.startswith(cut)
     count = len(model.tokenizer(*cut.split(SEPARATOR))["input_ids"])
     assert count <= 24

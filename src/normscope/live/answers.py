@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
 from normscope.live.state import Side, State
-from normscope.live.texts import as_given, fitted, places_of
+from normscope.live.texts import Read, read, units_of
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import prediction_of
 from normscope.reporting.explorer import packed, scaled
@@ -34,6 +34,14 @@ CARRIED = ("decompx",)
 THROUGH = (*CHAINED, *CARRIED)
 _CHOICES = 8
 """Predictions that are shown."""
+
+
+class Aimed(NamedTuple):
+    """A text, and what is attributed to its tokens."""
+
+    typed: Read
+    aim: object
+    """A target of `attribute`, or what makes the embedding whose length is attributed; None where there is no such target."""
 
 
 class Answers:
@@ -55,21 +63,21 @@ class Answers:
             InputError: If the text is empty, or the model cannot read it.
         """
         with self._changed(side) as model:
-            text, note = fitted(model, side.text, self.tokens)
-            given = as_given(model, text)
-            notes = [note] if note else []
+            typed = self._read(model, side)
+            notes = [typed.note] if typed.note else []
             values = model.layers * self.tokens**2
             heads = values * (7 + model.layout.heads) <= _LARGEST and model.layout.gate is None
-            decomposed = decompose(model, given, heads=heads, level=str(level))
+            decomposed = decompose(model, typed.given, heads=heads, level=str(level))
             if not heads:
                 why = "it gates its heads" if model.layout.gate is not None else "report.tokens is large"
                 notes.append(f"{model.name} is shown without single heads: {why}.")
+            units = units_of(model, typed, level)
             return {
-                "text": text,
+                "text": typed.text,
                 "notes": notes,
                 "tokens": decomposed.tokens,
-                "places": places_of(model, text, level),
-                "maps": packed(decomposed.token_maps(), _FASTEST),
+                "places": units.places,
+                "maps": packed(decomposed.token_maps(), _FASTEST) | ({"roles": units.roles} if units.roles else {}),
                 "by_layer": _mixing(decomposed),
             }
 
@@ -80,7 +88,7 @@ class Answers:
             InputError: If the text is invalid.
         """
         with self._changed(side) as model:
-            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            given = self._read(model, side).given
             if model.layout.reads_target:
                 methods = [method for method in methods if method == "alti"]
             found, reasons = _maps_up_to(model, given, methods, level)
@@ -99,7 +107,7 @@ class Answers:
             InputError: If there is no such answer, or the text is invalid.
         """
         with self._changed(side) as model:
-            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            given = self._read(model, side).given
             found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
             answer: dict[str, Any] = {
                 "what": found.what,
@@ -120,6 +128,7 @@ class Answers:
             "scores": _rounded(parts.scores),
             "bias": parts.bias,
             "remainder": parts.remainder,
+            "spans": parts.spans if side.chat else None,
         }
 
     def heads(self, side: Side, target: str, against: str) -> dict[str, Any]:
@@ -129,7 +138,7 @@ class Answers:
             InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
         """
         with self._changed(side) as model:
-            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            given = self._read(model, side).given
             found = prediction_of(model, given)
             aim = found.aimed_at(target) if target else found.target
             parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
@@ -149,41 +158,40 @@ class Answers:
         with self._changed(side) as model:
 
             def parts_of(text: str) -> Embedded:
-                given = as_given(model, fitted(model, text, self.tokens)[0])
-                key = ("embedded", dataclasses.replace(side, text=text))
-                return turn.kept(key, lambda: embedded_text(model, given))
+                of_text = dataclasses.replace(side, text=text)
+                given = self._read(model, of_text).given
+                return turn.kept(("embedded", of_text), lambda: embedded_text(model, given))
 
             found = compared_embeddings(parts_of(side.text), parts_of(other))
         (shown,) = payload(found.explorer().pairs)
         return dict(shown)
 
-    def aims(self, state: State) -> tuple[State, list[object]]:
-        """The state with its texts as they are cut, and what is attributed on each side.
-
-        Returns:
-            Targets, or the pooling of an embedding; None where a side has no such target.
+    def aimed(self, state: State) -> list[Aimed]:
+        """The text of each side as it is read, and what is attributed.
 
         Raises:
             InputError: If a text or the target is invalid.
         """
         now = state.sides[0]
-        aims: list[object] = []
+        sides: list[Aimed] = []
         target = state.target
         for side in state.sides:
             with self._changed(side) as model:
-                found = prediction_of(model, as_given(model, fitted(model, side.text, self.tokens)[0]))
+                typed = self._read(model, side)
+                found = prediction_of(model, typed.given)
             target = target or next((name for name, _ in found.choices), "")
+            aim: object = None
             if not target:
-                aims.append(str(model.guessed_embedder()[0].pooling))
+                aim = model.guessed_embedder()[0]
             elif found.choices:
-                aims.append(found.aimed_at(target))
+                aim = found.aimed_at(target)
             elif side == now:
                 raise InputError(f"target={target!r}: the model computes no predictions for this text")
-            else:
-                aims.append(None)
-        cut = [fitted(self.models[side.model - 1], side.text, self.tokens)[0] for side in state.sides]
-        before = None if state.before is None else cut[-1]
-        return dataclasses.replace(state, text=cut[0], before=before), aims
+            sides.append(Aimed(typed, aim))
+        return sides
+
+    def _read(self, model: LoadedModel, side: Side) -> Read:
+        return read(model, side.text, self.tokens, chat=side.chat)
 
     def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
         """The model of a side, without the heads that are removed."""

@@ -9,8 +9,9 @@ from normscope.data.corpora import open_corpus
 from normscope.data.options import DatasetOptions
 from normscope.errors import InputError
 from normscope.live.engine import Turn
-from normscope.live.texts import SEPARATOR, as_given, fitted
+from normscope.live.texts import read
 from normscope.models.loaded import LoadedModel
+from normscope.typed_texts import SEPARATOR
 
 _SEARCHED = 100
 """Texts that are measured."""
@@ -70,8 +71,8 @@ def ranked(model: LoadedModel, options: DatasetOptions, ranking: str, tokens: in
     for text in itertools.islice(texts_of(options), _SEARCHED):
         turn.let_others()
         try:
-            cut = fitted(model, text, tokens)[0]
-            found.append((number(decompose(model, as_given(model, cut), measures=["attn_n"])), cut))
+            typed = read(model, text, tokens)
+            found.append((number(decompose(model, typed.given, measures=["attn_n"])), typed.text))
         except InputError as error:
             reason = str(error)
     if not found:

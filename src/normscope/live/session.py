@@ -159,6 +159,7 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "heads": model.layout.heads,
         "mask": model.tokenizer.mask_token,
         "two": model.layout.reads_target,
+        "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,
     }
 
 
@@ -196,8 +197,11 @@ def _pair(session: Session, asked: Asked) -> Part:
 
 def _code(session: Session, asked: Asked) -> Part:
     def compute(_: Turn) -> dict[str, str]:
-        cut, aims = session.answers.aims(asked.state)
-        return {"python": python(session.sources, cut, aims), "command": command(session.sources, cut)}
+        sides = session.answers.aimed(asked.state)
+        return {
+            "python": python(session.sources, asked.state, sides),
+            "command": command(session.sources, asked.state, sides[0].typed),
+        }
 
     return asked.state.address(), compute
 

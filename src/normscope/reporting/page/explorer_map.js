@@ -2,6 +2,7 @@
 
 const CELL = { smallest: 18, largest: 52 };
 const LONGEST_LABEL = 16;
+const ROLE_WIDTH = 62; // of the longest name of a role
 
 const clipped = (token) => (token.length > LONGEST_LABEL ? `${token.slice(0, LONGEST_LABEL - 1)}…` : token);
 
@@ -14,7 +15,8 @@ class MapView {
     this.cursor = make("div", { className: "cursor", hidden: true });
     this.columns = make("div", { className: "column-labels", "aria-hidden": "true" });
     this.rows = make("div", { className: "row-labels", "aria-hidden": "true" });
-    this.cells = make("div", { className: "cells" }, this.canvas, this.cursor);
+    this.borders = make("div", { className: "borders", "aria-hidden": "true" });
+    this.cells = make("div", { className: "cells" }, this.canvas, this.borders, this.cursor);
     this.tip = make("div", { className: "tip", hidden: true, "aria-hidden": "true" });
     const corner = make("div", { className: "corner", "aria-hidden": "true" });
     this.grid = make("div", { className: "map-grid" }, corner, this.columns, this.rows, this.cells);
@@ -47,7 +49,7 @@ class MapView {
   show(map, paintCells) {
     this.map = map;
     const [rows, columns] = [map.rows.length, map.columns.length];
-    const labelWidth = Math.max(...map.rows.map((token) => clipped(token).length)) * 7.3 + 14;
+    const labelWidth = Math.max(...map.rows.map((token) => clipped(token).length)) * 7.3 + 14 + (map.roles ? ROLE_WIDTH : 0);
     this.width = this.node.clientWidth;
     const room = (this.width || 700) - labelWidth - 4;
     // The whole map is to be seen without scrolling, unless its cells would be too small to read.
@@ -59,12 +61,24 @@ class MapView {
     for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
       this.grid.style.setProperty(name, value);
     }
-    const label = (token, at) => make("span", { title: token, "data-at": at }, clipped(token));
+    const { roles } = map;
+    const label = (token, at) => make("span", { title: roles ? `${token} (${roles[at]})` : token, "data-at": at, ...(beginsRole(roles, at) && { "data-role": roles[at] }) }, clipped(token));
     this.rows.replaceChildren(...map.rows.map(label));
     this.columns.replaceChildren(...map.columns.map(label));
     paintCells(this.canvas);
+    this.borders.replaceChildren(...this.roleBorders(map));
     this.hideTip();
     this.move(this.at < map.values.length ? this.at : undefined);
+  }
+
+  // Lines where a role begins in a conversation.
+  roleBorders({ roles }) {
+    const line = (className, at) => {
+      const border = make("i", { className });
+      border.style.setProperty("--at", at);
+      return border;
+    };
+    return (roles ?? []).flatMap((_, at) => (at && beginsRole(roles, at) ? [line("across", at), line("down", at)] : []));
   }
 
   // The cell under the pointer.

@@ -39,6 +39,7 @@ class LivePage {
       return [input, make("label", {}, input, title)];
     };
     const [level, byWord] = box("level", "measure whole words", "word");
+    const [chat, asChat] = box("chat", "conversation", "1");
     const [through, upTo] = box("through", "maps up to each layer", "1");
     const names = withoutCommonFolder(this.about.models.map(({ name }) => name));
     const menu = (name, value, first) => {
@@ -52,8 +53,9 @@ class LivePage {
     const several = [make("label", {}, "model", model), ...(names.length > 2 ? [slider] : []), make("label", {}, "compared with", compare)];
     this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
     this.removed = make("span", { className: "choices" });
-    this.boxes = { level, through, model, compare, slider };
-    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), byWord, upTo, this.keep, this.removed);
+    this.boxes = { level, through, chat, model, compare, slider };
+    this.asChat = asChat;
+    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep, this.removed);
   }
 
   // A page that was saved shows one state.
@@ -108,6 +110,7 @@ class LivePage {
     const { state } = this;
     this.boxes.level.checked = state.get("level") === "word";
     this.boxes.through.checked = state.get("through") === "1";
+    this.boxes.chat.checked = this.text.chat = state.get("chat") === "1";
     this.boxes.model.value = this.boxes.slider.value = state.get("model") || "1";
     this.boxes.compare.value = state.get("compare");
     this.text.before = state.has("before") ? state.get("before") : undefined;
@@ -116,6 +119,7 @@ class LivePage {
     document.getElementById("model-name").textContent = model.name;
     document.getElementById("model-facts").textContent = model.facts;
     this.model = model;
+    this.asChat.hidden = !model.chats && state.get("chat") !== "1";
     this.drawRemoved();
     const asked = { text: "", ...state.asked };
     const sides = state.isPaired ? [0, 1] : [0];
