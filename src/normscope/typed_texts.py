@@ -5,10 +5,30 @@ from typing import Any, NamedTuple
 
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import is_messages, messages_in, parts_of
 
 SEPARATOR = " ||| "
 """Between the two texts of a pair."""
 _ROLE = re.compile(r"^(system|developer|user|tool|assistant):", re.MULTILINE)
+
+
+def typed(text: Any) -> tuple[str, bool]:
+    """A text, a pair or a conversation as it is typed, and whether it is a conversation.
+
+    Raises:
+        InputError: If it is anything else, or would be read as something else.
+    """
+    if is_messages(text):
+        written = "\n".join(f"{each.role}: {each.content}" for each in messages_in(text))
+        if [(each.role, each.content) for each in messages_of(written)] != [
+            (each.role, each.content.strip()) for each in messages_in(text)
+        ]:
+            raise InputError("text: a line of a message begins with a role (`user:`), so it cannot be typed")
+        return written, True
+    parts = parts_of(text)
+    if any(SEPARATOR in part for part in parts):
+        raise InputError(f"text: expected no `{SEPARATOR}` in it, because it separates the texts of a pair")
+    return SEPARATOR.join(parts), False
 
 
 class TypedMessage(NamedTuple):

@@ -13,7 +13,7 @@ from normscope.errors import InputError
 from normscope.live.server import app
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
-from normscope.live.texts import read, units_of
+from normscope.live.texts import Limit, read, units_of
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.text_batches import roles_of
 from normscope.rounding import number
@@ -119,13 +119,15 @@ def test_what_is_copied_makes_the_same_numbers(client, capsys, monkeypatch, tmp_
 
 def test_a_long_conversation_is_cut(model):
     text = TYPED + " We swam" * 500
-    cut = read(model, text, 60, chat=True)
+    cut = read(model, text, Limit(60), chat=True)
     assert text.startswith(cut.text)
     assert cut.note == "The text is cut to at most 60 tokens (report.tokens)."
     assert 57 <= len(roles_of(model, cut.given)) <= 60
     assert len(units_of(model, cut, "token").places) <= 60
-    with pytest.raises(InputError, match="^text: the chat template of .* needs more than 5 tokens; set report.tokens$"):
-        read(model, text, 5, chat=True)
+    with pytest.raises(
+        InputError, match="^text: the chat template of .* needs more than 5 tokens \\(report.tokens\\)$"
+    ):
+        read(model, text, Limit(5), chat=True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
 from normscope.live.state import Side, State
-from normscope.live.texts import Read, read, units_of
+from normscope.live.texts import Limit, Read, read, units_of
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import prediction_of
 from normscope.reporting.explorer import packed, scaled
@@ -49,12 +49,12 @@ class Answers:
 
     Args:
         models: The models of the page.
-        tokens: Longest text; longer ones are cut.
+        limit: The longest text; longer ones are cut.
     """
 
-    def __init__(self, models: Sequence[LoadedModel], tokens: int) -> None:
+    def __init__(self, models: Sequence[LoadedModel], limit: Limit) -> None:
         self.models = models
-        self.tokens = tokens
+        self.limit = limit
 
     def maps(self, side: Side, level: Level) -> dict[str, Any]:
         """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
@@ -65,11 +65,11 @@ class Answers:
         with self._changed(side) as model:
             typed = self._read(model, side)
             notes = [typed.note] if typed.note else []
-            values = model.layers * self.tokens**2
+            values = model.layers * self.limit.tokens**2
             heads = values * (7 + model.layout.heads) <= _LARGEST and model.layout.gate is None
             decomposed = decompose(model, typed.given, heads=heads, level=str(level))
             if not heads:
-                why = "it gates its heads" if model.layout.gate is not None else "report.tokens is large"
+                why = "it gates its heads" if model.layout.gate is not None else f"{self.limit.name} is large"
                 notes.append(f"{model.name} is shown without single heads: {why}.")
             units = units_of(model, typed, level)
             return {
@@ -160,7 +160,7 @@ class Answers:
             def parts_of(text: str) -> Embedded:
                 of_text = dataclasses.replace(side, text=text)
                 given = self._read(model, of_text).given
-                return turn.kept(("embedded", of_text), lambda: embedded_text(model, given))
+                return turn.kept(("embedded", of_text, model.version), lambda: embedded_text(model, given))
 
             found = compared_embeddings(parts_of(side.text), parts_of(other))
         (shown,) = payload(found.explorer().pairs)
@@ -191,12 +191,16 @@ class Answers:
         return sides
 
     def _read(self, model: LoadedModel, side: Side) -> Read:
-        return read(model, side.text, self.tokens, chat=side.chat)
+        return read(model, side.text, self.limit, chat=side.chat)
 
-    def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
-        """The model of a side, without the heads that are removed."""
-        model = self.models[side.model - 1]
-        return ablate(model, heads=side.removed) if side.removed else contextlib.nullcontext(model)
+    @contextlib.contextmanager
+    def _changed(self, side: Side) -> Iterator[LoadedModel]:
+        """The model of a side, without the heads that are removed. A notebook may use the same model: it waits."""
+        with contextlib.ExitStack() as exit_:
+            model = exit_.enter_context(self.models[side.model - 1].alone())
+            if side.removed:
+                exit_.enter_context(ablate(model, heads=side.removed))
+            yield model
 
 
 def _maps_up_to(

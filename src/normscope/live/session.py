@@ -18,6 +18,7 @@ from normscope.live.engine import Ask, Compute, Engine, Turn
 from normscope.live.examples import ranked
 from normscope.live.snippets import Source, command, python
 from normscope.live.state import RANKINGS, Side, State, parse
+from normscope.live.texts import Limit
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
@@ -47,7 +48,7 @@ class Session:
 
     Args:
         models: The models; the first is shown at first.
-        tokens: Longest text.
+        limit: The longest text, in tokens.
         sources: Where the models come from, for code that loads them; by default they are in memory only.
         dataset: The corpus that examples come from; by default the sample corpus.
     """
@@ -55,14 +56,14 @@ class Session:
     def __init__(
         self,
         models: Sequence[LoadedModel],
-        tokens: int,
+        limit: int | Limit,
         sources: Sequence[Source] | None = None,
         dataset: DatasetOptions | None = None,
     ) -> None:
         self.dataset = dataset or DatasetOptions(kind=DatasetKind.sample, seed=0)
         self.models = models
         self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
-        self.answers = Answers(models, tokens)
+        self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit)
         self.engine = Engine()
         self._said = ""
 
@@ -117,7 +118,8 @@ class Session:
         """
         asked = self.read(body)
         depends, compute = PARTS[asked.part](self, asked)
-        return self.engine.submit(asked.ask, (asked.part, depends), compute)
+        weights = tuple(model.version for model in self.models)  # which a training may change
+        return self.engine.submit(asked.ask, (asked.part, depends, weights), compute)
 
     def read(self, body: object) -> Asked:
         """A request, checked.
@@ -210,8 +212,8 @@ def _examples(session: Session, asked: Asked) -> Part:
     number, ranking = asked.state.model, asked.state.examples
     if not ranking:
         raise InputError(f"examples: expected one of {', '.join(RANKINGS)}")
-    model, tokens = session.models[number - 1], session.answers.tokens
-    return (number, ranking), lambda turn: ranked(model, session.dataset, ranking, tokens, turn)
+    model, limit = session.models[number - 1], session.answers.limit
+    return (number, ranking), lambda turn: ranked(model, session.dataset, ranking, limit, turn)
 
 
 def _called(function: Callable[..., Any], *depends: Hashable) -> Part:

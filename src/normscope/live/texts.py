@@ -29,7 +29,15 @@ class Read(NamedTuple):
     """Whether it is a conversation."""
 
 
-def read(model: LoadedModel, text: str, tokens: int, *, chat: bool = False) -> Read:
+class Limit(NamedTuple):
+    """The longest text."""
+
+    tokens: int
+    name: str = "report.tokens"
+    """What sets it."""
+
+
+def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> Read:
     """A text that was typed, cut to a number of tokens.
 
     Args:
@@ -40,14 +48,14 @@ def read(model: LoadedModel, text: str, tokens: int, *, chat: bool = False) -> R
             conversation or that alone is too long.
     """
     given = as_given(model, text, chat=chat)
-    longest = tokens if model.max_length is None else min(tokens, model.max_length)
+    longest = limit.tokens if model.max_length is None else min(limit.tokens, model.max_length)
     if chat:
         if len(roles_of(model, given)) <= longest:
             return Read(text, given, "", chat)
         cut = _cut(text, lambda part: _conversation_fits(model, part, longest))
         if not cut:
             raise InputError(
-                f"text: the chat template of {model.name} needs more than {counted(longest, 'token')}; set report.tokens"
+                f"text: the chat template of {model.name} needs more than {counted(longest, 'token')} ({limit.name})"
             )
     else:
         first, separator, second = text.partition(SEPARATOR)
@@ -58,8 +66,8 @@ def read(model: LoadedModel, text: str, tokens: int, *, chat: bool = False) -> R
         if separator:
             before = cut
             cut += SEPARATOR + _cut(second, lambda part: _fits(model, (before, part), longest))
-    limit = "report.tokens" if longest == tokens else f"the limit of {model.name}"
-    note = f"The text is cut to at most {counted(longest, 'token')} ({limit})."
+    which = limit.name if longest == limit.tokens else f"the limit of {model.name}"
+    note = f"The text is cut to at most {counted(longest, 'token')} ({which})."
     return Read(cut, as_given(model, cut, chat=chat), note, chat)
 
 
