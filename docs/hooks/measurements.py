@@ -31,6 +31,7 @@ def page() -> str:
         ("lengths", _lengths()),
         ("startup", _startup()),
         ("corpora", _corpora()),
+        ("live", _live()),
     ):
         text = text.replace(f"<!-- {marker} -->", content)
     return text
@@ -119,3 +120,8 @@ def _corpora() -> str:
         for row in _rows("corpora")
     ]
     return table(("processes", "examples", "seconds", "seconds per thousand", "peak MiB of a process"), rows)
+
+
+def _live() -> str:
+    rows = [(row["where"], row["step"], f"{row['milliseconds']:.0f}", f"{row['slowest']:.0f}") for row in _rows("live")]
+    return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)

@@ -18,7 +18,7 @@ from normscope.live.snippets import source_of
 from normscope.models.loading import load
 from normscope.running.options import RunOptions
 
-_GRACE = 0.5
+_GRACE = 0.3
 """Seconds that a running computation gets when the server stops."""
 
 
