@@ -1,5 +1,5 @@
-"""How long the live page takes: its server for each part of the page, beside a bare pass of the same model over the same texts; and
-Chromium, if there is one, from a key to what is drawn.
+"""How long the live page takes: its server for each part of the page, beside a bare pass over the same texts; and Chromium, if
+there is one, from a key to what is drawn.
 """
 
 import json
