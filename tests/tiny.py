@@ -341,3 +341,15 @@ def sentence_encoder(saved: Path, folder: Path) -> Path:
     (folder / "1").mkdir()
     (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     return folder
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def with_chat_template(folder: Path) -> Path:
+    """A checkpoint whose tokenizer gets a chat template."""
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return folder

@@ -117,6 +117,11 @@ def _corpora() -> str:
     return table(("processes", "examples", "seconds", "seconds per thousand", "peak MiB of a process"), rows)
 
 
+def _live() -> str:
+    rows = [(row["where"], row["step"], f"{row['milliseconds']:.0f}", f"{row['slowest']:.0f}") for row in _rows("live")]
+    return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)
+
+
 def _attributions() -> str:
     """What a language model predicts: one column per model and length, as multiples of the bare pass."""
     ways = (*PREDICTED, INTEGRATED_GRADIENTS)
@@ -147,6 +152,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lengths": _lengths,
     "startup": _startup,
     "corpora": _corpora,
+    "live": _live,
     "attributions": _attributions,
     "retrieval": _retrieval,
     "agreement": _agreement,

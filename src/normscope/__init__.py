@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         steer,
         wrap,
     )
+    from normscope.live.notebook import LivePage, explore
 
 __all__ = [
     "Answer",
@@ -66,6 +67,7 @@ __all__ = [
     "Decomposition",
     "Decompositions",
     "Label",
+    "LivePage",
     "MaskedToken",
     "NextToken",
     "Results",
@@ -77,6 +79,7 @@ __all__ = [
     "attribute",
     "attribution_maps",
     "decompose",
+    "explore",
     "load",
     "load_attribution",
     "observe",
@@ -85,6 +88,8 @@ __all__ = [
     "steer",
     "wrap",
 ]
+
+_LIVE = ("LivePage", "explore")
 
 
 def __getattr__(name: str) -> Any:
@@ -96,6 +101,10 @@ def __getattr__(name: str) -> Any:
             warnings.filterwarnings("ignore", "IProgress not found")
             import tqdm.auto  # noqa: F401
 
+        if name in _LIVE:  # it needs the rest of the interface
+            from normscope.live import notebook
+
+            return getattr(notebook, name)
         from normscope import api
 
         return getattr(api, name)

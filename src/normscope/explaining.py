@@ -20,6 +20,7 @@ from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
 from normscope.rounding import counted, number
 from normscope.running.options import RunOptions
+from normscope.typed_texts import as_given
 
 PAGE = "explain.html"
 
@@ -33,8 +34,8 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     """Explain one text: print what the model predicts and from which tokens, and write the page.
 
     Args:
-        options: The model and the device; everything else is ignored.
-        text: The text, or two with ` ||| ` between them.
+        options: The model, the device and `dataset.chat_template`; everything else is ignored.
+        text: The text, or two with ` ||| ` between them; with `dataset.chat_template`, a conversation, as in `typed_texts`.
         folder: Where the page goes; it is made.
 
     Returns:
@@ -46,8 +47,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     if not text.strip():
         raise InputError("explain: expected a text, got an empty one")
     model = load(options.model, options.device)
-    first, separator, second = text.partition(" ||| ")
-    given: Any = (first, second) if separator else text
+    given = as_given(model, text, chat=options.dataset.chat_template)
     prediction = prediction_of(model, given)
     by_head = not model.layout.reads_target
     found = attribute(model, given, prediction.target, by=["layer", "head"] if by_head else None)

@@ -43,7 +43,8 @@ class Browser:
         )
         os.close(to_browser)
         os.close(from_browser)
-        self._numbers, self._buffer, self._answers = itertools.count(1), b"", {}
+        self._numbers, self._buffer = itertools.count(1), b""
+        self._answers: dict[int, dict[str, Any]] = {}
         self.said: list[str] = []
         self.fetched: list[str] = []
 

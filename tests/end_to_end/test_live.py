@@ -19,12 +19,12 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
-from normscope.live.command import address, bound, server_of
+from normscope.live.serving import address, bound, server_of
 from normscope.live.session import Session
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
-from tests.tiny import saved_with_head, sentence_encoder
+from tests.tiny import saved_with_head, sentence_encoder, with_chat_template
 
 TEXT = "The old bridge was closed, so we crossed the river."
 
@@ -32,11 +32,15 @@ TEXT = "The old bridge was closed, so we crossed the river."
 @pytest.fixture(scope="module")
 def models(saved_model, tokenizer, tmp_path_factory):
     predicting = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path_factory.mktemp("gpt2"))
+    chatting = with_chat_template(
+        saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path_factory.mktemp("chat"))
+    )
     encoder = sentence_encoder(saved_model, tmp_path_factory.mktemp("encoder") / "model")
     return [
         normscope.load(str(encoder), device="cpu"),
         normscope.load(str(saved_model), random_init=True),
         normscope.load(str(predicting), device="cpu"),
+        normscope.load(str(chatting), device="cpu"),
     ]
 
 
@@ -292,6 +296,50 @@ def test_a_page_is_saved_and_shows_the_same_without_a_server(tab, browser, tmp_p
     assert set(browser.fetched[asked:]) <= {saved.as_uri(), "data:,"}
     other.close()
     browser.fetched[asked:] = []
+
+
+@needs_browser
+def test_a_conversation_is_typed(tab, models):
+    text = "system: be brief.\nuser: We swam.\nassistant: We crossed the river."
+    assert tab.run("document.querySelector('[name=chat]').closest('label').hidden")  # the first model has no template
+    choose(tab, "model", "4")
+    tab.type("textarea", text)
+    tab.click("[name=chat]")
+    tab.until("document.querySelectorAll('.tokens .role').length === 7")
+    roles = tab.run("[...document.querySelectorAll('.tokens .role')].map((each) => each.textContent)")
+    assert roles == ["template", "system", "template", "user", "template", "assistant", "template"]
+    messages = [
+        {"role": role, "content": said} for role, _, said in (line.partition(": ") for line in text.split("\n"))
+    ]
+    assert chips(tab) == [*normscope.decompose(models[3], messages).tokens]
+    # Each role begins with a name beside its first row, and a line through the map.
+    named = "[...document.querySelectorAll('.row-labels [data-role]')].map((each) => each.dataset.role)"
+    assert tab.run(named) == roles
+    assert tab.run("document.querySelectorAll('#explorer-root .borders .across').length") == 6
+    tab.until("document.querySelector('.sum').textContent.includes('by role: template ')")
+    # A token of a message is replaced where it was typed.
+    at = chips(tab).index("swam")
+    tab.click(f".tokens [data-at='{at}']")
+    tab.type(".editing input", "closed")
+    tab.click(".editing button", 0)
+    tab.until("document.querySelector('textarea').value.includes('user: We closed.')")
+    tab.until("document.querySelector('.tokens s')?.textContent === 'swam'")
+    assert "chat=1" in tab.run("location.hash")
+
+
+@needs_browser
+def test_a_notebook_shows_the_page_in_a_frame(browser, models, tmp_path):
+    with normscope.explore(models[0], TEXT) as page:
+        (tmp_path / "notebook.html").write_text(page._repr_html_())
+        browser.said.clear()
+        tab = browser.open((tmp_path / "notebook.html").as_uri())
+        tab.until("document.querySelector('iframe').clientWidth > 300")
+        end = time.monotonic() + 20
+        while time.monotonic() < end and not page._session.engine._results:
+            time.sleep(0.05)
+        assert page._session.engine._results  # which the framed page has asked for
+        assert browser.said == []
+        tab.close()
 
 
 @needs_browser

@@ -62,7 +62,7 @@ def test_every_character_belongs_to_its_part(bytes_tokenizer):
     written = written_by(bytes_tokenizer)
     assert not isinstance(written, str)
     assert written.text == "<system>be brief.<end>\n<user>user<end><end>\n<assistant>no<end>\n<assistant>"
-    _, parts = tokens_of(bytes_tokenizer, written)
+    _, parts, _ = tokens_of(bytes_tokenizer, written)
     expected = [
         *["template"] * len("<system>"),
         *["system"] * len("be brief."),
@@ -79,7 +79,8 @@ def test_a_token_that_reaches_into_a_message_belongs_to_it(bytes_tokenizer):
     written = written_by(bytes_tokenizer)
     assert not isinstance(written, str)
     start = written.text.index("be")
-    assert written.parts_of([(start - 1, start), (start - 1, start + 1), (start, start + 1), (0, 0)]) == [
+    spans = [(start - 1, start), (start - 1, start + 1), (start, start + 1), (0, 0)]
+    assert [written.parts[written.part_of(*span)] for span in spans] == [
         *("template", "system", "system", "template"),
     ]
 

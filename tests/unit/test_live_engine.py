@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+import normscope
 from normscope.live.engine import Ask, Busy, Engine, Outdated
 
 ONCE = Ask(None, 0)
@@ -78,6 +79,72 @@ def test_a_newer_question_makes_older_ones_outdated_but_not_those_of_other_tabs(
     # One that was sent before, and comes late.
     with pytest.raises(Outdated):
         engine.submit(Ask("tab", 2), "late", lambda _: "late").result(5)
+
+
+def test_what_runs_for_an_older_question_goes_on_if_a_newer_one_needs_it_too(engine):
+    held = Held(engine, Ask("tab", 1))
+    again = engine.submit(Ask("tab", 2), "held", lambda _: "computed twice")
+    held.go.set()
+    assert again.result(5) == "held"
+    with pytest.raises(Outdated):
+        held.future.result(5)
+
+
+def test_who_comes_for_what_is_being_left_gets_it_computed_again(engine):
+    started, left, go = threading.Event(), threading.Event(), threading.Event()
+    times = []
+
+    def compute(turn):
+        times.append(None)
+        started.set()
+        try:
+            while len(times) == 1:
+                turn()
+        except Outdated:
+            left.set()
+            assert go.wait(5)
+            raise
+        return "result"
+
+    first = engine.submit(Ask("tab", 1), "key", compute)
+    assert started.wait(5)
+    engine.submit(Ask("tab", 2), "another", lambda _: None)
+    assert left.wait(5)
+    second = engine.submit(Ask("tab", 2), "key", compute)
+    go.set()
+    assert second.result(5) == "result"
+    with pytest.raises(Outdated):
+        first.result(5)
+    assert len(times) == 2
+
+
+def test_answers_share_results_that_are_kept(engine):
+    computed = []
+
+    def ask(key):
+        return engine.submit(
+            ONCE, key, lambda turn: turn.kept("shared", lambda: computed.append(key) or "part")
+        ).result(5)
+
+    assert [ask(1), ask(2)] == ["part", "part"]
+    assert computed == [1]
+
+
+def test_passes_of_a_model_ask_whether_to_go_on(engine, saved_model):
+    model = normscope.load(str(saved_model))
+    started, done = threading.Event(), []
+
+    def compute(_):
+        while True:  # each pass asks at each of its layers
+            normscope.decompose(model, "We swam.")
+            done.append(None)
+            started.set()
+
+    future = engine.submit(Ask("tab", 1), "passes", compute)
+    assert started.wait(20)
+    assert engine.submit(Ask("tab", 2), "newer", lambda _: "newer").result(5) == "newer"
+    with pytest.raises(Outdated):
+        future.result(5)
 
 
 def test_an_error_is_passed_on_and_the_next_computation_runs(engine):

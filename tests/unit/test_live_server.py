@@ -21,7 +21,8 @@ from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
 from normscope.live.state import RANKINGS
-from normscope.live.texts import SEPARATOR, fitted, places_of
+from normscope.live.texts import Limit, read, units_of
+from normscope.typed_texts import SEPARATOR
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 
@@ -77,7 +78,9 @@ def test_maps_are_those_of_decompose(client, model, level):
 
 
 def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
-    found = asked(client, "through", text=TEXT)
+    found = {"maps": {}}
+    for part in ("chained", "carried"):
+        found["maps"] |= asked(client, part, text=TEXT)["maps"]
     for method in THROUGH:
         expected = normscope.attribution_maps(model, TEXT, [method])[method].cumulative
         count = expected.shape[1]
@@ -170,7 +173,7 @@ def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
 @pytest.mark.parametrize("level", [*Level])
 @pytest.mark.parametrize("text", [TEXT, f"An unbelievable{SEPARATOR}second  text", " a\n b"])
 def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
-    places = places_of(model, text, level)
+    places = units_of(model, read(model, text, Limit(24)), level).places
     tokens = normscope.decompose(
         model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)
     ).tokens
@@ -187,7 +190,7 @@ def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
     ["word " * 10_000, "unbelievabilities " * 300, "x" * 50_000, "一" * 5_000, f"a b c{SEPARATOR}" + "word " * 900],
 )
 def test_a_long_text_is_cut_and_the_page_says_so(model, text):
-    cut, note = fitted(model, text, 24)
+    cut, _, note, _ = read(model, text, Limit(24))
     assert text.startswith(cut)
     count = len(model.tokenizer(*cut.split(SEPARATOR))["input_ids"])
     assert count <= 24
@@ -244,7 +247,7 @@ def test_the_same_error_is_printed_once(client, capsys):
         client.post("/answer", json={"part": "never"})
     assert (
         capsys.readouterr().err
-        == "normscope: part='never': expected one of maps, through, prediction, heads, pair, code, examples\n"
+        == "normscope: part='never': expected one of maps, chained, carried, prediction, heads, pair, code, examples\n"
     )
 
 
@@ -305,7 +308,7 @@ def test_every_answer_says_what_a_browser_may_do(client, path, status):
     assert answer.status_code == status
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; ")
-    assert policy.endswith("; connect-src 'self'")
+    assert policy.endswith("; connect-src 'self'; frame-ancestors 'none'")
     assert "http" not in policy
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["x-content-type-options"] == "nosniff"

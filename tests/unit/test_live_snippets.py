@@ -81,8 +81,9 @@ def test_python(client, state):
         weights = unpacked(found["maps"]["weights"], (3, 4, count, count))
         maps["attn_w"] = weights.mean(axis=1)
         if state.get("through"):
-            through = asked(client, "through", side=side, **state)["maps"]
-            maps |= {name: unpacked(packed, (3, count, count)) for name, packed in through.items()}
+            for part in ("chained", "carried"):
+                through = asked(client, part, side=side, **state)["maps"]
+                maps |= {name: unpacked(packed, (3, count, count)) for name, packed in through.items()}
         layer, head = int(state.get("layer", 3)) - 1, int(state.get("head", 0)) - 1
         measure, (kind, _, other) = state.get("measure", "attn_n"), state.get("minus", "").partition(":")
         expected = maps[measure][layer]

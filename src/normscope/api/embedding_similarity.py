@@ -93,33 +93,50 @@ def similarity(
     embed = functools.partial(_embedded, model, embedder, rule)
     side_a = repeat(embed(text_a, of_a)) if texts_a is None else (embed(text, of_a) for text in texts_a)
     side_b = repeat(embed(text_b, of_b)) if texts_b is None else (embed(text, of_b) for text in texts_b)
-    found = (_compared(embedder, *pair) for pair in zip(side_a, side_b, strict=False))
+    found = (compared_embeddings(*pair) for pair in zip(side_a, side_b, strict=False))
     return next(found) if texts_a is None and texts_b is None else Similarities([*found])
 
 
-class _Embedded(NamedTuple):
-    """A text's tokens, what each of them, and last the bias, contributes to its embedding, and the embedding."""
+class Embedded(NamedTuple):
+    """What a text's embedding is made of."""
 
     tokens: tuple[str, ...]
     parts: Float[Tensor, "1 source made"]
+    """What each token, and last the bias, contributes."""
     whole: Float[Tensor, "1 made"]
+    embedder: Embedder
+
+
+@checked
+@in_turn
+def embedded_text(model: LoadedModel, text: Text) -> Embedded:
+    """What the embedding of a text is made of, with the pooling and the prompt that are the model's own; see `similarity`.
+
+    Raises:
+        InputError: If the model's embeddings cannot be split into parts, or the text is too long.
+    """
+    check_supported(model.layout)
+    _ = model.layers_verification
+    return _embedded(model, chosen_embedder(model, None), ValueBias.token, text, None)
+
+
+def compared_embeddings(a: Embedded, b: Embedded) -> Similarity:
+    """The similarity of two texts of the same model, split into what each pair of tokens adds to it."""
+    embedder = a.embedder
+    parts = compared(embedder.function, (a.parts, a.whole), (b.parts, b.whole))
+    matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
+    return Similarity(a.tokens, b.tokens, matrix, value, str(embedder.pooling), str(embedder.function))
 
 
 def _embedded(
     model: LoadedModel, embedder: Embedder, bias: ValueBias, text: Text | BatchEncoding, prompt: str | None
-) -> _Embedded:
+) -> Embedded:
     text, length = _prompted(model, embedder, text, prompt)
     batch = single_text(model, text, "similarity")
     parts, whole = embedded_parts(
         model.model, model.layout, batch.model_inputs(), embedder=embedder, bias=bias, prompt=length
     )
-    return _Embedded(texts_of(model, batch), parts, whole)
-
-
-def _compared(embedder: Embedder, a: _Embedded, b: _Embedded) -> Similarity:
-    parts = compared(embedder.function, (a.parts, a.whole), (b.parts, b.whole))
-    matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
-    return Similarity(a.tokens, b.tokens, matrix, value, str(embedder.pooling), str(embedder.function))
+    return Embedded(texts_of(model, batch), parts, whole, embedder)
 
 
 def _prompted(

@@ -42,13 +42,10 @@ class Conversation(NamedTuple):
     parts: tuple[str, ...]
     """The name of each part."""
 
-    def parts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
-        """The part that each span of characters belongs to. A span that reaches into a message belongs to that message."""
-        names = []
-        for start, end in spans:
-            touched = range(bisect.bisect(self.starts, start) - 1, bisect.bisect_left(self.starts, max(end, start + 1)))
-            names.append(next((self.parts[n] for n in touched if self.parts[n] != "template"), "template"))
-        return names
+    def part_of(self, start: int, end: int) -> int:
+        """The number of the part that a span of characters belongs to; a message, if it reaches into one."""
+        touched = range(bisect.bisect(self.starts, start) - 1, bisect.bisect_left(self.starts, max(end, start + 1)))
+        return next((number for number in touched if self.parts[number] != "template"), touched[0])
 
 
 def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
@@ -146,10 +143,21 @@ def awaits_answer(messages: Sequence[Message]) -> bool:
     return not messages or messages[-1].role != "assistant"
 
 
-def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tuple[list[int], list[str]]:
-    """The token ids of a conversation, and the part of each. The template writes all special tokens, so none are added."""
+class Tokens(NamedTuple):
+    """The tokens of a conversation."""
+
+    ids: list[int]
+    parts: list[str]
+    """The name of the part that each belongs to."""
+    spans: list[tuple[int, int]]
+    """The first character of each, and the one after its last."""
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> Tokens:
+    """The tokens of a conversation. The template writes all special tokens, so none are added."""
     encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return list(encoded["input_ids"]), written.parts_of(encoded["offset_mapping"])
+    spans = [(start, end) for start, end in encoded["offset_mapping"]]
+    return Tokens(list(encoded["input_ids"]), [written.parts[written.part_of(*span)] for span in spans], spans)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +180,7 @@ class Conversations(ExampleEncoder):
             if isinstance(written, str):
                 counts.skipped[written] += 1
                 continue
-            ids, parts = tokens_of(self.sequences.tokenizer, written)
+            ids, parts, _ = tokens_of(self.sequences.tokenizer, written)
             sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
             inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
             yield [dataclasses.replace(sequence, inherited=inherited)]

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.changing import ablate
 from normscope.api.decomposition import Decomposition, decompose
-from normscope.api.embedding_similarity import similarity
+from normscope.api.embedding_similarity import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.engine import GoOn
+from normscope.live.engine import Turn
 from normscope.live.state import Side, State
-from normscope.live.texts import as_given, fitted, places_of
+from normscope.live.texts import Limit, Read, read, units_of
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import prediction_of
 from normscope.reporting.explorer import packed, scaled
@@ -27,10 +27,21 @@ _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
 _FASTEST = 1
 """Level of compression: as a rule, answers travel no further than this machine."""
-THROUGH = ("rollout", "norm_rollout", "alti", "decompx")
-"""Methods of maps from the input up to each layer."""
+CHAINED = ("rollout", "norm_rollout", "alti")
+"""Methods of maps from the input up to each layer that multiply the maps of single layers; one pass computes all of them."""
+CARRIED = ("decompx",)
+"""Those that carry a vector for each pair of tokens through every layer, which takes many times as long."""
+THROUGH = (*CHAINED, *CARRIED)
 _CHOICES = 8
 """Predictions that are shown."""
+
+
+class Aimed(NamedTuple):
+    """A text, and what is attributed to its tokens."""
+
+    typed: Read
+    aim: object
+    """A target of `attribute`, or what makes the embedding whose length is attributed; None where there is no such target."""
 
 
 class Answers:
@@ -38,62 +49,52 @@ class Answers:
 
     Args:
         models: The models of the page.
-        tokens: Longest text; longer ones are cut.
+        limit: The longest text; longer ones are cut.
     """
 
-    def __init__(self, models: Sequence[LoadedModel], tokens: int) -> None:
+    def __init__(self, models: Sequence[LoadedModel], limit: Limit) -> None:
         self.models = models
-        self.tokens = tokens
+        self.limit = limit
 
-    def maps(self, side: Side, level: Level, _: GoOn) -> dict[str, Any]:
+    def maps(self, side: Side, level: Level) -> dict[str, Any]:
         """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
 
         Raises:
             InputError: If the text is empty, or the model cannot read it.
         """
         with self._changed(side) as model:
-            text, note = fitted(model, side.text, self.tokens)
-            given = as_given(model, text)
-            notes = [note] if note else []
-            values = model.layers * self.tokens**2
+            typed = self._read(model, side)
+            notes = [typed.note] if typed.note else []
+            values = model.layers * self.limit.tokens**2
             heads = values * (7 + model.layout.heads) <= _LARGEST and model.layout.gate is None
-            decomposed = decompose(model, given, heads=heads, level=str(level))
+            decomposed = decompose(model, typed.given, heads=heads, level=str(level))
             if not heads:
-                why = "it gates its heads" if model.layout.gate is not None else "report.tokens is large"
+                why = "it gates its heads" if model.layout.gate is not None else f"{self.limit.name} is large"
                 notes.append(f"{model.name} is shown without single heads: {why}.")
+            units = units_of(model, typed, level)
             return {
-                "text": text,
+                "text": typed.text,
                 "notes": notes,
                 "tokens": decomposed.tokens,
-                "places": places_of(model, text, level),
-                "maps": packed(decomposed.token_maps(), _FASTEST),
+                "places": units.places,
+                "maps": packed(decomposed.token_maps(), _FASTEST) | ({"roles": units.roles} if units.roles else {}),
                 "by_layer": _mixing(decomposed),
             }
 
-    def through(self, side: Side, level: Level, go_on: GoOn) -> dict[str, Any]:
-        """Maps from the input up to each layer, by every method that is defined for the model.
+    def through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
+        """Maps from the input up to each layer, by those of some methods that are defined for the model.
 
         Raises:
-            InputError: If none is, or the text is invalid.
+            InputError: If the text is invalid.
         """
-        found: dict[str, Any] = {}
-        reasons = []
         with self._changed(side) as model:
-            given = as_given(model, fitted(model, side.text, self.tokens)[0])
-            for method in ("alti",) if model.layout.reads_target else THROUGH:
-                go_on()
-                try:
-                    maps = attribution_maps(model, given, [method], level=str(level))[method]
-                except InputError as error:
-                    reasons.append(f"{method}: {error}")
-                else:
-                    keys = len(maps.tokens) + len(maps.source_tokens or ())
-                    found[method] = scaled(maps.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
-        if not found:
-            raise InputError(reasons[0])
+            given = self._read(model, side).given
+            if model.layout.reads_target:
+                methods = [method for method in methods if method == "alti"]
+            found, reasons = _maps_up_to(model, given, methods, level)
         return {"maps": found, "notes": reasons}
 
-    def prediction(self, side: Side, target: str, against: str, level: Level, _: GoOn) -> dict[str, Any]:
+    def prediction(self, side: Side, target: str, against: str, level: Level) -> dict[str, Any]:
         """What the model predicts, and what each token adds to the prediction that is asked for.
 
         Args:
@@ -106,7 +107,7 @@ class Answers:
             InputError: If there is no such answer, or the text is invalid.
         """
         with self._changed(side) as model:
-            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            given = self._read(model, side).given
             found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
             answer: dict[str, Any] = {
                 "what": found.what,
@@ -127,16 +128,17 @@ class Answers:
             "scores": _rounded(parts.scores),
             "bias": parts.bias,
             "remainder": parts.remainder,
+            "spans": parts.spans if side.chat else None,
         }
 
-    def heads(self, side: Side, target: str, against: str, _: GoOn) -> dict[str, Any]:
+    def heads(self, side: Side, target: str, against: str) -> dict[str, Any]:
         """What each head adds to a prediction, directly and through all later layers: layer, head.
 
         Raises:
             InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
         """
         with self._changed(side) as model:
-            given = as_given(model, fitted(model, side.text, self.tokens)[0])
+            given = self._read(model, side).given
             found = prediction_of(model, given)
             aim = found.aimed_at(target) if target else found.target
             parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
@@ -144,50 +146,82 @@ class Answers:
         grid = parts._head_grid
         return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
 
-    def pair(self, side: Side, other: str, _: GoOn) -> dict[str, Any]:
+    def pair(self, side: Side, other: str, turn: Turn) -> dict[str, Any]:
         """What each pair of tokens of two texts adds to the similarity of their embeddings.
+
+        The parts of a text's embedding are kept: of two texts, one is changed at a time.
 
         Raises:
             InputError: If the model's embeddings cannot be followed, or a text is invalid.
         """
         with self._changed(side) as model:
-            texts = [as_given(model, fitted(model, text, self.tokens)[0]) for text in (side.text, other)]
-            found = similarity(model, *texts)
+
+            def parts_of(text: str) -> Embedded:
+                of_text = dataclasses.replace(side, text=text)
+                given = self._read(model, of_text).given
+                return turn.kept(("embedded", of_text, model.version), lambda: embedded_text(model, given))
+
+            found = compared_embeddings(parts_of(side.text), parts_of(other))
         (shown,) = payload(found.explorer().pairs)
         return dict(shown)
 
-    def aims(self, state: State, _: GoOn) -> tuple[State, list[object]]:
-        """The state with its texts as they are cut, and what is attributed on each side.
-
-        Returns:
-            Targets, or the pooling of an embedding; None where a side has no such target.
+    def aimed(self, state: State) -> list[Aimed]:
+        """The text of each side as it is read, and what is attributed.
 
         Raises:
             InputError: If a text or the target is invalid.
         """
         now = state.sides[0]
-        aims: list[object] = []
+        sides: list[Aimed] = []
         target = state.target
         for side in state.sides:
             with self._changed(side) as model:
-                found = prediction_of(model, as_given(model, fitted(model, side.text, self.tokens)[0]))
+                typed = self._read(model, side)
+                found = prediction_of(model, typed.given)
             target = target or next((name for name, _ in found.choices), "")
+            aim: object = None
             if not target:
-                aims.append(str(model.guessed_embedder()[0].pooling))
+                aim = model.guessed_embedder()[0]
             elif found.choices:
-                aims.append(found.aimed_at(target))
+                aim = found.aimed_at(target)
             elif side == now:
                 raise InputError(f"target={target!r}: the model computes no predictions for this text")
-            else:
-                aims.append(None)
-        cut = [fitted(self.models[side.model - 1], side.text, self.tokens)[0] for side in state.sides]
-        before = None if state.before is None else cut[-1]
-        return dataclasses.replace(state, text=cut[0], before=before), aims
+            sides.append(Aimed(typed, aim))
+        return sides
 
-    def _changed(self, side: Side) -> contextlib.AbstractContextManager[LoadedModel]:
-        """The model of a side, without the heads that are removed."""
-        model = self.models[side.model - 1]
-        return ablate(model, heads=side.removed) if side.removed else contextlib.nullcontext(model)
+    def _read(self, model: LoadedModel, side: Side) -> Read:
+        return read(model, side.text, self.limit, chat=side.chat)
+
+    @contextlib.contextmanager
+    def _changed(self, side: Side) -> Iterator[LoadedModel]:
+        """The model of a side, without the heads that are removed. A notebook may use the same model: it waits."""
+        with contextlib.ExitStack() as exit_:
+            model = exit_.enter_context(self.models[side.model - 1].alone())
+            if side.removed:
+                exit_.enter_context(ablate(model, heads=side.removed))
+            yield model
+
+
+def _maps_up_to(
+    model: LoadedModel, given: Any, methods: Sequence[str], level: Level
+) -> tuple[dict[str, Any], list[str]]:
+    """The maps of some methods, and why others are not defined."""
+    if not methods:
+        return {}, []
+    try:
+        maps = attribution_maps(model, given, methods, level=str(level))
+    except InputError as error:
+        if len(methods) == 1:
+            return {}, [f"{methods[0]}: {error}"]
+        alone = [_maps_up_to(model, given, [method], level) for method in methods]
+        return {name: each for found, _ in alone for name, each in found.items()}, [
+            reason for _, reasons in alone for reason in reasons
+        ]
+    packed = {}
+    for name, each in maps.items():
+        keys = len(each.tokens) + len(each.source_tokens or ())
+        packed[name] = scaled(each.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
+    return packed, []
 
 
 def _mixing(decomposed: Decomposition) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from normscope.errors import InputError
+from normscope.models.cancellation import cancelled_by
 
 KEPT = 32
 """Results that are kept."""
 _MOST_WAITING = 64
 
-GoOn = Callable[[], None]
-"""Raises `Outdated` once nobody waits for the result any more; long computations call it between their steps."""
 Compute = Callable[["Turn"], Any]
 
 
@@ -30,36 +29,45 @@ class Busy(InputError):
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """Who asks, and for what: a newer one of the same tab for the same part makes an older one outdated."""
+    """Who asks: a newer question in the same slot makes an older one outdated."""
 
     slot: Hashable
-    """The tab and the part of its page; None for a request that is never outdated."""
+    """The tab, or a part of it that changes by itself; None for a request that is never outdated."""
     number: int
     """Higher for newer ones."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Job:
-    ask: Ask
+    """A computation, and all who wait for it."""
+
     key: Hashable
     compute: Compute
-    future: "Future[Any]"
+    waiting: "list[tuple[Ask, Future[Any]]]"
 
 
 class Turn:
-    """What a computation may ask while it has its turn."""
+    """What a computation may ask while it has its turn. Between layers of a model it is asked whether to go on."""
 
     def __init__(self, engine: "Engine", job: _Job) -> None:
         self._engine, self._job = engine, job
 
     def __call__(self) -> None:
-        """Go on only if somebody still waits for the result; see `GoOn`."""
+        """Go on only if somebody still waits for the result.
+
+        Raises:
+            Outdated: If nobody does.
+        """
         self._engine.require(self._job)
 
     def let_others(self) -> None:
         """Let what waits go first. The models must be as they were."""
         self._engine.run_waiting()
         self()
+
+    def kept(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """A result that several answers share; it is computed unless it is among those that are kept."""
+        return self._engine.kept(key, compute)
 
 
 class Engine:
@@ -70,9 +78,10 @@ class Engine:
         self._results: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._newest: dict[Hashable, int] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._open: dict[Hashable, _Job] = {}
+        """Jobs that wait or run, by key."""
+        self._lock = threading.RLock()
         self._stopping = False
-        self._running: _Job | None = None
         # Not one of an executor, for which the interpreter would wait when it ends.
         self._thread = threading.Thread(target=self._work, name="normscope-live", daemon=True)
         self._thread.start()
@@ -99,14 +108,16 @@ class Engine:
                     del self._newest[next(iter(self._newest))]
             if self._stopping:
                 future.set_exception(Outdated())
-                return future
-            if key in self._results:
+            elif key in self._results:
                 self._results.move_to_end(key)
                 future.set_result(self._results[key])
-                return future
-            if self._jobs.qsize() >= _MOST_WAITING:
+            elif key in self._open:
+                self._open[key].waiting.append((ask, future))
+            elif len(self._open) > _MOST_WAITING:  # and one that runs
                 raise Busy(f"the server is busy: {_MOST_WAITING} requests wait; try again")
-            self._jobs.put(_Job(ask, key, compute, future))
+            else:
+                self._open[key] = _Job(key, compute, [(ask, future)])
+                self._jobs.put(self._open[key])
         return future
 
     def close(self, seconds: float) -> bool:
@@ -121,17 +132,30 @@ class Engine:
         with self._lock:
             self._stopping = True
             self._jobs.put(None)
-        if (running := self._running) is not None:
-            _settle(running.future, None, Outdated())
+            for job in [*self._open.values()]:
+                self._settle(job, error=Outdated())
         self._thread.join(seconds)
         self._results.clear()
         return not self._thread.is_alive()
 
     def require(self, job: _Job) -> None:
         """Raise `Outdated` if nobody waits for a result any more."""
-        newest = self._newest.get(job.ask.slot, job.ask.number)
-        if self._stopping or job.future.cancelled() or newest > job.ask.number:
-            raise Outdated
+        with self._lock:
+            if self._stopping or not self._waits(job):
+                raise Outdated
+
+    def kept(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """A result that is among those that are kept, or is computed now and kept."""
+        with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return self._results[key]
+        result = compute()
+        with self._lock:
+            self._results[key] = result
+            while len(self._results) > self._kept:
+                self._results.popitem(last=False)
+        return result
 
     def run_waiting(self) -> None:
         """Compute what waits, in the thread that computes."""
@@ -141,32 +165,41 @@ class Engine:
                 return
             self._run(job)
 
+    def _is_current(self, ask: Ask) -> bool:
+        return self._newest.get(ask.slot, ask.number) <= ask.number
+
+    def _waits(self, job: _Job) -> bool:
+        return any(self._is_current(ask) and not future.cancelled() for ask, future in job.waiting)
+
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._run(job)
             del job  # its result, which may be dropped before the next one comes
 
     def _run(self, job: _Job) -> None:
-        outer, self._running = self._running, job
+        turn = Turn(self, job)
         try:
-            _settle(job.future, self._result(job), None)
-        except BaseException as error:
-            _settle(job.future, None, error)
-        self._running = outer
-
-    def _result(self, job: _Job) -> Any:
-        self.require(job)
-        if job.key not in self._results:
-            result = job.compute(Turn(self, job))
+            turn()
+            with cancelled_by(turn):
+                self._settle(job, self.kept(job.key, lambda: job.compute(turn)))
+        except Outdated as error:
             with self._lock:
-                self._results[job.key] = result
-                while len(self._results) > self._kept:
-                    self._results.popitem(last=False)
-            return result
-        return self._results[job.key]
+                if not self._stopping and self._waits(job):  # somebody has come since
+                    self._jobs.put(job)
+                else:
+                    self._settle(job, error=error)
+        except BaseException as error:
+            self._settle(job, error=error)
 
-
-def _settle(future: "Future[Any]", outcome: Any, error: BaseException | None) -> None:
-    """Give a future its outcome, unless it has one or nobody waits for it."""
-    with contextlib.suppress(InvalidStateError):
-        future.set_result(outcome) if error is None else future.set_exception(error)
+    def _settle(self, job: _Job, outcome: Any = None, error: BaseException | None = None) -> None:
+        """Give all who wait for a job its outcome, unless they have one."""
+        with self._lock:
+            if self._open.get(job.key) is job:
+                del self._open[job.key]
+            for ask, future in job.waiting:
+                with contextlib.suppress(InvalidStateError):
+                    if error is not None or not self._is_current(ask):
+                        future.set_exception(error or Outdated())
+                    else:
+                        future.set_result(outcome)
+            job.waiting.clear()

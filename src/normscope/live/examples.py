@@ -9,8 +9,9 @@ from normscope.data.corpora import open_corpus
 from normscope.data.options import DatasetOptions
 from normscope.errors import InputError
 from normscope.live.engine import Turn
-from normscope.live.texts import SEPARATOR, as_given, fitted
+from normscope.live.texts import Limit, read
 from normscope.models.loaded import LoadedModel
+from normscope.typed_texts import SEPARATOR
 
 _SEARCHED = 100
 """Texts that are measured."""
@@ -51,29 +52,30 @@ _NUMBERS: Mapping[str, tuple[Callable[[Decomposition], float], int]] = {
 """What ranks examples, and 1 if the largest come first. Means over layers and tokens; mixing is that of the whole block."""
 
 
-def ranked(model: LoadedModel, options: DatasetOptions, ranking: str, tokens: int, turn: Turn) -> dict[str, Any]:
+def ranked(model: LoadedModel, options: DatasetOptions, ranking: str, limit: Limit, turn: Turn) -> dict[str, Any]:
     """The first texts of a corpus, ranked.
 
     Args:
         model: See `normscope.load`.
         options: The corpus.
         ranking: One of `state.RANKINGS`.
-        tokens: Longest text; longer ones are cut.
+        limit: The longest text; longer ones are cut.
         turn: Others get theirs between two texts.
 
     Raises:
-        InputError: If the corpus cannot be opened, or the model reads none of its texts.
+        InputError: If the corpus cannot be opened, the model reads none of its texts, or somebody changes it just now.
     """
     number, sign = _NUMBERS[ranking]
     found: list[tuple[float, str]] = []
     reason = "the corpus is empty"
     for text in itertools.islice(texts_of(options), _SEARCHED):
         turn.let_others()
-        try:
-            cut = fitted(model, text, tokens)[0]
-            found.append((number(decompose(model, as_given(model, cut), measures=["attn_n"])), cut))
-        except InputError as error:
-            reason = str(error)
+        with model.alone():
+            try:
+                typed = read(model, text, limit)
+                found.append((number(decompose(model, typed.given, measures=["attn_n"])), typed.text))
+            except InputError as error:
+                reason = str(error)
     if not found:
         raise InputError(f"dataset: {reason}")
     found.sort(key=lambda pair: -sign * pair[0])

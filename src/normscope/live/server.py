@@ -30,7 +30,7 @@ _HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9.-]+)(?::[0-9]+)?")
 Handler = Callable[[Request], Awaitable[Response]]
 
 _HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",  # addresses may hold a token
     "Cache-Control": "no-store",
@@ -45,13 +45,15 @@ class Refusal(Exception):
         self.status = status
 
 
-def app(session: Session, token: str | None = None) -> Starlette:
+def app(session: Session, token: str | None = None, *, framed: bool = False) -> Starlette:
     """The server as an ASGI application.
 
     Args:
         session: What is served.
         token: What requests must show; None for a server that only this machine reaches.
+        framed: Whether other pages, such as a notebook, may show this one in a frame.
     """
+    headers = _HEADERS | ({"Content-Security-Policy": POLICY} if framed else {})
 
     async def page(_: Request) -> Response:
         return HTMLResponse(live_page(session.about()))
@@ -71,7 +73,7 @@ def app(session: Session, token: str | None = None) -> Starlette:
                 response = await handle(request)
             except Exception as error:
                 response = _failure(session, error)
-            response.headers.update(_HEADERS)
+            response.headers.update(headers)
             return response
 
         return respond
@@ -80,7 +82,7 @@ def app(session: Session, token: str | None = None) -> Starlette:
         assert isinstance(error, HTTPException)
         line = f"{request.method} {request.url.path[:80]}: {error.detail.lower()}"
         response = _failure(session, Refusal(error.status_code, line))
-        response.headers.update(_HEADERS)
+        response.headers.update(headers)
         return response
 
     routes = [Route("/", guarded(page)), Route("/answer", guarded(answer), methods=["POST"])]

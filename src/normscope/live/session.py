@@ -13,11 +13,12 @@ from urllib.parse import urlencode
 
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError, message, printable
-from normscope.live.answers import Answers
+from normscope.live.answers import CARRIED, CHAINED, Answers
 from normscope.live.engine import Ask, Compute, Engine, Turn
 from normscope.live.examples import ranked
 from normscope.live.snippets import Source, command, python
 from normscope.live.state import RANKINGS, Side, State, parse
+from normscope.live.texts import Limit
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
@@ -47,7 +48,7 @@ class Session:
 
     Args:
         models: The models; the first is shown at first.
-        tokens: Longest text.
+        limit: The longest text, in tokens.
         sources: Where the models come from, for code that loads them; by default they are in memory only.
         dataset: The corpus that examples come from; by default the sample corpus.
     """
@@ -55,14 +56,14 @@ class Session:
     def __init__(
         self,
         models: Sequence[LoadedModel],
-        tokens: int,
+        limit: int | Limit,
         sources: Sequence[Source] | None = None,
         dataset: DatasetOptions | None = None,
     ) -> None:
         self.dataset = dataset or DatasetOptions(kind=DatasetKind.sample, seed=0)
         self.models = models
         self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
-        self.answers = Answers(models, tokens)
+        self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit)
         self.engine = Engine()
         self._said = ""
 
@@ -99,7 +100,8 @@ class Session:
             with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
                 add("prediction", number, **(target if number else {}))
             if state.get("through") == "1":
-                add("through", number)
+                add("chained", number)
+                add("carried", number)
         for part in ("heads", "pair"):
             with contextlib.suppress(InputError):
                 add(part, 0)
@@ -116,7 +118,8 @@ class Session:
         """
         asked = self.read(body)
         depends, compute = PARTS[asked.part](self, asked)
-        return self.engine.submit(asked.ask, (asked.part, depends), compute)
+        weights = tuple(model.version for model in self.models)  # which a training may change
+        return self.engine.submit(asked.ask, (asked.part, depends, weights), compute)
 
     def read(self, body: object) -> Asked:
         """A request, checked.
@@ -137,7 +140,8 @@ class Session:
         state = parse(body.get("state"), len(self.models))
         if type(side) is not int or not 0 <= side < len(state.sides):
             raise InputError(f"side={printable(repr(side), 40)}: expected a number below {len(state.sides)}")
-        return Asked(state, part, side, Ask((tab, part, side) if tab else None, number))
+        slot = (tab, part if part in ALONE else "") if tab else None
+        return Asked(state, part, side, Ask(slot, number))
 
     def report(self, error: BaseException) -> None:
         """Print an error, unless it was the last one that was printed: a page asks again with every letter."""
@@ -157,6 +161,7 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "heads": model.layout.heads,
         "mask": model.tokenizer.mask_token,
         "two": model.layout.reads_target,
+        "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,
     }
 
 
@@ -168,8 +173,12 @@ def _maps(session: Session, asked: Asked) -> Part:
     return _called(session.answers.maps, asked.shown, asked.state.level)
 
 
-def _through(session: Session, asked: Asked) -> Part:
-    return _called(session.answers.through, asked.shown, asked.state.level)
+def _chained(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.through, asked.shown, asked.state.level, CHAINED)
+
+
+def _carried(session: Session, asked: Asked) -> Part:
+    return _called(session.answers.through, asked.shown, asked.state.level, CARRIED)
 
 
 def _prediction(session: Session, asked: Asked) -> Part:
@@ -185,13 +194,16 @@ def _pair(session: Session, asked: Asked) -> Part:
     now, *others = asked.state.sides
     if not others or others[0].model != now.model:
         raise InputError("part=pair: expected another text in the same model (before)")
-    return _called(session.answers.pair, now, others[0].text)
+    return (now, others[0].text), functools.partial(session.answers.pair, now, others[0].text)
 
 
 def _code(session: Session, asked: Asked) -> Part:
-    def compute(turn: Turn) -> dict[str, str]:
-        cut, aims = session.answers.aims(asked.state, turn)
-        return {"python": python(session.sources, cut, aims), "command": command(session.sources, cut)}
+    def compute(_: Turn) -> dict[str, str]:
+        sides = session.answers.aimed(asked.state)
+        return {
+            "python": python(session.sources, asked.state, sides),
+            "command": command(session.sources, asked.state, sides[0].typed),
+        }
 
     return asked.state.address(), compute
 
@@ -200,17 +212,18 @@ def _examples(session: Session, asked: Asked) -> Part:
     number, ranking = asked.state.model, asked.state.examples
     if not ranking:
         raise InputError(f"examples: expected one of {', '.join(RANKINGS)}")
-    model, tokens = session.models[number - 1], session.answers.tokens
-    return (number, ranking), lambda turn: ranked(model, session.dataset, ranking, tokens, turn)
+    model, limit = session.models[number - 1], session.answers.limit
+    return (number, ranking), lambda turn: ranked(model, session.dataset, ranking, limit, turn)
 
 
 def _called(function: Callable[..., Any], *depends: Hashable) -> Part:
-    return depends, functools.partial(function, *depends)
+    return depends, lambda _: function(*depends)
 
 
 PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
     "maps": _maps,
-    "through": _through,
+    "chained": _chained,
+    "carried": _carried,
     "prediction": _prediction,
     "heads": _heads,
     "pair": _pair,
@@ -218,3 +231,6 @@ PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
     "examples": _examples,
 }
 """All parts of the page."""
+
+ALONE = ("code", "examples")
+"""Parts that are asked for by themselves; the others of a tab come together, and newer ones make all older ones outdated."""

@@ -4,13 +4,14 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from normscope.api.targets import Label, MaskedToken, NextToken
 from normscope.data.options import Level
-from normscope.live.answers import THROUGH
+from normscope.live.answers import THROUGH, Aimed
 from normscope.live.state import Side, State
-from normscope.live.texts import SEPARATOR
+from normscope.live.texts import Read
+from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder, UnitLength
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.reporting.explorer import HEAD_MEASURES, MEASURES
@@ -69,13 +70,13 @@ def source_of(loaded: LoadedModel, model: ModelOptions, device: DeviceOptions) -
     return Source(layers, f"normscope.load({', '.join(arguments)})", tuple(keys))
 
 
-def python(sources: Sequence[Source], state: State, aims: Sequence[object]) -> str:
+def python(sources: Sequence[Source], state: State, shown: Sequence[Aimed]) -> str:
     """A script that computes what is on screen: `maps` of the text (and `before`), `shown`, and `found`, what tokens add.
 
     Args:
         sources: Where the models come from.
-        state: What is on screen, with texts as they were cut.
-        aims: What is attributed on each side: a target of `attribute`, or the pooling of an embedding; None for nothing.
+        state: What is on screen.
+        shown: The text of each side, and what is attributed to its tokens.
     """
     sides = state.sides
     lines = ["import normscope", ""]
@@ -85,21 +86,22 @@ def python(sources: Sequence[Source], state: State, aims: Sequence[object]) -> s
         lines += ["", *_OF_ROW.splitlines(), ""]
     if state.view.get("words"):
         lines += ["", "# The page adds up the columns of a word's tokens and averages over their rows."]
-    for name, side, aim in zip(_NAMES, sides, aims, strict=False):
+    for name, side, (typed, aim) in zip(_NAMES, sides, shown, strict=False):
         layers = sources[side.model - 1].layers
-        lines += ["", f"{name.text} = {_given(side.text)!r}", *_measured(name, side, layers, state, aim)]
-    if len(sides) > 1 and _are_similar(state, aims):
+        lines += ["", f"{name.text} = {typed.given!r}", *_measured(name, side, layers, state, aim)]
+    if len(sides) > 1 and _are_similar(state, shown[0].aim):
         lines += ["", f"pairs = normscope.similarity({_model(sides[0].model)}, text, text_before).matrix"]
     return "\n".join(lines) + "\n"
 
 
-def command(sources: Sequence[Source], state: State, program: str = "normscope") -> str:
+def command(sources: Sequence[Source], state: State, typed: Read, program: str = "normscope") -> str:
     """A command that shows the text's most likely prediction, its tokens' scores and its maps; empty if there is none."""
     source = sources[state.model - 1]
     if not source.python:
         return ""
-    keys = [key if _PLAIN.fullmatch(key.replace("=", "")) else shlex.quote(key) for key in source.keys]
-    return " ".join([program, "explain", shlex.quote(state.text), *keys])
+    chat = ["dataset=text", "dataset.chat_template=true"] if typed.chat else []
+    keys = [*chat, *(key if _PLAIN.fullmatch(key.replace("=", "")) else shlex.quote(key) for key in source.keys)]
+    return " ".join([program, "explain", shlex.quote(typed.text), *keys])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,21 +178,28 @@ def _target(aim: object) -> str | None:
             return f"normscope.NextToken({name!r})"
         case MaskedToken(token=name):
             return f"normscope.MaskedToken({name!r})"
-        case str():
-            vector = {"mean": "hidden.mean(dim=0)", "cls": "hidden[0]", "last": "hidden[-1]"}[aim]
-            return f"lambda hidden: {vector}.norm()"
+        case Embedder():
+            return _length(aim)
         case _:
             return None
 
 
-def _are_similar(state: State, aims: Sequence[object]) -> bool:
+_POOLED = {Pooling.mean: "hidden.mean(dim=0)", Pooling.cls: "hidden[0]", Pooling.last: "hidden[-1]"}
+"""Pooled vectors that are one expression of the hidden vectors."""
+
+
+def _length(embedder: Embedder) -> str | None:
+    """The length of an embedding, along its own direction; None if it takes more than an expression."""
+    if embedder.pooling not in _POOLED or not all(isinstance(module, UnitLength) for module in embedder.modules):
+        return None
+    length = f"{_POOLED[embedder.pooling]}.norm()"
+    # A norm after pooling divides by the length, which is held fixed.
+    return f"lambda hidden: {length}" + (f" / {length}.detach()" if embedder.modules else "")
+
+
+def _are_similar(state: State, aim: object) -> bool:
     now, before = state.sides
-    return isinstance(aims[0], str) and now.model == before.model and now.text != before.text
-
-
-def _given(text: str) -> Any:
-    first, separator, second = text.partition(SEPARATOR)
-    return (first, second) if separator else text
+    return isinstance(aim, Embedder) and now.model == before.model and now.text != before.text
 
 
 def _model(number: int) -> str:

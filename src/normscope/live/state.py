@@ -35,6 +35,8 @@ class Side:
     """From 1."""
     removed: tuple[tuple[int, int], ...] = ()
     """Layers and heads that are removed, both from 1."""
+    chat: bool = False
+    """Whether the text is a conversation; see `normscope.typed_texts`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ class State:
     """The model that it is compared with; None for the same model."""
     removed: tuple[tuple[int, int], ...] = ()
     """Heads that are removed from the model, but not on the other side."""
+    chat: bool = False
+    """Whether texts are conversations."""
     level: Level = Level.token
     through: bool = False
     """Whether to add maps from the input up to each layer."""
@@ -64,9 +68,11 @@ class State:
     @property
     def sides(self) -> tuple[Side, ...]:
         """What is shown, and what it is compared with, if that is anything else."""
-        now = Side(self.text, self.model, self.removed)
+        now = Side(self.text, self.model, self.removed, self.chat)
         other = Side(
-            self.text if self.before is None else self.before, self.model if self.compare is None else self.compare
+            self.text if self.before is None else self.before,
+            self.model if self.compare is None else self.compare,
+            chat=self.chat,
         )
         return (now,) if now == other else (now, other)
 
@@ -78,6 +84,7 @@ class State:
             "model": None if self.model == 1 else str(self.model),
             "compare": None if self.compare is None else str(self.compare),
             "removed": ",".join(f"{layer}.{head}" for layer, head in self.removed) or None,
+            "chat": "1" if self.chat else None,
             "level": None if self.level is Level.token else str(self.level),
             "through": "1" if self.through else None,
             "target": self.target or None,
@@ -176,6 +183,7 @@ _READERS: Mapping[str, Callable[[str, str], object]] = {
     "model": _number,
     "compare": _number,
     "removed": _heads,
+    "chat": _flag,
     "level": _level,
     "through": _flag,
     "target": _short,

@@ -42,7 +42,7 @@ def changed(
         _prove(loaded)
     model, layout = loaded.model, loaded.layout
     rows = [*_rows_of_heads(model, layout, heads), *_rows_of_neurons(model, layout, neurons)]
-    with contextlib.ExitStack() as exit_:
+    with loaded.changing(), contextlib.ExitStack() as exit_:
         for of_part in rows:
             exit_.callback(_written, of_part, of_part.clone())
             _written(of_part, torch.zeros_like(of_part))
@@ -55,7 +55,7 @@ def changed(
 
 @torch.no_grad()
 def _written(weights: Tensor, values: Tensor) -> None:
-    weights.copy_(values)
+    weights.data.copy_(values)  # whose version still tells of changes by others
 
 
 def _prove(loaded: LoadedModel) -> None:

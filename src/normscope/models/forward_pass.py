@@ -12,6 +12,7 @@ from normscope.errors import InputError
 from normscope.maths.attention import attention
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
+from normscope.models.cancellation import check_cancelled
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.experts import Routes
 from normscope.models.feed_forward import FeedForwardBlock
@@ -151,6 +152,7 @@ class ForwardPass:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A layer begins: visit its input, and change it if there is a replacement."""
+        check_cancelled()
         expected = self.targets.entries[self.passed]
         self.passed += 1
         layer = self.passed

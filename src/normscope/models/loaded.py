@@ -1,9 +1,11 @@
 """A loaded model, with its tokenizer and layout."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -78,6 +80,27 @@ class LoadedModel:
         """
         with damage_named(self.model):
             return self._turns.call(call, functools.partial(_in_memory, self))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator["LoadedModel"]:
+        """A context in which other threads' calls wait, and the model is only changed in this thread; see `Turns`.
+
+        Raises:
+            InputError: If the model is changed already, or this thread is observing it.
+        """
+        with self._turns.alone():
+            if self._turns.changes:
+                raise InputError(f"{self.name} is changed by ablate or steer just now; close that context first")
+            yield self
+
+    def changing(self) -> AbstractContextManager[None]:
+        """A context in which this thread changes the model; it begins between two calls of others."""
+        return self._turns.changed()
+
+    @property
+    def version(self) -> int:
+        """A number that grows when weights are changed in place, as in training. Changes by `changes.py` do not count."""
+        return sum(0 if each.is_inference() else each._version for each in self.model.parameters())
 
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.

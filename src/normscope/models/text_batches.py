@@ -152,13 +152,36 @@ def messages_in(text: list[dict[str, str]]) -> tuple[Message, ...]:
 
 def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
     """The role that says each token of a conversation, as `batch_from_texts` writes it, or `template`."""
+    return [role for role, _ in _written(model, text)]
+
+
+def places_in_messages(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[int, int, int] | None]:
+    """Where each token of a conversation lies: the message, its first character in it, and the one after its last.
+
+    The template may have stripped the message, whose characters are counted without the space around it. None for tokens of the
+    template.
+    """
+    return [place for _, place in _written(model, text)]
+
+
+def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, tuple[int, int, int] | None]]:
+    """The role of each token of a conversation, and its place in a message."""
     from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
 
     messages = messages_in(text)
-    written = conversation(template_of(model.tokenizer, model.name), messages, prompt=awaits_answer(messages))
-    if isinstance(written, str):  # which `batch_from_texts` has refused
+    with _in_terms_of_messages():
+        written = conversation(template_of(model.tokenizer, model.name), messages, prompt=awaits_answer(messages))
+    if isinstance(written, str):  # which `batch_from_texts` refuses as well
         raise InputError(f"messages: {written}")
-    return tokens_of(model.tokenizer, written)[1]
+    _, roles, spans = tokens_of(model.tokenizer, written)
+    places: list[tuple[int, int, int] | None] = []
+    for start, end in spans:
+        at = written.part_of(start, end)
+        # Every second part is a message, and what is between them is the template's.
+        begin = written.starts[at]
+        stop = written.starts[at + 1] if at + 1 < len(written.starts) else len(written.text)
+        places.append((at // 2, max(start, begin) - begin, min(end, stop) - begin) if at % 2 else None)
+    return [*zip(roles, places, strict=True)]
 
 
 @contextlib.contextmanager

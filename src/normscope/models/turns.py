@@ -1,5 +1,6 @@
 """Calls that use one model: one after the other, and none leaves anything behind in the model."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,37 @@ class Turns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: set[int] = set()
+        self._alone: int | None = None
+        """The thread that has all turns."""
+        self.changes = 0
+        """How many changes of the model are in force."""
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A context in which only this thread's calls use the model, and nobody else changes it.
+
+        Raises:
+            InputError: If this thread is in the middle of a call.
+        """
+        thread = self._refuse_nested()
+        with self._lock:
+            self._alone = thread
+            try:
+                yield
+            finally:
+                self._alone = None
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        """A context in which the model is changed. It begins once no call of another thread is in progress."""
+        thread = threading.get_ident()
+        is_mine = thread in self._threads or thread == self._alone
+        with contextlib.nullcontext() if is_mine else self._lock:
+            self.changes += 1
+        try:
+            yield
+        finally:
+            self.changes -= 1
 
     def call(self, function: Callable[[], T], models: Models) -> T:
         """Call a function once no other call uses the model.
@@ -44,7 +76,7 @@ class Turns:
         thread = self._refuse_nested()
         try:
             self._threads.add(thread)
-            return self._alone(function, models)
+            return self._in_turn(thread, function, models)
         finally:
             self._threads.discard(thread)
 
@@ -61,7 +93,7 @@ class Turns:
         thread = self._refuse_nested()
         try:
             self._threads.add(thread)
-            yield from observe_blocks(lambda visit: self._alone(lambda: run(visit), models))
+            yield from observe_blocks(lambda visit: self._in_turn(thread, lambda: run(visit), models))
         finally:
             self._threads.discard(thread)
 
@@ -74,23 +106,29 @@ class Turns:
             )
         return thread
 
-    def _alone(self, function: Callable[[], T], models: Models) -> T:
+    def _in_turn(self, thread: int, function: Callable[[], T], models: Models) -> T:
+        if thread == self._alone:
+            return _restoring(function, models)
         with self._lock:
-            implementations = [
-                (module.config, module.config._attn_implementation)
-                for model in models()
-                for module in model.modules()
-                if isinstance(module, PreTrainedModel)
-            ]
-            try:
-                result = function()
-            except BaseException:
-                for model in models():
-                    _remove_our_changes(model)
-                for config, implementation in implementations:
-                    config._attn_implementation = implementation
-                raise
-        return result
+            return _restoring(function, models)
+
+
+def _restoring(function: Callable[[], T], models: Models) -> T:
+    """Call a function that uses models, and undo our changes to them if it is left early."""
+    implementations = [
+        (module.config, module.config._attn_implementation)
+        for model in models()
+        for module in model.modules()
+        if isinstance(module, PreTrainedModel)
+    ]
+    try:
+        return function()
+    except BaseException:
+        for model in models():
+            _remove_our_changes(model)
+        for config, implementation in implementations:
+            config._attn_implementation = implementation
+        raise
 
 
 def _remove_our_changes(model: nn.Module) -> None:

@@ -88,15 +88,19 @@ function rowShares(values, m) {
   return shares;
 }
 
-// Rows and columns of what is shown: tokens, or words where the reader wants them.
+// Rows and columns of what is shown: tokens, or words where the reader wants them; `roles` is who says each in a conversation.
 function axesOf(sentence, byWord) {
+  const { roles } = sentence;
   const label = (tokens, members) => members.map((word) => word.map((token, at) => bare(tokens[token], at > 0)).join(""));
   if (!byWord || !sentence.query_words) {
-    return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null, ofTargets: sentence.of_targets };
+    return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null, ofTargets: sentence.of_targets, roles };
   }
   const [rowWords, columnWords] = [membersOf(sentence.query_words), membersOf(sentence.key_words)];
-  return { rows: label(sentence.queries, rowWords), columns: label(sentence.keys, columnWords), rowWords, columnWords };
+  return { rows: label(sentence.queries, rowWords), columns: label(sentence.keys, columnWords), rowWords, columnWords, roles: roles && rowWords.map(([first]) => roles[first]) };
 }
+
+// Where runs of one role begin.
+const beginsRole = (roles, at) => Boolean(roles) && roles[at] !== roles[at - 1];
 
 // A token without the marks of its tokenizer, if it continues a word.
 const bare = (token, continues) => (continues ? token.replace(/^##/, "") : token.replace(/^[▁Ġ]/, ""));

@@ -3,6 +3,7 @@
 const CELL = { smallest: 18, largest: 52 };
 const LONGEST_LABEL = 16;
 const LONGEST_TARGET = 44; // of a row that is no token
+const ROLE_WIDTH = 62; // of the longest name of a role
 
 const clipped = (token, longest = LONGEST_LABEL) => (token.length > longest ? `${token.slice(0, longest - 1)}…` : token);
 const rowLabel = (map, token) => clipped(token, map.ofTargets ? LONGEST_TARGET : LONGEST_LABEL);
@@ -16,7 +17,8 @@ class MapView {
     this.cursor = make("div", { className: "cursor", hidden: true });
     this.columns = make("div", { className: "column-labels", "aria-hidden": "true" });
     this.rows = make("div", { className: "row-labels", "aria-hidden": "true" });
-    this.cells = make("div", { className: "cells" }, this.canvas, this.cursor);
+    this.borders = make("div", { className: "borders", "aria-hidden": "true" });
+    this.cells = make("div", { className: "cells" }, this.canvas, this.borders, this.cursor);
     this.tip = make("div", { className: "tip", hidden: true, "aria-hidden": "true" });
     const corner = make("div", { className: "corner", "aria-hidden": "true" });
     this.grid = make("div", { className: "map-grid" }, corner, this.columns, this.rows, this.cells);
@@ -49,7 +51,7 @@ class MapView {
   show(map, paintCells) {
     this.map = map;
     const [rows, columns] = [map.rows.length, map.columns.length];
-    const labelWidth = Math.max(...map.rows.map((token) => rowLabel(map, token).length)) * 7.3 + 14;
+    const labelWidth = Math.max(...map.rows.map((token) => rowLabel(map, token).length)) * 7.3 + 14 + (map.roles ? ROLE_WIDTH : 0);
     this.width = this.node.clientWidth;
     const room = (this.width || 700) - labelWidth - 4;
     // The whole map is to be seen without scrolling, unless its cells would be too small to read.
@@ -61,12 +63,25 @@ class MapView {
     for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
       this.grid.style.setProperty(name, value);
     }
-    const label = (token, at, text) => make("span", { title: token, "data-at": at }, text);
+    const { roles } = map;
+    const label = (token, at, text) =>
+      make("span", { title: roles ? `${token} (${roles[at]})` : token, "data-at": at, ...(beginsRole(roles, at) && { "data-role": roles[at] }) }, text);
     this.rows.replaceChildren(...map.rows.map((token, at) => label(token, at, rowLabel(map, token))));
     this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, clipped(token))));
     paintCells(this.canvas);
+    this.borders.replaceChildren(...this.roleBorders(map));
     this.hideTip();
     this.move(this.at < map.values.length ? this.at : undefined);
+  }
+
+  // Lines where a role begins in a conversation.
+  roleBorders({ roles }) {
+    const line = (className, at) => {
+      const border = make("i", { className });
+      border.style.setProperty("--at", at);
+      return border;
+    };
+    return (roles ?? []).flatMap((_, at) => (at && beginsRole(roles, at) ? [line("across", at), line("down", at)] : []));
   }
 
   // The cell under the pointer.

@@ -2,7 +2,6 @@
 
 const EXAMPLE = "The old bridge was closed, so we crossed the river.";
 const TYPING = 80; // milliseconds without a key before the server is asked
-const PAUSE = 250; // and before it is asked for what takes longer, which would keep the next text waiting
 
 class LivePage {
   // `saved` is what a page that was saved has in place of a server.
@@ -40,6 +39,7 @@ class LivePage {
       return [input, make("label", {}, input, title)];
     };
     const [level, byWord] = box("level", "measure whole words", "word");
+    const [chat, asChat] = box("chat", "conversation", "1");
     const [through, upTo] = box("through", "maps up to each layer", "1");
     const names = withoutCommonFolder(this.about.models.map(({ name }) => name));
     const menu = (name, value, first) => {
@@ -53,8 +53,9 @@ class LivePage {
     const several = [make("label", {}, "model", model), ...(names.length > 2 ? [slider] : []), make("label", {}, "compared with", compare)];
     this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
     this.removed = make("span", { className: "choices" });
-    this.boxes = { level, through, model, compare, slider };
-    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), byWord, upTo, this.keep, this.removed);
+    this.boxes = { level, through, chat, model, compare, slider };
+    this.asChat = asChat;
+    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep, this.removed);
   }
 
   // A page that was saved shows one state.
@@ -109,6 +110,7 @@ class LivePage {
     const { state } = this;
     this.boxes.level.checked = state.get("level") === "word";
     this.boxes.through.checked = state.get("through") === "1";
+    this.boxes.chat.checked = this.text.chat = state.get("chat") === "1";
     this.boxes.model.value = this.boxes.slider.value = state.get("model") || "1";
     this.boxes.compare.value = state.get("compare");
     this.text.before = state.has("before") ? state.get("before") : undefined;
@@ -117,10 +119,12 @@ class LivePage {
     document.getElementById("model-name").textContent = model.name;
     document.getElementById("model-facts").textContent = model.facts;
     this.model = model;
+    this.asChat.hidden = !model.chats && state.get("chat") !== "1";
     this.drawRemoved();
     const asked = { text: "", ...state.asked };
     const sides = state.isPaired ? [0, 1] : [0];
     this.round = asked; // what older rounds still wait for is not needed
+    this.asker.next();
     const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
       this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
     this.showExamples(asked);
@@ -161,17 +165,26 @@ class LivePage {
     return this.asker.ask(part, side, asked);
   }
 
+  // The maps, and if wanted those up to each layer, of which some take longer. What is chosen from a menu stays chosen while its map
+  // is on its way.
   async askMaps(asked, sides) {
     const answers = await Promise.all(sides.map((side) => this.ask("maps", side, asked)));
     await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
-    const { measure = "attn_n" } = asked; // which may be one of those that take longer
-    if (asked.through !== "1" || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
-    if (asked.through !== "1") return;
-    if (!this.saved) await new Promise((resolve) => setTimeout(resolve, PAUSE));
-    const through = await Promise.all(sides.map((side) => this.ask("through", side, asked)));
-    await Promise.all(through.map((answer) => unpackMaps(answer)));
-    through.forEach(({ maps }, at) => Object.assign(answers[at].maps.maps, maps));
-    this.show(...answers);
+    const more = asked.through === "1" ? ["chained", "carried"] : [];
+    const { measure = "attn_n" } = asked;
+    const show = (isLast) => {
+      if (isLast || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
+    };
+    show(!more.length);
+    for (const part of more) {
+      const found = await Promise.all(sides.map((side) => this.ask(part, side, asked)));
+      await Promise.all(found.map((answer) => unpackMaps(answer)));
+      found.forEach(({ maps, notes }, at) => {
+        Object.assign(answers[at].maps.maps, maps);
+        answers[at].notes.push(...notes);
+      });
+      show(part === more.at(-1));
+    }
   }
 
   // The prediction, then what it is made of by head, and the similarity of two embeddings. What a text before would predict is asked
@@ -189,7 +202,6 @@ class LivePage {
       this.prediction.showPair(undefined);
       this.text.colour(now.scores ?? []);
     }
-    if (!this.saved) await new Promise((resolve) => setTimeout(resolve, PAUSE));
     if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
     if (!similar) return;
     const pair = await this.orElse(this.ask("pair", 0, asked), (line) => this.prediction.note(line));

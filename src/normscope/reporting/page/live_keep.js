@@ -42,7 +42,7 @@ class Keeper {
   // This page with the answers that it shows, in one file that asks nobody.
   async save() {
     const page = await (await fetch(location.pathname + location.search)).text();
-    const shown = ([slot]) => !/^(code|examples)/.test(slot) && (this.state.isPaired || !/ 1$|^pair/.test(slot)) && (this.state.has("through") || !slot.startsWith("through"));
+    const shown = ([slot]) => !/^(code|examples)/.test(slot) && (this.state.isPaired || !/ 1$|^pair/.test(slot)) && (this.state.has("through") || !/^(chained|carried)/.test(slot));
     const answers = Object.fromEntries([...this.asker.answers].filter(shown));
     const saved = JSON.stringify({ state: this.state.values.toString(), answers, when: new Date().toISOString().slice(0, 10) }).replaceAll("<", "\\u003c");
     const held = page.replace("; connect-src 'self'", "").replace('id="saved">null', () => `id="saved">${saved}`);
@@ -55,6 +55,8 @@ class SavedAnswers {
   constructor({ answers }) {
     this.answers = new Map(Object.entries(answers));
   }
+
+  next() {}
 
   async ask(part, side) {
     const answer = this.answers.get(`${part} ${side}`);

@@ -44,9 +44,9 @@ class PredictionView {
     this.sum.append(make("br", {}), line);
   }
 
-  said({ said, value, scores, bias, remainder }) {
+  said({ said, value, scores, bias, remainder, spans }) {
     const [tokens, rest] = [scores.reduce((a, b) => a + b, 0), Math.abs(remainder) > 1e-4 * Math.abs(value) ? `, remainder ${formatNumber(remainder, true)}` : ""];
-    return `${said[0].toUpperCase()}${said.slice(1)}: ${formatNumber(value, true)} = tokens ${formatNumber(tokens, true)}, biases ${formatNumber(bias, true)}${rest}`;
+    return `${said[0].toUpperCase()}${said.slice(1)}: ${formatNumber(value, true)} = tokens ${formatNumber(tokens, true)}, biases ${formatNumber(bias, true)}${rest}${spans ? `; by role: ${Object.entries(spans).map(([role, sum]) => `${role} ${formatNumber(sum, true)}`).join(", ")}` : ""}`;
   }
 
   row(name, probability, was, target, against) {

@@ -51,14 +51,24 @@ const VIEW = ["sentence", "layer", "head", "measure", "minus", "scale", "token",
 // An answer that is not needed any more.
 class Outdated extends Error {}
 
-// Asks the server. A newer question about the same part takes the place of an older one.
+// Parts that are asked for by themselves; all others belong to a state of the page.
+const ALONE = new Set(["code", "examples"]);
+
+// Asks the server. What an older state of the page still waits for is not needed once there is a newer one; the server leaves it
+// in the middle.
 class Asker {
   constructor() {
     this.tab = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-    this.number = 0;
+    this.count = this.round = 0;
     this.waiting = new Map();
     this.answers = new Map(); // as they came
     this.token = new URLSearchParams(location.search).get("token");
+  }
+
+  // The page has a new state.
+  next() {
+    this.round = ++this.count;
+    for (const [slot, controller] of this.waiting) if (!ALONE.has(slot.split(" ")[0])) controller.abort();
   }
 
   async ask(part, side, state) {
@@ -67,7 +77,8 @@ class Asker {
     const controller = new AbortController();
     this.waiting.set(slot, controller);
     const headers = { "Content-Type": "application/json", ...(this.token && { "X-Normscope-Token": this.token }) };
-    const body = JSON.stringify({ part, side, state, tab: this.tab, number: ++this.number });
+    const number = ALONE.has(part) ? ++this.count : this.round;
+    const body = JSON.stringify({ part, side, state, tab: this.tab, number });
     try {
       const response = await fetch("answer", { method: "POST", headers, body, signal: controller.signal });
       const text = await response.text();

@@ -14,12 +14,19 @@ class TextView {
     this.choices = make("div", { className: "choices" });
     this.tokens = make("div", { className: "tokens", role: "group", "aria-label": "Tokens" });
     this.editor = make("div", { className: "editing", hidden: true });
-    root.replaceChildren(make("label", { className: "box" }, make("span", {}, "text (two texts: first ||| second)"), this.area),
+    this.hint = make("span", {});
+    this.chat = false;
+    root.replaceChildren(make("label", { className: "box" }, this.hint, this.area),
       this.comparison, this.choices, this.tokens, this.editor);
   }
 
   set text(text) {
     if (this.area.value !== text) this.area.value = text;
+  }
+
+  // Whether the text is a conversation.
+  set chat(chat) {
+    this.hint.textContent = chat ? "conversation (each message begins with system:, user: or assistant:)" : "text (two texts: first ||| second)";
   }
 
   // The text that is compared; undefined for none.
@@ -40,6 +47,7 @@ class TextView {
         for (; next < counterpart; next++) chips.push(this.gone(before.tokens[next]));
         next = counterpart + 1;
       }
+      if (beginsRole(now.maps.roles, at)) chips.push(make("span", { className: "role" }, now.maps.roles[at]));
       const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.tokens[counterpart] ?? "new")] : [];
       if (was.length && counterpart < 0) was[0] = make("small", {}, "new");
       chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, token), ...was));

@@ -1,0 +1,132 @@
+"""The live page of a model in memory, served by a thread and shown in a notebook."""
+
+import asyncio
+import atexit
+import functools
+import html
+import os
+import secrets
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlencode
+
+from normscope.api.calls import checked
+from normscope.api.decomposition import decompose
+from normscope.api.explorers import Explorer
+from normscope.errors import InputError
+from normscope.live.serving import LiveServer, address, bound, require_extra, server_of
+from normscope.live.session import Session
+from normscope.live.texts import Limit
+from normscope.models.loaded import LoadedModel
+from normscope.typed_texts import typed
+
+_HOST = "127.0.0.1"
+_HEIGHT = 900
+"""Pixels of the frame; the reader can make it taller."""
+_TEXT = "The old bridge was closed, so we crossed the river."
+
+
+@checked
+def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int = 64) -> "LivePage":
+    """The live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
+
+    ```python
+    page = normscope.explore(model, "The film was not good.")
+    page.url      # the same in a browser
+    page.close()  # or use it in a `with` statement
+    ```
+
+    A thread serves it to this machine alone, with a token in its address, until it is closed or Python ends. The page and your
+    own calls take turns, so you may use the model meanwhile; inside `ablate` and `steer`, the page says that the model is
+    changed. A module that the model was wrapped from shares its weights: while the page measures without a head, that module
+    runs without it too.
+
+    Where the reader's browser is on another machine (JupyterHub, Colab), the notebook shows the text's maps instead, which need
+    no server.
+
+    Args:
+        model: See `load` and `wrap`.
+        text: What is shown at first: a text, a pair (tuple) of texts, or a conversation (messages with `role` and `content`).
+        port: The port to listen on; 0 takes any that is free.
+        tokens: The longest text, in tokens; longer ones are cut.
+
+    Raises:
+        InputError: If the extra `live` is not installed, the port is in use, or an argument is invalid.
+    """
+    require_extra("explore")
+    if not 0 <= port <= 65535:
+        raise InputError(f"port={port}: expected a port from 0 to 65535")
+    if tokens < 2:
+        raise InputError(f"tokens={tokens}: expected at least 2")
+    model.require_current()
+    return LivePage(model, _TEXT if text is None else text, port, Limit(tokens, "tokens"))
+
+
+class LivePage:
+    """A page that is served until it is closed; see `explore`."""
+
+    def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
+        written, chat = typed(text)
+        listening = bound(_HOST, port, key="port")
+        token = secrets.token_urlsafe(16)
+        self._session: Session | None = Session([model], limit)
+        self._name, self._text = model.name, text
+        self._server: LiveServer = server_of(self._session, token, framed=True)
+        self._address = address(listening, _HOST, token)
+        self._fragment = urlencode({"text": written} | ({"chat": "1"} if chat else {}))
+        serve = functools.partial(self._server.serve, sockets=[listening])
+        # Not one of those that Python waits for when it ends.
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="normscope-page", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with its token. Only this machine reaches it."""
+        return f"{self._address}#{self._fragment}"
+
+    def close(self) -> None:
+        """Stop serving the page, and let go of the model."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        self._server.stop()
+        self._thread.join(5)
+        session.engine.close(5)
+        del self._server
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> "LivePage":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LivePage({self._name}, {self.url if self._session else 'closed'})"
+
+    def _repr_html_(self) -> str:
+        if self._session is None:
+            return f"<p>{html.escape(repr(self))}</p>"
+        address = html.escape(self.url)
+        if _is_elsewhere():
+            return f"{self._static()._repr_html_()}<p>Live, once its port is forwarded: <code>{address}</code></p>"
+        style = f"width: 100%; height: {_HEIGHT}px; border: 0; resize: vertical; overflow: auto"
+        return (
+            f'<iframe src="{address}" title="normscope live" style="{style}"></iframe>'
+            f'<p><a href="{address}" target="_blank" rel="noopener">Open in a tab</a></p>'
+        )
+
+    def _static(self) -> Explorer:
+        assert self._session is not None
+        (model,) = self._session.models
+        return decompose(model, self._text).explorer()
+
+
+def _is_elsewhere() -> bool:
+    """Whether a notebook's reader is not on this machine."""
+    return "JUPYTERHUB_SERVICE_PREFIX" in os.environ or "google.colab" in sys.modules

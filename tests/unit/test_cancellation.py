@@ -1,0 +1,67 @@
+"""Computations that nobody waits for end at the next layer, and leave the model as it was."""
+
+import pytest
+import torch
+
+import normscope
+from normscope.models.cancellation import cancelled_by
+from tests.tiny import sentence_encoder
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+class LeftError(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def model(saved_model, tmp_path_factory):
+    model = normscope.load(str(sentence_encoder(saved_model, tmp_path_factory.mktemp("encoder") / "model")))
+    _ = model.layers_verification
+    return model
+
+
+def ablated(model):
+    with normscope.ablate(model, heads=[(1, 2)], dimensions=[3]):
+        normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0])
+
+
+CALLS = {
+    "decompose": (lambda model: normscope.decompose(model, TEXT), 3),
+    "words": (lambda model: normscope.decompose(model, TEXT, level="word"), 3),
+    # A pass, and each layer again on the way back; with effects, the same.
+    "attribute": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]), 6),
+    "heads": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 6),
+    "ablate": (ablated, 6),
+    "alti": (lambda model: normscope.attribution_maps(model, TEXT, ["alti"]), 3),
+    "decompx": (lambda model: normscope.attribution_maps(model, TEXT, ["decompx"]), 6),
+    "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 12),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_left_at_any_layer_and_the_model_is_as_it_was(model, name):
+    call, layers = CALLS[name]
+    expected = normscope.decompose(model, TEXT)
+    weights = {key: value.clone() for key, value in model.model.state_dict().items()}
+    for last in range(1, layers + 2):
+        checks = []
+
+        def check(checks=checks, last=last):
+            checks.append(None)
+            if len(checks) == last:
+                raise LeftError
+
+        if last > layers:  # as many as there are
+            with cancelled_by(check):
+                call(model)
+            assert len(checks) == layers
+            break
+        with cancelled_by(check), pytest.raises(LeftError):
+            call(model)
+        assert len(checks) == last
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.model.modules())
+        assert all(torch.equal(value, weights[key]) for key, value in model.model.state_dict().items())
+    after = normscope.decompose(model, TEXT)
+    assert torch.equal(after.vectors, expected.vectors)
+    assert torch.equal(after.ratios, expected.ratios)

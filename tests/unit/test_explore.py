@@ -1,0 +1,238 @@
+"""`explore`: the live page of a model in a notebook, which the notebook's own calls and the page's use in turn."""
+
+import gc
+import itertools
+import json
+import re
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import weakref
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+import normscope
+from normscope.errors import InputError
+from tests.tiny import sentence_encoder
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+@pytest.fixture(scope="module")
+def model(saved_model, tmp_path_factory):
+    return normscope.load(
+        str(sentence_encoder(saved_model, tmp_path_factory.mktemp("encoder") / "model")), device="cpu"
+    )
+
+
+@pytest.fixture
+def page(model):
+    with normscope.explore(model, TEXT) as page:
+        yield page
+
+
+def ask(page, part="maps", **state):
+    """What the page's server answers, with its status."""
+    address, _, token = page.url.partition("#")[0].partition("?token=")
+    body = json.dumps({"part": part, "state": {"text": TEXT} | state}).encode()
+    headers = {"content-type": "application/json", "x-normscope-token": token}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{address}answer", body, headers), timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def ratios(answer):
+    return torch.tensor(answer["by_layer"]["ratios"], dtype=torch.float64)
+
+
+def test_the_page_is_served_with_its_text_and_a_token(page, model):
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=\S{20,}#text=The\+old\+bridge\S+", page.url)
+    with urllib.request.urlopen(page.url.partition("#")[0]) as answer:
+        assert "live" in answer.read().decode()
+        assert "frame-ancestors" not in answer.headers["content-security-policy"]
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(page.url.partition("?")[0])
+    status, answer = ask(page)
+    assert status == 200
+    torch.testing.assert_close(ratios(answer), normscope.decompose(model, TEXT).ratios, rtol=1e-5, atol=0)
+    shown = page._repr_html_()
+    assert shown.startswith(f'<iframe src="{page.url.replace("&", "&amp;")}"')
+    assert repr(page) == f"LivePage({model.name}, {page.url})"
+
+
+def test_it_needs_neither_fastapi_nor_jupyter(model, monkeypatch):
+    for name in ("fastapi", "IPython", "ipywidgets", "notebook", "jupyter"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with normscope.explore(model) as page:
+        assert ask(page)[0] == 200
+
+
+@pytest.mark.parametrize("name", ["starlette", "uvicorn"])
+def test_without_the_extra(model, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=f"^explore: {name} is not installed; run `pip install starlette uvicorn`$"):
+        normscope.explore(model)
+
+
+def test_what_is_wrong_is_one_line(model, page):
+    taken = int(re.search(r":(\d+)/", page.url)[1])
+    for arguments, message in (
+        (
+            {"port": taken},
+            rf"^port={taken}: cannot listen on 127\.0\.0\.1: .*; set port to another one, or to 0 for any",
+        ),
+        ({"port": 70_000}, "^port=70000: expected a port from 0 to 65535$"),
+        ({"tokens": 1}, "^tokens=1: expected at least 2$"),
+        ({"text": 3}, "got int$"),
+        ({"text": ("a ||| b", "c")}, "separates the texts of a pair"),
+        ({"text": [{"role": "user", "content": "a\nuser: b"}]}, "a line of a message begins with a role"),
+    ):
+        with pytest.raises(InputError, match=message):
+            normscope.explore(model, **arguments)
+    with pytest.raises(InputError, match=r"^model: expected a model from normscope\.load"):
+        normscope.explore("model")
+    assert not [each for each in threading.enumerate() if each.name == "normscope-page" and each != page._thread]
+
+
+def test_a_long_text_is_cut_and_the_argument_is_named(model):
+    with normscope.explore(model, "word " * 99, tokens=10) as page:
+        assert ask(page, text="word " * 99)[1]["notes"] == ["The text is cut to at most 10 tokens (tokens)."]
+
+
+def test_pairs_and_conversations_are_typed(model):
+    with normscope.explore(model, ("We swam.", "They ran.")) as page:
+        assert page.url.endswith("#text=We+swam.+%7C%7C%7C+They+ran.")
+    with normscope.explore(
+        model, [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}]
+    ) as page:
+        assert page.url.endswith("#text=user%3A+Hi.%0Aassistant%3A+Ho.&chat=1")
+
+
+def test_a_model_is_explored_twice_and_each_page_closes_by_itself(model):
+    first, second = normscope.explore(model), normscope.explore(model)
+    assert first.url.partition("?")[0] != second.url.partition("?")[0]
+    first.close()
+    first.close()
+    assert repr(first) == f"LivePage({model.name}, closed)"
+    assert "iframe" not in first._repr_html_()
+    with pytest.raises(urllib.error.URLError):
+        ask(first)
+    assert ask(second)[0] == 200
+    second.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("normscope")]
+
+
+def test_closing_releases_the_model(saved_model):
+    model = normscope.load(str(saved_model), device="cpu")
+    page = normscope.explore(model, TEXT)
+    assert ask(page)[0] == 200
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is not None
+    page.close()
+    gc.collect()
+    assert gone() is None
+
+
+def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
+    shown = page._repr_html_()
+    assert page.url.partition("#")[0] not in shown.partition("Live, once its port")[0]
+    assert normscope.decompose(model, TEXT).explorer()._repr_html_()[:200] == shown[:200]
+
+
+def test_inside_a_change_the_page_says_so_and_afterwards_answers(page, model):
+    for change in (
+        normscope.ablate(model, heads=[(1, 2)]),
+        normscope.steer(model, [0.1] * int(model.model.config.hidden_size), layer=2),
+    ):
+        with change:
+            changed = normscope.decompose(model, TEXT).ratios
+            for part in ("maps", "prediction", "examples"):
+                status, answer = ask(page, part, examples="most_mixing", text="We swam.")
+                assert (status, answer) == (
+                    200,
+                    {"error": f"{model.name} is changed by ablate or steer just now; close that context first"},
+                )
+            assert torch.equal(normscope.decompose(model, TEXT).ratios, changed)
+    status, answer = ask(page, text="We swam.")
+    torch.testing.assert_close(ratios(answer), normscope.decompose(model, "We swam.").ratios, rtol=1e-5, atol=0)
+
+
+def test_page_and_notebook_never_see_each_others_changes(page, model):
+    """Both use the model as fast as they can: each gets the numbers that it gets alone."""
+    expected = normscope.decompose(model, TEXT).ratios
+    with normscope.ablate(model, heads=[(2, 2)]):
+        of_notebook = normscope.decompose(model, TEXT).ratios
+    with normscope.ablate(model, heads=[(1, 2), (3, 4)]):
+        of_page = normscope.decompose(model, TEXT).ratios
+    refused, answered = [], []
+
+    def remove():
+        # Each text is new to the server, and ends after those that are compared.
+        for number in itertools.count():
+            if stopping.is_set():
+                return
+            _, answer = ask(page, text=f"{TEXT}{' ' * number}", removed="1.2,3.4")
+            (refused if "error" in answer else answered).append(answer)
+
+    stopping = threading.Event()
+    asking = threading.Thread(target=remove)
+    asking.start()
+    end = time.monotonic() + 20
+    try:
+        while time.monotonic() < end and asking.is_alive() and (len(answered) < 20 or len(refused) < 5):
+            assert torch.equal(normscope.decompose(model, TEXT).ratios, expected)
+            with normscope.ablate(model, heads=[(2, 2)]):
+                for _ in range(3):
+                    assert torch.equal(normscope.decompose(model, TEXT).ratios, of_notebook)
+            time.sleep(0.01)
+    finally:
+        stopping.set()
+        asking.join(30)
+    assert len(answered) >= 20
+    assert len(refused) >= 5
+    for answer in answered:
+        torch.testing.assert_close(ratios(answer), of_page, rtol=1e-5, atol=0)
+    assert {answer["error"].partition(" is changed by")[0] for answer in refused} == {model.name}
+
+
+def test_training_in_place_is_seen(saved_model):
+    whole = AutoModel.from_pretrained(saved_model).eval()
+    model = normscope.wrap(whole, AutoTokenizer.from_pretrained(saved_model))
+    with normscope.explore(model) as page:
+        before = ratios(ask(page)[1])
+        ask(page, removed="1.2")  # which is undone, and no training
+        assert torch.equal(ratios(ask(page)[1]), before)
+        with torch.no_grad():
+            for weight in whole.parameters():
+                weight.mul_(1.1)
+        after = ratios(ask(page)[1])
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, normscope.decompose(model, TEXT).ratios, rtol=1e-5, atol=0)
+
+
+def test_a_second_thread_waits_for_what_is_alone(model):
+    inside, order = threading.Event(), []
+
+    def notebook():
+        assert inside.wait(5)
+        normscope.decompose(model, TEXT)
+        order.append("notebook")
+
+    thread = threading.Thread(target=notebook)
+    thread.start()
+    with model.alone():
+        inside.set()
+        normscope.decompose(model, TEXT)
+        time.sleep(0.3)
+        order.append("page")
+    thread.join(10)
+    assert order == ["page", "notebook"]
