@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         steer,
         wrap,
     )
+    from normscope.saved_runs import SavedRun, read
 
 __all__ = [
     "Answer",
@@ -69,6 +70,7 @@ __all__ = [
     "MaskedToken",
     "NextToken",
     "Results",
+    "SavedRun",
     "Similarities",
     "Similarity",
     "SimilarityTo",
@@ -80,6 +82,7 @@ __all__ = [
     "load",
     "load_attribution",
     "observe",
+    "read",
     "run",
     "similarity",
     "steer",
@@ -88,6 +91,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("SavedRun", "read"):
+        from normscope import saved_runs
+
+        return getattr(saved_runs, name)
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
         refuse_old_versions()
