@@ -17,6 +17,7 @@ from mkdocs.config import load_config
 
 from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
+from normscope.command_line import translate_command
 from normscope.maths.mixing import Method
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.options import check
@@ -150,7 +151,7 @@ def commands() -> list[tuple[str, list[str]]]:
     ("page", "words"), commands(), ids=lambda value: " ".join(value) if isinstance(value, list) else value
 )
 @pytest.mark.spread(18)
-def test_every_command_composes(page, words):
+def test_every_command_composes(page, words, monkeypatch):
     assert page
     # A folder, runs and checkpoints of the reader's.
     if (
@@ -162,7 +163,9 @@ def test_every_command_composes(page, words):
     if words[:1] == ["explain"]:  # its text may be anything
         words = words[2:]
     words = words[1:] if words[:1] == ["serve"] else words
-    overrides = [word for word in words if word not in ("-m", "--help", "prepare")]
+    monkeypatch.setattr(sys, "argv", ["normscope", *words])
+    translate_command()
+    overrides = [word for word in sys.argv[1:] if word not in ("-m", "--help", "--json")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     swept = [override for override in parsed if override.is_sweep_override()]
     assert bool(swept) == ("-m" in words)
