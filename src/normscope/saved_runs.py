@@ -130,5 +130,9 @@ def _with_missing_whole_numbers(name: str, rows: "pd.DataFrame") -> "pd.DataFram
     """A table whose whole numbers are not decimal numbers because some are missing."""
     declared = tables_of(analyses().values()).get(name)
     kinds = {} if declared is None else declared.kinds
-    missing = [column for column in map(str, rows) if kinds.get(column) == "whole" and rows[column].dtype == float]
+    missing = [
+        column
+        for column in map(str, rows)
+        if kinds.get(column) == "whole" and rows[column].dtype == float and (rows[column].dropna() % 1 == 0).all()
+    ]
     return rows.astype(dict.fromkeys(missing, "Int64"))

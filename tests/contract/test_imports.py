@@ -171,6 +171,7 @@ ALLOWED = {
     "json_line": {"distribution", "reporting.earlier_runs"},
     "sweep": {"json_line", "data.corpus_memory", "options", "reporting", "running"},
     "__main__": {"cli"},
+    "testing": {"analyses.base", "declarations", "running", "saved_runs", "__init__"},
     "saved_runs": {"declarations", "reporting.earlier_runs", "reporting.schemas", "untrusted"},
     "__init__": {"api", "distribution", "oldest_versions", "saved_runs"},
 }

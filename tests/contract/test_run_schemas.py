@@ -124,6 +124,13 @@ def test_missing_whole_numbers_stay_whole(tmp_path):
     pd.testing.assert_series_equal(normscope.read(folder).tables["frequency_by_token"]["rank"], table["rank"])
 
 
+def test_decimal_numbers_of_a_whole_column_are_read_as_they_are(tmp_path):
+    folder = copied(tmp_path)
+    path = folder / "tables" / "curves.parquet"
+    pd.read_parquet(path).assign(layer=[0.5, *[1.0] * 65]).to_parquet(path, index=False)
+    assert normscope.read(folder).tables["curves"]["layer"].tolist()[:2] == [0.5, 1.0]
+
+
 def test_reading_needs_no_torch():
     code = "import sys, normscope; normscope.read(sys.argv[1]).tables['curves']; assert 'torch' not in sys.modules"
     subprocess.run(
