@@ -26,6 +26,7 @@ PARTS = {
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.
 ALLOWED = {
     "errors": set(),
+    "deprecation": set(),
     "distribution": set(),
     "network": set(),
     "rounding": set(),
