@@ -28,7 +28,7 @@ from normscope.results.declare import Table
 from tests.end_to_end.shell import ROOT, run_here
 
 RUNS = Path(__file__).parent / "runs"
-"""A run folder of each schema, without its figures: three sentences, a tiny random BERT."""
+"""A run folder of each schema, without its figures: three sentences, a tiny random BERT. That of 1 is from 0.2.0 itself."""
 
 EVERY = range(1, RUN_SCHEMA + 1)
 DECLARED = schemas.tables_of(analyses().values())
@@ -57,7 +57,7 @@ def test_a_run_of_every_schema_is_read(schema):
     assert (run.schema, run.status, run.error) == (schema, "completed", "")
     assert content.get("schema", 1) == schema
     assert run.metrics == content["metrics"]
-    assert len(run.metrics) == 41
+    assert len(run.metrics) == {1: 29}.get(schema, 41)
     assert run.provenance == content["provenance"]
     assert run.config["analysis"]["mixing"]["enabled"] is True
     assert set(run.tables) == {path.stem for path in (folder / "tables").glob("*.parquet")}
@@ -72,11 +72,19 @@ def test_a_run_of_every_schema_is_read(schema):
 
 
 def test_the_schemas_agree_on_the_same_run():
-    """Nothing but the version was added from 1 to 2."""
+    """Both have analysed the same texts with the same weights in float32: what was measured then is measured now."""
     first, second = (normscope.read(folder_of(schema)) for schema in (1, 2))
-    assert first.metrics == second.metrics
-    for name, table in first.tables.items():
-        pd.testing.assert_frame_equal(table, second.tables[name], check_exact=True)
+    assert first.provenance["model_sha256"] == second.provenance["model_sha256"]
+    assert (
+        first.metrics.items()
+        <= {name: pytest.approx(value, abs=1e-7) for name, value in second.metrics.items()}.items()
+    )
+    for name in (
+        "mixing_by_layer",
+        "frequency_by_token",
+        "frequency_sample",
+    ):  # ranks of equal weights depend on rounding
+        pd.testing.assert_frame_equal(first.tables[name], second.tables[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("schema", EVERY)
@@ -96,7 +104,7 @@ def test_tables_have_the_types_that_are_declared(schema):
 
 def test_a_run_prints_what_it_is(tmp_path):
     shown = repr(normscope.read(folder_of(1)))
-    assert "completed, schema 1\nmodel tiny-bert, 3 sequences, 26 tokens\nmetrics: 41\ntables: curves, " in shown
+    assert "completed, schema 1\nmodel tiny-bert, 3 sequences, 26 tokens\nmetrics: 29\ntables: curves, " in shown
     assert len(shown) < 400
     failed = edited(copied(tmp_path), status="failed", metrics={}, provenance={}, error="The disk\x1b is full.")
     assert repr(normscope.read(failed)).splitlines()[0] == f"{failed}: failed (The disk\\x1b is full.), schema 2"
