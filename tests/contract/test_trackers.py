@@ -144,7 +144,7 @@ def of_wandb(folder: Path) -> Kept:
         parameters={name: run["config"][name] for name in ("seed", "schema")}
         | {"model.name": run["config"]["model"]["name"]},
         metrics={name: value for name, value in summary.items() if name in METRICS},
-        curves={str(curves["curve"].unique().item()): by_layer},
+        curves={str(curves["curve"].unique()[0]): by_layer},
         progress={"tokens_per_second": _by_step(history, "progress/examples", "progress/tokens_per_second")},
         tables={key.removeprefix("tables/") for key in summary if key.startswith("tables/")} - {"curves"},
         figures={"mixing_lines": (files / media["figures/mixing_lines"]["path"]).read_bytes()},
