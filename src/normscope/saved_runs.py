@@ -58,6 +58,12 @@ def read(run: str | Path) -> SavedRun:
     Args:
         run: The folder, such as `outputs/first`, or `DIR/0` for the first job of a sweep.
 
+    Example:
+        >>> import normscope
+        >>> run = normscope.read("outputs/first")  # normscope output_dir=outputs/first
+        >>> run.status, list(run.tables)[0]
+        ('completed', 'curves')
+
     Raises:
         InputError: If it is not the folder of a finished run, a file is damaged, or a later version has written it. Damaged
             tables are refused when they are read.
