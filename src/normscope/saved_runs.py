@@ -58,7 +58,7 @@ def read(run: str | Path) -> SavedRun:
     Args:
         run: The folder, such as `outputs/first`, or `DIR/0` for the first job of a sweep.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> run = normscope.read("outputs/first")  # normscope output_dir=outputs/first
         >>> run.status, list(run.tables)[0]

@@ -36,7 +36,7 @@ def test_the_example_of_a_function_runs_as_it_stands(name, loaded, tmp_path, mon
     text = inspect.getdoc(getattr(normscope, name))
     if name != "load":
         monkeypatch.setattr(normscope, "load", loaded)
-    assert text.count("Example:") == 1
+    assert text.count("Examples:") == 1
     example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
     assert len(example.examples) >= 2
     assert any(one.want for one in example.examples), "it shows a result"

@@ -438,7 +438,7 @@ def test_functions_are_short():
     for path in files(SOURCE):
         for node in ast.walk(_tree(path.read_text())):
             if isinstance(node, ast.FunctionDef):
-                _, _, example = (ast.get_docstring(node) or "").partition("\n\nExample:\n")
+                _, _, example = (ast.get_docstring(node) or "").partition("\n\nExamples:\n")
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 lines -= len(example.split("\n\n")[0].splitlines()) + 2 if example else 0
                 assert lines <= 60, f"{name(path)}: {node.name} has {lines} lines"

@@ -69,7 +69,7 @@ def run(
         progress: Whether to show a progress bar for analyses that run the model again.
         **options: Options of the analyses, for every one that has them; `norms={…}` sets options of only that analysis.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> results = normscope.run("mixing", texts=["A short text.", ("A pair", "of texts.")])
         >>> round(results.metrics["mixing/attnresln_n/mean"], 2)

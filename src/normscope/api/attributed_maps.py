@@ -200,7 +200,7 @@ def attribution_maps(
     Returns:
         A dictionary with a map for each method, in the order of `methods`; its `.explorer()` shows them on one page.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> maps = normscope.attribution_maps(normscope.load(), "A short text.", "alti")
         >>> maps["alti"].total.sum(axis=1).round(3).tolist()  # the shares of all tokens, for each token

@@ -105,7 +105,7 @@ def attribute(
     Returns:
         The parts of the number; for a list of texts or of targets, a sequence of these, whose `.table` has them all.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> target = normscope.SimilarityTo("Someone is making music.")
         >>> result = normscope.attribute(normscope.load(), "A man plays the guitar.", target)

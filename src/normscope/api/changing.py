@@ -45,7 +45,7 @@ def ablate(
         layers: These layers; by default all.
         value: What they read.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> model = normscope.load()
         >>> with normscope.ablate(model, heads=[(1, 3)]):
@@ -94,7 +94,7 @@ def steer(model: LoadedModel, vector: Any, layer: int, *, strength: float = 1.0)
         layer: The layer that reads it, counted from 1.
         strength: A factor on the vector.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> model = normscope.load()
         >>> with normscope.steer(model, [1.0] * 384, layer=3):

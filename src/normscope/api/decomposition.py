@@ -374,7 +374,7 @@ def decompose(
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
         or a BatchEncoding of several texts: a sequence of these, which has the same tables with a column `sequence`.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> result = normscope.decompose(normscope.load(), "A short text.")
         >>> result.tokens

@@ -77,7 +77,7 @@ def similarity(
     Returns:
         The parts of the similarity; if a list was given, a sequence of these, with a `.ranking`.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> pair = normscope.similarity(normscope.load(), "A man plays the guitar.", "Someone is making music.")
         >>> round(pair.value, 2), tuple(pair.table.loc[0, ["token_a", "token_b"]])

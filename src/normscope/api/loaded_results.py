@@ -17,7 +17,7 @@ def load_attribution(path: str | Path) -> Attribution | AttributionMap:
     Args:
         path: The file.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> result = normscope.attribute(normscope.load(), "A film.", lambda hidden: hidden[0, 3])
         >>> result.save("result.safetensors")

@@ -66,7 +66,7 @@ def load(
         trust_remote_code: Whether to run the Python files that come with a checkpoint. They can do anything that you can, so
             read them first. Unknown families are rejected nevertheless.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> model = normscope.load()
         >>> model.layout.family, len(model.layout.layers)
@@ -144,7 +144,7 @@ def wrap(
             length in one batch.
         tokens: The name of each token id, for a model without a tokenizer; by default, the ids are their names.
 
-    Example:
+    Examples:
         >>> import normscope, torch
         >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, batch_first=True)
         >>> own = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.TransformerEncoder(layer, num_layers=2))

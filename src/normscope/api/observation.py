@@ -25,7 +25,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         model: See `load` and `wrap`.
         texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
 
-    Example:
+    Examples:
         >>> import normscope
         >>> model = normscope.load()
         >>> for block in normscope.observe(model, "A short text."):
