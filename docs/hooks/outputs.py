@@ -15,7 +15,9 @@ def page() -> str:
         "A run writes its tables to `tables/<analysis>_<table>.parquet`, with a `.csv` beside it for up to 20,000 rows. They "
         "are tidy: one row per observation. Metrics are single numbers in `results.json`, by the name "
         "`<analysis>/<metric>`; curves are values by layer. In a name, a part such as `<category>` stands for several names. "
-        "Norms are in units of the residual stream.\n",
+        "Columns without a unit are counts, ratios or shares. For programs, [`tables.json`](../schemas/tables.json) describes "
+        "the same, with types, and [`results.schema.json`](../schemas/results.schema.json) is the JSON Schema of "
+        "`results.json`.\n",
     ]
     for name, info in analyses().items():
         parts.append(f"## {info.title} {{#{name}}}\n")
@@ -45,5 +47,10 @@ def _names(analysis: str, declared: Sequence[Rollup], header: str) -> str:
 
 
 def _table(name: str, info: Table) -> str:
-    columns = table(("column", "meaning"), [(code(column), text) for column, text in info.columns.items()])
+    columns = table(("column", "meaning"), [(code(column), _meaning(info, column)) for column in info.columns])
     return f"### {code(name)}\n\nOne row per {info.row}.\n\n{columns}"
+
+
+def _meaning(info: Table, column: str) -> str:
+    unit = info.units.get(column)
+    return f"{info.columns[column]} Unit: {unit}." if unit else info.columns[column]

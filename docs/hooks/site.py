@@ -4,6 +4,7 @@ formulas into MathML, so that no page needs a script."""
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -14,12 +15,14 @@ from docs.hooks import (
     citations,
     config_keys,
     gallery,
+    llms,
     measurements,
     models,
     outputs,
     presets,
     python_reference,
 )
+from normscope.reporting import schemas
 
 PAGES: dict[str, Callable[[], str]] = {
     "gallery.md": gallery.page,
@@ -31,6 +34,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "citing.md": citations.page,
 }
 
+_pages: list[Any] = []
+"""All pages, in the order of the navigation."""
+
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.S)
 
 
@@ -41,12 +47,30 @@ def on_files(files: Files, *, config: Any) -> Files:
         if template is not None:
             files.remove(template)
         files.append(File.generated(config, name, content=page()))
+    for name, content in schemas.files().items():
+        files.append(File.generated(config, f"schemas/{name}", content=content))
     return files
+
+
+def on_nav(nav: Any, **_: Any) -> None:
+    """Note the order of the pages."""
+    _pages[:] = nav.pages
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Add the captions of pictures and the tables of measurements."""
     return measurements.with_tables(captions.with_captions(markdown))
+
+
+def on_post_build(*, config: Any) -> None:
+    """Write the pages as text, in the order of the navigation."""
+    texts = [
+        llms.Text(page.ancestors[-1].title if page.ancestors else "", str(page.title), page.url, page.markdown)
+        for page in _pages
+    ]
+    folder = Path(config.site_dir)
+    (folder / "llms.txt").write_text(llms.overview(config.site_name, config.site_description, texts), encoding="utf-8")
+    (folder / "llms-full.txt").write_text(llms.whole(texts), encoding="utf-8")
 
 
 def on_page_content(content: str, **_: Any) -> str:

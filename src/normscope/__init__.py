@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         wrap,
     )
     from normscope.live.notebook import LivePage, explore
+    from normscope.saved_runs import SavedRun, read
 
 __all__ = [
     "Answer",
@@ -71,6 +72,7 @@ __all__ = [
     "MaskedToken",
     "NextToken",
     "Results",
+    "SavedRun",
     "Similarities",
     "Similarity",
     "SimilarityTo",
@@ -83,6 +85,7 @@ __all__ = [
     "load",
     "load_attribution",
     "observe",
+    "read",
     "run",
     "similarity",
     "steer",
@@ -93,6 +96,10 @@ _LIVE = ("LivePage", "explore")
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("SavedRun", "read"):
+        from normscope import saved_runs
+
+        return getattr(saved_runs, name)
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
         refuse_old_versions()

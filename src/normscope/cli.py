@@ -1,6 +1,7 @@
 """From Hydra to a run, and from errors to exit statuses.
 
-0: completed. 2: invalid input, explained in one line. 1: a bug, or a sweep with a failed job. 130: interrupted.
+0: completed. 2: invalid input, explained in one line. 4: an assertion does not hold. 1: a bug, or a sweep with a failed job.
+130: interrupted.
 """
 
 import dataclasses
@@ -78,18 +79,40 @@ def run(main: Callable[[], object]) -> NoReturn:
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
     signal.signal(signal.SIGTERM, terminate)
+    if not command_line.asks_for_json():
+        sys.exit(_finished(main))
+    from normscope.json_line import kept_stdout
+
+    _sweep.json, status = True, BUG
+    with kept_stdout() as out:
+        try:
+            status = _finished(main)
+        except Exception as error:
+            _sweep.errors.append(f"{type(error).__name__}: {one_line(error)}")
+            raise
+        finally:
+            if _is_first():
+                _sweep.print_ending(status, out)
+    sys.exit(status)
+
+
+def _finished(main: Callable[[], object]) -> int:
+    """Run the command and all that follows its jobs, and return the exit status."""
     status = _execute(main)
     _ignore_torchrun()
     if not _sweep.agrees:
         status = status or BUG
-    for finish in (_merge_sweep, _sweep.compare, _sweep.report_failures, _sweep.show_folder):
+    for finish in (
+        *(_merge_sweep, _sweep.compare, _sweep.report_failures),
+        *(_sweep.check_assertions, _sweep.show_folder),
+    ):
         try:
             outcome = finish()
         except InputError as error:
-            _print_once(error)
+            _note(error)
             outcome = BAD_INPUT
         status = status or outcome
-    sys.exit(status)
+    return status
 
 
 def _ignore_torchrun() -> None:
@@ -127,7 +150,7 @@ def _execute(main: Callable[[], object]) -> int:
         invalid = _as_input_error(error, overrides)
         if invalid is None:
             raise
-        _print_once(invalid)
+        _note(invalid)
         _sweep.remove_empty()
         return BAD_INPUT
     return 0
@@ -204,7 +227,8 @@ def job(config: DictConfig) -> dict[str, float]:
             return {}
         run_pipeline = _import_pipeline(options.dataset)
         memory = _sweep.corpora() if sweeping else None
-        done = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)
+        command = _command(hydra, _of_job(overrides) if sweeping else overrides)
+        done = run_pipeline(options, run_folder, command, fresh=fresh, memory=memory, claimed=_sweep.note_run)
         _show(done, before)
         return done.metrics
     except Exception as error:
@@ -224,6 +248,9 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     Raises:
         InputError: If the words after it are not what it takes.
     """
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if _sweep.json and first in ("explain", "serve"):
+        raise InputError(f"--json: expected a run or a sweep, got {first}, which has no metrics")
     if (text := command_line.text_to_explain()) is not None:
         return functools.partial(_explain, text)
     return _serve if command_line.asks_to_serve() else None
@@ -277,6 +304,11 @@ def _command(hydra: Any, overrides: Sequence[str]) -> str:
     return shlex.join([*words, *overrides])
 
 
+def _of_job(overrides: Sequence[str]) -> list[str]:
+    """The overrides with which a job of a sweep runs alone: not in the folder of the sweep."""
+    return [text for text in overrides if text.partition("=")[0] != "output_dir"]
+
+
 def _record(error: Exception, overrides: Sequence[str]) -> None:
     """Print and record how a job of a sweep failed."""
     invalid = _as_input_error(error, overrides)
@@ -285,6 +317,12 @@ def _record(error: Exception, overrides: Sequence[str]) -> None:
     else:
         traceback.print_exception(error)
     _sweep.record_failure(overrides, printable(str(invalid), 1000) if invalid is not None else one_line(error))
+
+
+def _note(error: InputError) -> None:
+    """Print the error, and keep it for `--json`."""
+    _print_once(error)
+    _sweep.errors.append(str(error))
 
 
 def _print_once(error: InputError) -> None:

@@ -17,6 +17,8 @@ from normscope.errors import InputError, one_line
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
 
+_ASSERT = "assert="
+
 
 def program() -> str:
     """The command that started this process, without its arguments."""
@@ -24,13 +26,22 @@ def program() -> str:
     return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
 
 
+def asks_for_json() -> bool:
+    """Take `--json` from the command line; False if it asks for help as well."""
+    if "--json" not in sys.argv[1:]:
+        return False
+    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--json"]
+    return help_topics() is None
+
+
 def translate_command() -> None:
-    """Turn `normscope merge RUN… KEY=VALUE…`, `normscope prepare KEY=VALUE…` and `--quiet` into overrides.
+    """Turn `normscope merge RUN… KEY=VALUE…`, `normscope prepare KEY=VALUE…`, `--quiet` and `assert=…` into overrides.
 
     Raises:
         InputError: If there is no run.
     """
     sys.argv[1:] = ["verbosity=quiet" if word == "--quiet" else word for word in sys.argv[1:]]
+    sys.argv[1:] = [_assertions(word) if word.startswith(_ASSERT) else word for word in sys.argv[1:]]
     if sys.argv[1:2] == ["prepare"]:
         sys.argv[1] = "prepare=true"
     if sys.argv[1:2] != ["merge"]:
@@ -154,6 +165,18 @@ def overrides() -> list[str]:
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)
+
+
+def _assertions(word: str) -> str:
+    """`assert=…` as the key that it sets: a keyword of Python cannot name one. Shells remove the quotes that Hydra wants."""
+    value = word.removeprefix(_ASSERT)
+    if value.startswith("[") and value.endswith("]") and not {'"', "'"} & set(value):
+        listed = [text.strip() for text in value[1:-1].split(",")]
+    elif value.startswith("[") or value == "null":
+        return f"assertions={value}"
+    else:
+        listed = [value.strip("'\"")]
+    return f"assertions=[{','.join(_quoted(text) for text in listed if text)}]"
 
 
 def culprit(overrides: Sequence[str]) -> str:

@@ -96,9 +96,9 @@ def _first_page(program: str, presets: Mapping[str, Mapping[str, str]]) -> str:
             "",
             "MORE",
             f"  {program} help sinks model.step   keys of an analysis, or one key: {len(list(keys_of(RunOptions)))} in all",
-            "  --cfg job shows the config; --config-dir DIR adds your presets; --quiet prints only the directory",
+            "  --cfg job: the config; --config-dir DIR: your presets; --quiet: only the directory; --json: JSON",
             f"  sweeps for `wandb sweep`: {folder('experiments')}/sweeps",
-            "  exit status: 0 done, 2 invalid input, 1 a bug or a failed job, 130 and 143 stopped (resume=DIR)",
+            "  exit status: 0 done, 1 bug or failed job, 2 invalid input, 4 assert=[METRIC<X], 130, 143 stopped",
         ]
     )
 

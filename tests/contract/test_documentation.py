@@ -17,6 +17,7 @@ from mkdocs.config import load_config
 
 from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
+from normscope.command_line import translate_command
 from normscope.maths.mixing import Method
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.options import check
@@ -113,6 +114,31 @@ def test_pages_lead_to_the_next_and_the_previous(site):
 
 
 @pytest.mark.slow
+def test_programs_get_every_page_as_text(site):
+    listed, text = (site / "llms.txt").read_text(), (site / "llms-full.txt").read_text()
+    assert listed.startswith(
+        "# normscope\n\n> What the attention blocks of a Transformer really do\n\n## Overview\n\n- ["
+    )
+    links = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\)(: .+)?$", listed, re.M)
+    assert len(links) == listed.count("\n- ") >= len(PAGES)
+    for title, url, sentence in links:
+        assert (site / url).is_file(), url
+        assert f"<!-- {url} -->\n" in text
+        assert len(sentence) > 20, f"{title} has no sentence that says what it is about"
+    (sentence,) = [sentence for title, _, sentence in links if title == "Word alignment"]
+    assert sentence == ": Which source word does a translation model attend to when it generates a target word?"
+    # Generated pages, included files and docstrings are in it, and nothing is left to be filled in.
+    for part in (
+        "`mixing_by_layer`",
+        "# Contributing",
+        "### `normscope.read(run: str | Path)",
+        "Mean mixing ratio of the tokens",
+    ):
+        assert part in text, part
+    assert not re.search(r"^(:::|--8<--)", text, re.M)
+
+
+@pytest.mark.slow
 @needs_browser
 def test_search_works_in_a_folder(site):
     shown, console = opened(site / "index.html", "?q=outlier")
@@ -150,7 +176,7 @@ def commands() -> list[tuple[str, list[str]]]:
     ("page", "words"), commands(), ids=lambda value: " ".join(value) if isinstance(value, list) else value
 )
 @pytest.mark.spread(18)
-def test_every_command_composes(page, words):
+def test_every_command_composes(page, words, monkeypatch):
     assert page
     # A folder, runs and checkpoints of the reader's.
     if (
@@ -162,7 +188,9 @@ def test_every_command_composes(page, words):
     if words[:1] == ["explain"]:  # its text may be anything
         words = words[2:]
     words = words[1:] if words[:1] == ["serve"] else words
-    overrides = [word for word in words if word not in ("-m", "--help", "prepare")]
+    monkeypatch.setattr(sys, "argv", ["normscope", *words])
+    translate_command()
+    overrides = [word for word in sys.argv[1:] if word not in ("-m", "--help", "--json")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     swept = [override for override in parsed if override.is_sweep_override()]
     assert bool(swept) == ("-m" in words)

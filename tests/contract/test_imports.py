@@ -26,6 +26,7 @@ PARTS = {
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.
 ALLOWED = {
     "errors": set(),
+    "deprecation": set(),
     "distribution": set(),
     "network": set(),
     "rounding": set(),
@@ -136,6 +137,7 @@ ALLOWED = {
         "distribution",
         "explaining",
         "help_page",
+        "json_line",
         "live",
         "oldest_versions",
         "quick_imports",
@@ -172,9 +174,12 @@ ALLOWED = {
         "typed_texts",
     },
     "command_line": {"config"},
-    "sweep": {"data.corpus_memory", "options", "reporting", "running"},
+    "json_line": {"distribution", "reporting.earlier_runs"},
+    "sweep": {"json_line", "data.corpus_memory", "options", "reporting", "running"},
     "__main__": {"cli"},
-    "__init__": {"api", "distribution", "live.notebook", "oldest_versions"},
+    "testing": {"analyses.base", "declarations", "running", "saved_runs", "__init__"},
+    "saved_runs": {"declarations", "reporting.earlier_runs", "reporting.schemas", "untrusted"},
+    "__init__": {"api", "distribution", "live.notebook", "oldest_versions", "saved_runs"},
 }
 
 # What a newcomer may skip, and the only modules outside that import it: one for each, which loads it where a run needs it.
@@ -435,9 +440,11 @@ def test_only_models_knows_an_architecture():
 
 
 def test_functions_are_short():
-    """Complexity and statements are the linter's."""
+    """Complexity and statements are the linter's. The example in a docstring does not count."""
     for path in files(SOURCE):
         for node in ast.walk(_tree(path.read_text())):
             if isinstance(node, ast.FunctionDef):
+                _, _, example = (ast.get_docstring(node) or "").partition("\n\nExamples:\n")
                 lines = (node.end_lineno or 0) - node.lineno + 1
+                lines -= len(example.split("\n\n")[0].splitlines()) + 2 if example else 0
                 assert lines <= 60, f"{name(path)}: {node.name} has {lines} lines"

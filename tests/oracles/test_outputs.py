@@ -118,7 +118,9 @@ def assert_kinds(rows: pd.DataFrame, table: Table) -> None:
         kind = table.kinds.get(name, "number")
         values = column.dropna()
         if kind == "text":
-            assert values.map(lambda value: isinstance(value, str | bool | np.bool_)).all(), name
+            assert values.map(lambda value: isinstance(value, str)).all(), name
+        elif kind == "truth":
+            assert column.dtype == bool, name
         else:
             assert pd.api.types.is_numeric_dtype(column) or values.empty, name
         if kind == "whole":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from normscope.results.axes import HEAD, LAYER
+from normscope.results.axes import HEAD, LAYER, STREAM
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest
 
 _METHOD = Axis(
@@ -58,7 +58,10 @@ PUBLISHED = Published(
             values={
                 **_RATES,
                 "sentences": _SENTENCES,
-                "mean_norm": "Mean α (`attn_w`) or norm (`attn_n`) over pairs of tokens; missing for other aligners.",
+                "mean_norm": Column(
+                    "Mean α (`attn_w`) or norm (`attn_n`) over pairs of tokens; missing for other aligners.",
+                    unit=f"{STREAM} for `attn_n`",
+                ),
             },
         ),
         "links": Table(
@@ -83,7 +86,10 @@ PUBLISHED = Published(
             values={
                 "target_word": Column("The target word.", kind="text"),
                 "source_word": Column("The source word, or `</s>`.", kind="text"),
-                "value": "α or norm: the sum over the source word's tokens, averaged over the target word's tokens.",
+                "value": Column(
+                    "α or norm: the sum over the source word's tokens, averaged over the target word's tokens.",
+                    unit=f"{STREAM} for `attn_n`",
+                ),
                 "gold": Column("Whether the reference has the link: `sure`, `possible` or `none`.", kind="text"),
             },
         ),

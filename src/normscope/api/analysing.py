@@ -69,25 +69,25 @@ def run(
         progress: Whether to show a progress bar for analyses that run the model again.
         **options: Options of the analyses, for every one that has them; `norms={…}` sets options of only that analysis.
 
+    Examples:
+        >>> import normscope
+        >>> results = normscope.run("mixing", texts=["A short text.", ("A pair", "of texts.")])
+        >>> round(results.metrics["mixing/attnresln_n/mean"], 2)
+        0.2
+
     Raises:
         InputError: If an argument is invalid, or no text can be used.
     """
     with in_terms_of_arguments({"model.name": "model"}):
         infos = _chosen(analyses)
         prepared = _prepared_model(model, tokenizer, infos)
-        dataset = {
-            "max_length": max_length,
-            "mask_fraction": mask_fraction,
-            "segmentation": segmentation,
-            "categories": token_categories or {},
-        }
-        settings = _of_model(prepared, batch_tokens) | {"dataset": dataset | {"kind": "text"}, "level": level}
-        settings |= {"report": {"enabled": False}, "layers": layers, "categories": categories, "seed": seed}
-        settings["analysis"] = _options(infos, options)
-        examples = tuple(example_of(prepared, text) for text in listed(texts))
-        inputs = InputsInMemory(prepared, GivenTexts(examples))
+        dataset = {"max_length": max_length, "mask_fraction": mask_fraction, "segmentation": segmentation}
+        settings = _of_model(prepared, batch_tokens) | {"level": level, "layers": layers, "seed": seed}
+        settings |= {"dataset": dataset | {"kind": "text", "categories": token_categories or {}}}
+        settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
+        inputs = InputsInMemory(prepared, GivenTexts(tuple(example_of(prepared, text) for text in listed(texts))))
+        bar = steps_bar if progress else lambda steps, _total, _what: steps
         with generators_restored():
-            bar = steps_bar if progress else lambda steps, _total, _what: steps
             outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, bar))
     return Results(outcome.findings, outcome.facts, outcome.depth)
 

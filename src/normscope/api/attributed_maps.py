@@ -200,6 +200,12 @@ def attribution_maps(
     Returns:
         A dictionary with a map for each method, in the order of `methods`; its `.explorer()` shows them on one page.
 
+    Examples:
+        >>> import normscope
+        >>> maps = normscope.attribution_maps(normscope.load(), "A short text.", "alti")
+        >>> maps["alti"].total.sum(axis=1).round(3).tolist()  # the shares of all tokens, for each token
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
     Raises:
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
     """

@@ -105,6 +105,15 @@ def attribute(
     Returns:
         The parts of the number; for a list of texts or of targets, a sequence of these, whose `.table` has them all.
 
+    Examples:
+        >>> import normscope
+        >>> target = normscope.SimilarityTo("Someone is making music.")
+        >>> result = normscope.attribute(normscope.load(), "A man plays the guitar.", target)
+        >>> result.tokens[result.scores.argmax()]
+        'guitar'
+        >>> bool(abs(result.scores.sum() + result.bias + result.remainder - result.target) < 1e-4)
+        True
+
     Raises:
         InputError: If an argument is invalid, the model has no head for the target, or the text is too long.
 

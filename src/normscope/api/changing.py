@@ -45,6 +45,14 @@ def ablate(
         layers: These layers; by default all.
         value: What they read.
 
+    Examples:
+        >>> import normscope
+        >>> model = normscope.load()
+        >>> with normscope.ablate(model, heads=[(1, 3)]):
+        ...     without = normscope.decompose(model, "A short text.", heads=True)
+        >>> float(without.head_vectors[0, 2].abs().max())  # what head 3 of layer 1 contributes
+        0.0
+
     Raises:
         InputError: If there is no such part, or it cannot be removed: heads and neurons of layers that share their weights, or
             of weights that are quantised or in half precision, and neurons of mixtures of experts.
@@ -85,6 +93,15 @@ def steer(model: LoadedModel, vector: Any, layer: int, *, strength: float = 1.0)
         vector: The vector: a tensor, an array or a list of as many numbers as hidden vectors have.
         layer: The layer that reads it, counted from 1.
         strength: A factor on the vector.
+
+    Examples:
+        >>> import normscope
+        >>> model = normscope.load()
+        >>> with normscope.steer(model, [1.0] * 384, layer=3):
+        ...     steered = normscope.decompose(model, "A short text.")
+        >>> plain = normscope.decompose(model, "A short text.")
+        >>> [bool((one == other).all()) for one, other in zip(plain.weights, steered.weights)]
+        [True, True, False, False, False, False]
 
     Raises:
         InputError: If the vector has another size, or there is no such layer, or it shares its weights with others.

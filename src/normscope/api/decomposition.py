@@ -375,6 +375,14 @@ def decompose(
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
         or a BatchEncoding of several texts: a sequence of these, which has the same tables with a column `sequence`.
 
+    Examples:
+        >>> import normscope
+        >>> result = normscope.decompose(normscope.load(), "A short text.")
+        >>> result.tokens
+        ('[CLS]', 'a', 'short', 'text', '.', '[SEP]')
+        >>> round(float(result.table.loc[6, "attnresln_n"]), 2)  # the mean mixing ratio of the last attention block
+        0.22
+
     Raises:
         InputError: If `text` is anything else, or too long for the model; or if the feed-forward networks of the model's family
             cannot be followed.

@@ -77,6 +77,12 @@ def similarity(
     Returns:
         The parts of the similarity; if a list was given, a sequence of these, with a `.ranking`.
 
+    Examples:
+        >>> import normscope
+        >>> pair = normscope.similarity(normscope.load(), "A man plays the guitar.", "Someone is making music.")
+        >>> round(pair.value, 2), tuple(pair.table.loc[0, ["token_a", "token_b"]])
+        (0.55, ('guitar', 'music'))
+
     Raises:
         InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """

@@ -17,6 +17,13 @@ def load_attribution(path: str | Path) -> Attribution | AttributionMap:
     Args:
         path: The file.
 
+    Examples:
+        >>> import normscope
+        >>> result = normscope.attribute(normscope.load(), "A film.", lambda hidden: hidden[0, 3])
+        >>> result.save("result.safetensors")
+        >>> normscope.load_attribution("result.safetensors").tokens
+        ('[CLS]', 'a', 'film', '.', '[SEP]')
+
     Raises:
         InputError: If it cannot be read, or is another file.
     """

@@ -66,6 +66,12 @@ def load(
         trust_remote_code: Whether to run the Python files that come with a checkpoint. They can do anything that you can, so
             read them first. Unknown families are rejected nevertheless.
 
+    Examples:
+        >>> import normscope
+        >>> model = normscope.load()
+        >>> model.layout.family, len(model.layout.layers)
+        ('bert', 6)
+
     Raises:
         InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
     """
@@ -137,6 +143,13 @@ def wrap(
             `attention_mask` parameter. A bidirectional module that does not mask padding is given only texts of equal
             length in one batch.
         tokens: The name of each token id, for a model without a tokenizer; by default, the ids are their names.
+
+    Examples:
+        >>> import normscope, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, batch_first=True)
+        >>> own = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.TransformerEncoder(layer, num_layers=2))
+        >>> normscope.decompose(normscope.wrap(own), [5, 7, 12]).tokens
+        ('5', '7', '12')
 
     Raises:
         InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise

@@ -25,6 +25,14 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         model: See `load` and `wrap`.
         texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
 
+    Examples:
+        >>> import normscope
+        >>> model = normscope.load()
+        >>> for block in normscope.observe(model, "A short text."):
+        ...     weights = block.weights  # text, head, query, key
+        >>> block.layer, tuple(weights.shape)
+        (6, (1, 12, 6, 6))
+
     Raises:
         InputError: If `texts` is anything else, a text is too long for the model, or this thread is observing the model
             already. Raised when the first block is requested.

@@ -7,7 +7,7 @@ from typing import Any
 
 INCIDENTAL = (
     *("resume", "reproduce", "prepared", "merge"),
-    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe"),
+    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe", "assertions"),
 )
 """Keys that no number depends on: where results go, how they are shown, and what they are compared with. Only they may change
 when a run is resumed or reproduced, and they do not distinguish runs."""

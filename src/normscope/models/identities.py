@@ -258,7 +258,7 @@ def rest_of_layer(
         return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
     errors = (
         _error(call.output * scale, leaving - output, leaving, tokens)
-        for call in reversed(record.calls.values())  # the rest comes last
+        for call in reversed(list(record.calls.values()))  # the rest comes last
         for scale in modules.later_scales
         if call.output is not None and (isinstance(scale, float) or call.output.shape[-1] == len(scale))
     )

@@ -4,11 +4,12 @@ A folder may come from someone else, or be damaged: everything is read with size
 """
 
 import enum
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
+from normscope.reporting.run_facts import FACTS, Type
 from normscope.untrusted.files import MIB
 from normscope.untrusted.plain_data import Kind, json_mapping, require, shown, yaml_mapping
 
@@ -33,24 +34,30 @@ class Status(enum.StrEnum):
 DONE = (Status.COMPLETED, Status.SHARD, Status.PREPARED)
 """How runs end that have nothing left to do."""
 
-_FACTS: Mapping[str, Kind] = {
-    "model": "a text",
-    "sequences": "a whole number",
-    "tokens": "a whole number",
-    "seconds": "a number",
-    "training_step": "a whole number",
+_KINDS: dict[Type, Kind] = {
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "object": "a mapping",
+    "array": "a list",
 }
-"""Facts of the provenance that others use. A run that failed early may lack them."""
+
+_FIRST_SCHEMA = 1
+"""The schema of files that do not name it."""
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The results of a run: status, metrics and provenance.
+    """The results of a run: schema, status, metrics and provenance.
 
     Raises:
-        InputError: If results.json is missing or was not written by a run.
+        InputError: If results.json is missing, was not written by a run, or has a schema that is not known yet.
     """
     path = folder / RESULTS
-    results = json_mapping(path, _MOST_RESULTS)
+    results = {"schema": _FIRST_SCHEMA} | json_mapping(path, _MOST_RESULTS)
+    require(path, results, "schema", "a whole number")
+    if not _FIRST_SCHEMA <= results["schema"] <= RUN_SCHEMA:
+        newer = "; upgrade normscope to read this run" if results["schema"] > RUN_SCHEMA else ""
+        raise InputError(f"{path}: expected a schema of at most {RUN_SCHEMA}, got {results['schema']}{newer}")
     require(path, results, "status", "a text")
     for key in ("metrics", "provenance"):
         require(path, results, key, "a mapping")
@@ -58,8 +65,8 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: expected a status of {', '.join(Status)}, got {shown(results['status'])}")
     for name in results["metrics"]:
         require(path, results["metrics"], name, "a number")
-    for name, kind in _FACTS.items():
-        require(path, results["provenance"], name, kind, optional=True)
+    for name, fact in FACTS.items():
+        require(path, results["provenance"], name, _KINDS[fact.type], optional=True)
     return results | {"metrics": {name: float(value) for name, value in results["metrics"].items()}}
 
 

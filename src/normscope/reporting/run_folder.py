@@ -13,9 +13,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.earlier_runs import CONFIG, DONE, RESULTS, Status, read_results
+from normscope.reporting.schemas import metadata
 from normscope.reporting.spreadsheets import as_csv
 
 CSV_ROWS = 20_000
@@ -76,6 +78,8 @@ class RunFolder:
         """Whether the folder holds this run; nothing is removed from then on."""
         self.ended = False
         """Whether results.json has been written."""
+        self.identity: Mapping[str, object] = {}
+        """What distinguishes the run from others, for its tables."""
         key = "resume" if resumed else "output_dir"
         try:
             self._claim = Claim(path, fresh=fresh)
@@ -176,7 +180,7 @@ class RunFolder:
         """Write a table as Parquet, and as CSV up to CSV_ROWS rows; return the Parquet path."""
         path = self.path / "tables" / name
         with self.writing():
-            table.to_parquet(path.with_suffix(".parquet"), index=False)
+            write_parquet(path.with_suffix(".parquet"), table, metadata(name, table.columns, self.identity))
             if len(table) <= CSV_ROWS:
                 path.with_suffix(".csv").write_text(as_csv(table), encoding="utf-8")
         return path.with_suffix(".parquet")
@@ -226,7 +230,8 @@ def results_content(
     not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
     if not_finite:
         raise ValueError(f"metrics must be finite: {not_finite}")
-    content: dict[str, object] = {"status": str(status), "metrics": dict(metrics), "provenance": dict(provenance)}
+    content: dict[str, object] = {"schema": RUN_SCHEMA, "status": str(status)}
+    content |= {"metrics": dict(metrics), "provenance": dict(provenance)}
     if status is Status.FAILED:
         content["error"] = " ".join(error.split())
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
@@ -241,10 +246,20 @@ def fail_abandoned(folder: Path, error: str) -> None:
     except (TakenError, OSError):
         return
     if not (folder / RESULTS).exists():
-        content = {"status": str(Status.FAILED), "metrics": {}, "provenance": {}, "error": error}
         with contextlib.suppress(OSError):
-            write_atomically(folder / RESULTS, json.dumps(content, indent=2).encode() + b"\n")
+            write_atomically(folder / RESULTS, results_content(Status.FAILED, {}, {}, error))
     claim.release()
+
+
+def write_parquet(path: Path, table: pd.DataFrame, about: Mapping[str, str]) -> None:
+    """Write a table as Parquet, with keys and values in the metadata of the file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = pa.Table.from_pandas(table, preserve_index=False)
+    with parquet.ParquetWriter(path, rows.schema) as writer:
+        writer.write_table(rows)
+        writer.add_key_value_metadata(dict(about))  # in the schema, Arrow would repeat it in base64
 
 
 def write_atomically(path: Path, content: bytes) -> None:

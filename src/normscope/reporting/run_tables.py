@@ -1,29 +1,36 @@
 """The tables that a run or a comparison writes whatever the analysis."""
 
-from normscope.results.axes import HEAD, LAYER
-from normscope.results.declare import Table
+from normscope.results.axes import HEAD, LAYER, in_stream
+from normscope.results.declare import Axis, Column, Table
 
 _CURVE_DEPTH = "Layer divided by the number of the model's layers, to compare models of different depth."
 
+
+def _text(meaning: str) -> Column:
+    return Column(meaning, kind="text")
+
+
+def _whole(meaning: str) -> Column:
+    return Column(meaning, kind="whole")
+
+
 RUN_TABLES = {
     "curves": Table(
-        rows=(),
-        per="curve and layer",
+        rows=(Axis("curve", "Name of the curve, `<analysis>/<curve>`."), LAYER.but("Layer.")),
         values={
-            "curve": "Name of the curve, `<analysis>/<curve>`.",
-            "layer": "Layer.",
             "depth": _CURVE_DEPTH,
             "value": "Value in this layer.",
         },
     ),
     "sequences": Table(
-        rows=(),
+        rows=(
+            Axis("metric", "Name of the metric, `<analysis>/<metric>`."),
+            Axis("sequence", "A number that depends only on the sequence's tokens.", kind="whole"),
+        ),
         per="metric and sequence, for metrics that are means over tokens; at most 10,000 sequences, the same ones in every run "
         "over a corpus",
         values={
-            "metric": "Name of the metric, `<analysis>/<metric>`.",
-            "sequence": "A number that depends only on the sequence's tokens.",
-            "count": "Number of tokens; those of equal sequences together.",
+            "count": _whole("Number of tokens; those of equal sequences together."),
             "value": "Mean over the sequence's tokens.",
         },
     ),
@@ -31,56 +38,60 @@ RUN_TABLES = {
         rows=(),
         per="heat map and cell",
         values={
-            "figure": "Name of the figure, `<analysis>/<figure>`.",
-            "panel": "Title of the map within the figure.",
-            "row": "Row: the layer, in most maps.",
-            "column": "Column: the head or category, in most maps.",
+            "figure": _text("Name of the figure, `<analysis>/<figure>`."),
+            "panel": _text("Title of the map within the figure."),
+            "row": _text("Row: the layer, in most maps."),
+            "column": _text("Column: the head or category, in most maps."),
             "value": "Value of the cell.",
-            "row_title": "What the rows are.",
-            "column_title": "What the columns are.",
-            "value_title": "What the values are.",
+            "row_title": _text("What the rows are."),
+            "column_title": _text("What the columns are."),
+            "value_title": _text("What the values are."),
         },
     ),
     "explorer_pairs": Table(
         rows=(),
         per="layer, head and pair of tokens of a text in the explorer",
         values={
-            "layer": LAYER.meaning,
-            "head": f"{HEAD.meaning} 0 stands for all heads together.",
-            "query": "Position of the query, from 0.",
-            "key": "Position of the key, from 0.",
-            "query_token": "The query's token.",
-            "key_token": "The key's token.",
+            "layer": _whole(LAYER.meaning),
+            "head": _whole(f"{HEAD.meaning} 0 stands for all heads together."),
+            "query": _whole("Position of the query, from 0."),
+            "key": _whole("Position of the key, from 0."),
+            "query_token": _text("The query's token."),
+            "key_token": _text("The key's token."),
             "attn_w": "α; for all heads together, its mean.",
-            "attn_n": "‖αf(x)‖; for all heads together, ‖F‖, the norm of the sum.",
-            "attnres_n": "‖R‖: with the residual connection; only for all heads together.",
-            "attnresln_n": "‖T‖: with the residual connection and the layer normalisation; only for all heads together.",
+            "attn_n": in_stream("‖αf(x)‖; for all heads together, ‖F‖, the norm of the sum."),
+            "attnres_n": in_stream("‖R‖: with the residual connection; only for all heads together."),
+            "attnresln_n": in_stream(
+                "‖T‖: with the residual connection and the layer normalisation; only for all heads together."
+            ),
             "share": "Signed share of the key in the query's output at the end of the attention block; with the biases, those "
             "of a query add up to 1. Only for all heads together.",
-            "atbff_n": "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
-            "two are only for all heads together.",
-            "atbffres_n": "‖FF + T‖: with the network's residual connection.",
-            "atbffresln_n": "‖LN(FF + T)‖: with the network's layer normalisation, so for the whole layer.",
+            "atbff_n": in_stream(
+                "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
+                "two are only for all heads together."
+            ),
+            "atbffres_n": in_stream("‖FF + T‖: with the network's residual connection."),
+            "atbffresln_n": in_stream("‖LN(FF + T)‖: with the network's layer normalisation, so for the whole layer."),
             "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input up to the layer.",
             "norm_rollout": "Rollout of norms.",
             "globenc": "GlobEnc.",
             "alti": "ALTI.",
             "value_zeroing": "Value zeroing.",
             "decompx": "DecompX: norms of the vectors.",
-            "sentence": "Number of the text, from 1.",
+            "sentence": _whole("Number of the text, from 1."),
         },
     ),
     "comparison": Table(
         rows=(),
         per="number that the run measured and the paper published, if `experiment` selects a paper's preset",
         values={
-            "metric": "Name of the metric, or of the table and the row.",
+            "metric": _text("Name of the metric, or of the table and the row."),
             "value": "The measured number.",
             "published": "The published number.",
             "difference": "Measured minus published.",
             "tolerance": "Largest difference that counts as agreement.",
-            "within": "Whether the difference is within the tolerance.",
-            "source": "Where the number is in the paper.",
+            "within": Column("Whether the difference is within the tolerance.", kind="truth"),
+            "source": _text("Where the number is in the paper."),
         },
     ),
 }
@@ -90,13 +101,13 @@ COMPARISON = Table(
     rows=(),
     per="run, metric and layer",
     values={
-        "run": "Name of the run directory.",
-        "label": "What distinguishes the run from the others.",
-        "group": "The label without seeds, shared by runs that differ only in their seeds.",
-        "metric": "Name of the metric or curve.",
-        "layer": "Layer of a curve; 0 for a metric.",
+        "run": _text("Name of the run directory."),
+        "label": _text("What distinguishes the run from the others."),
+        "group": _text("The label without seeds, shared by runs that differ only in their seeds."),
+        "metric": _text("Name of the metric or curve."),
+        "layer": _whole("Layer of a curve; 0 for a metric."),
         "depth": f"{_CURVE_DEPTH} Missing for a metric.",
-        "step": "Training step of the checkpoint, if it is known.",
+        "step": _whole("Training step of the checkpoint, if it is known."),
         "value": "The value.",
         "difference": "The value minus that of the baseline; missing if the baseline does not have it.",
     },
@@ -104,7 +115,7 @@ COMPARISON = Table(
 """The table `comparison.parquet` of a sweep, or of `normscope.reporting.comparison.compare`."""
 
 _TRAINING_GROUP = "What distinguishes the training run from others; shared by its seeds."
-_MEASURE = {"metric": "Name of the metric or curve.", "layer": "Layer of a curve; 0 for a metric."}
+_MEASURE = {"metric": _text("Name of the metric or curve."), "layer": _whole("Layer of a curve; 0 for a metric.")}
 _INTERVAL = {
     "low": "Lower end of the mean's 95% confidence interval (Student's t); missing for one run.",
     "high": "Upper end of the mean's 95% confidence interval (Student's t); missing for one run.",
@@ -114,10 +125,10 @@ TRAINING = Table(
     rows=(),
     per="training run, metric, layer and training step, if the runs are checkpoints",
     values={
-        "group": _TRAINING_GROUP,
+        "group": _text(_TRAINING_GROUP),
         **_MEASURE,
-        "step": "Training step.",
-        "runs": "Number of seeds.",
+        "step": _whole("Training step."),
+        "runs": _whole("Number of seeds."),
         "mean": "Mean over seeds.",
         **_INTERVAL,
     },
@@ -128,11 +139,11 @@ CROSSINGS = Table(
     rows=(),
     per="training run, metric and layer: the first training step beyond a threshold",
     values={
-        "group": _TRAINING_GROUP,
+        "group": _text(_TRAINING_GROUP),
         **_MEASURE,
         "threshold": "The threshold: `--threshold METRIC=VALUE`, or half-way between the means at the first and the last step.",
-        "runs": "Number of seeds.",
-        "crossed": "Number of seeds that cross the threshold.",
+        "runs": _whole("Number of seeds."),
+        "crossed": _whole("Number of seeds that cross the threshold."),
         "step": "First measured step at which the value is on the other side of the threshold than at the first step; mean "
         "over the seeds that cross.",
         **_INTERVAL,

@@ -19,6 +19,21 @@ METHODS = {
 }
 """Titles of the five methods of mixing ratios."""
 
+STREAM = "residual stream"
+"""The unit of norms and values of vectors that are added to the residual stream or read from it."""
+NATS = "nats"
+
+
+def in_stream(meaning: str, label: str = "") -> Column:
+    """A column in units of the residual stream."""
+    return Column(meaning, label, unit=STREAM)
+
+
+def in_nats(**meanings: str) -> dict[str, Column]:
+    """Columns in nats, by name."""
+    return {name: Column(meaning, unit=NATS) for name, meaning in meanings.items()}
+
+
 TOKENS = Column("Number of tokens.", kind="whole")
 SPEARMAN = "Spearman's ρ; missing if it is undefined."
 ERROR_BOUND = "Largest possible error of ρ: 0 if it is exact, above 0 if it was estimated from a histogram."

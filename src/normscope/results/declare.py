@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import pandas as pd
 
-Kind = Literal["number", "text", "whole"]
-"""What the cells of a column hold: decimal numbers, text, or whole numbers."""
+Kind = Literal["number", "text", "truth", "whole"]
+"""What the cells of a column hold: decimal numbers, text, true or false, or whole numbers."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 
@@ -47,6 +47,8 @@ class Column:
     label: str = ""
     """What is on the y-axis of its curves. Values are drawn in per cent where it ends in `(%)`."""
     kind: Kind = "number"
+    unit: str = ""
+    """What 1 stands for; empty for counts, ratios, shares and whatever else has no unit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Table:
         """What the cells of each column hold."""
         of_axes: dict[str, Kind] = {axis.name: axis.kind for axis in self.rows}
         return of_axes | {name: column.kind for name, column in self._values.items()}
+
+    @cached_property
+    def units(self) -> dict[str, str]:
+        """The units of the columns that have one."""
+        return {name: column.unit for name, column in self._values.items() if column.unit}
 
     @property
     def row(self) -> str:

@@ -20,6 +20,7 @@ from normscope.reporting.options import (
     Verbosity,
     check_tracking,
 )
+from normscope.running.assertions import check_assertions
 
 
 @dataclass
@@ -77,6 +78,9 @@ class RunOptions:
     """Run directories of all shards; `normscope merge` sets it."""
     verbosity: Verbosity = Verbosity.normal
     """`normal`, or `quiet` (`--quiet`): only the folder of the results and errors are printed."""
+    assertions: list[str] = field(default_factory=list)
+    """Bounds on metrics; `assert=["mixing/attnresln_n/mean<0.3"]` sets this key on the command line. If one does not hold, the
+    exit status is 4."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     figures: FigureOptions = field(default_factory=FigureOptions)
@@ -130,6 +134,7 @@ def check(options: RunOptions) -> None:
     for analysis in all_options(options.analysis):
         analysis.validate(options)
     check_tracking(options.tracking)
+    check_assertions(options.assertions, enabled_analyses(options.analysis))
     settled(options)
     _check_level(options.level, options.analysis)
     _check_shards(options)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +42,7 @@ def run(
     *,
     fresh: bool = False,
     memory: CorpusMemory | None = None,
+    claimed: Callable[[Path], None] = lambda _: None,
 ) -> Finished:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
@@ -50,6 +51,7 @@ def run(
         command: What the user typed, for the record.
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
         memory: What earlier runs of a sweep have read and tokenised, which this one does not read again.
+        claimed: Receives the run folder as soon as the main process has claimed it.
 
     Returns:
         The metrics and the run folder, in the main process.
@@ -61,6 +63,8 @@ def run(
     set_verbosity(options.verbosity)
     options = settled(options)
     with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
+        if results is not None:
+            claimed(results.path)
         run = Run.prepare(options, results, group, origin, memory)  # everything that can fail before the first batch
         if options.merge is not None:
             merge(run, options.merge)

@@ -47,6 +47,7 @@ def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
     """
     with explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device):
         findings = _findings(run)
+        results.identity = run.provenance.identity() | {"dataset": dataset_label(run.plan.options.dataset)}
         metrics = _write_findings(findings, results, tracker, run.plan.model.layers)
         with _write_figures(findings, results, tracker, run.plan.look):
             comparison = _compare(run, metrics, findings, results, tracker)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from normscope.config.sections import plain
+from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting.earlier_runs import Status
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
@@ -107,7 +108,7 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
         job_type=tracking.job_type or kind,
         tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys([family, dataset, *analyses, *tracking.tags]) if tag.strip()],
         notes=tracking.notes or command,
-        config=config | {"analyses": analyses, "model_family": family},
+        config=config | {"analyses": analyses, "model_family": family, "schema": RUN_SCHEMA},
     )
 
 

@@ -120,9 +120,15 @@ def _check_depth(depth: int) -> None:
         raise ValueError(_TOO_DEEP)
 
 
-Kind = Literal["a text", "a whole number", "a number", "a mapping"]
+Kind = Literal["a text", "a whole number", "a number", "a mapping", "a list"]
 
-_TYPES: dict[Kind, Any] = {"a text": str, "a whole number": int, "a number": int | float, "a mapping": dict}
+_TYPES: dict[Kind, Any] = {
+    "a text": str,
+    "a whole number": int,
+    "a number": int | float,
+    "a mapping": dict,
+    "a list": list,
+}
 
 
 def require(path: Path, values: Mapping[str, Any], key: str, kind: Kind, *, optional: bool = False) -> None:

@@ -18,8 +18,8 @@ _LONGEST = 100_000
 _MOST_TEXT = 2**30
 """Bytes of the texts of a column."""
 
-Cells = Literal["text", "whole", "number"]
-"""What a column holds: texts, whole numbers, or numbers that may be missing but not infinite."""
+Cells = Literal["text", "whole", "number", "truth"]
+"""What a column holds: texts, whole numbers, numbers that may be missing but not infinite, or true and false."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _checked(path: Path, name: str, column: "pa.ChunkedArray", wanted: Cells | N
     found, where = _kind(column.type), f"{path}: column {printable(name, 60)}"
     if found is None or (wanted not in (None, found) and (found, wanted) != ("whole", "number")):
         raise InputError(f"{where}: expected {_MEANING[wanted]}, got {_MEANING[found] if found else column.type}")
-    if wanted in ("text", "whole") and column.null_count:
+    if wanted in ("text", "whole", "truth") and column.null_count:
         raise InputError(f"{where}: expected {_MEANING[wanted]}, got cells without a value")
     if types.is_null(column.type):
         return column.cast(_types()["text"])
@@ -111,13 +111,14 @@ _MEANING: Mapping[Cells | None, str] = {
     "text": "texts",
     "whole": "whole numbers",
     "number": "numbers",
+    "truth": "true or false",
 }
 
 
 def _types() -> dict[Cells, "pa.DataType"]:
     import pyarrow as pa
 
-    return {"text": pa.large_string(), "whole": pa.int64(), "number": pa.float64()}
+    return {"text": pa.large_string(), "whole": pa.int64(), "number": pa.float64(), "truth": pa.bool_()}
 
 
 def _kind(kind: "pa.DataType") -> Cells | None:
@@ -127,7 +128,9 @@ def _kind(kind: "pa.DataType") -> Cells | None:
     inner = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_string(inner) or types.is_large_string(inner) or types.is_null(inner):
         return "text"
-    if types.is_integer(kind) or types.is_boolean(kind):
+    if types.is_boolean(kind):
+        return "truth"
+    if types.is_integer(kind):
         return "whole"
     return "number" if types.is_floating(kind) else None
 

@@ -52,6 +52,13 @@ _FLAGGED = "1 if the word is flagged because its share is below `analysis.attrib
 _GOLD = Column("The gold label, `ok` or `bad`; empty if the corpus has none.", kind="text")
 _OF_SOURCE = "Share of a target word that comes from the source, including the source's special tokens, in [0, 1]"
 
+
+def _drops(**meanings: str) -> dict[str, Column]:
+    """Columns of drops over sequences, whatever drops, and the number of sequences."""
+    columns = {name: Column(meaning, unit="nats if a loss drops") for name, meaning in meanings.items()}
+    return columns | {"count": _SEQUENCES}
+
+
 PUBLISHED = Published(
     tables={
         "by_layer": Table(
@@ -132,14 +139,13 @@ PUBLISHED = Published(
                 ),
                 Axis("share", "Percentage of the ordinary tokens that are erased or kept.", kind="number"),
             ),
-            values={
-                "mean": "Mean drop over sequences in the probability of the predicted class or next token, or of the answer "
+            values=_drops(
+                mean="Mean drop over sequences in the probability of the predicted class or next token, or of the answer "
                 "(the geometric mean over its tokens); in the cosine with the untouched embedding; or in the loss of the "
                 "remaining tokens (nats per token).",
-                "low": _LOW,
-                "high": _HIGH,
-                "count": _SEQUENCES,
-            },
+                low=_LOW,
+                high=_HIGH,
+            ),
         ),
         "ranking": Table(
             rows=(
@@ -147,24 +153,23 @@ PUBLISHED = Published(
                 _METHOD.but("The method, or `random`."),
             ),
             per="method, the largest comprehensiveness first",
-            values={
-                "comprehensiveness": "AOPC: mean drop over all shares when the tokens with the highest scores are erased. "
+            values=_drops(
+                comprehensiveness="AOPC: mean drop over all shares when the tokens with the highest scores are erased. "
                 "Higher is more faithful.",
-                "comprehensiveness_low": _LOW,
-                "comprehensiveness_high": _HIGH,
-                "sufficiency": "AOPC: mean drop over all shares when all other ordinary tokens are erased. Lower is more "
+                comprehensiveness_low=_LOW,
+                comprehensiveness_high=_HIGH,
+                sufficiency="AOPC: mean drop over all shares when all other ordinary tokens are erased. Lower is more "
                 "faithful.",
-                "sufficiency_low": _LOW,
-                "sufficiency_high": _HIGH,
-                "above_random": "Mean over sequences of comprehensiveness minus that of random orders; missing for `random`.",
-                "above_random_low": _LOW,
-                "above_random_high": _HIGH,
-                "below_best": "Mean over sequences of the best method's comprehensiveness minus this one's; missing for the "
+                sufficiency_low=_LOW,
+                sufficiency_high=_HIGH,
+                above_random="Mean over sequences of comprehensiveness minus that of random orders; missing for `random`.",
+                above_random_low=_LOW,
+                above_random_high=_HIGH,
+                below_best="Mean over sequences of the best method's comprehensiveness minus this one's; missing for the "
                 "best method. If the interval contains 0, the sample cannot tell the two apart.",
-                "below_best_low": _LOW,
-                "below_best_high": _HIGH,
-                "count": _SEQUENCES,
-            },
+                below_best_low=_LOW,
+                below_best_high=_HIGH,
+            ),
         ),
         "translations": Table(
             rows=(_METHOD, _ROW),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from normscope.results.axes import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN
+from normscope.results.axes import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN, in_stream
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _MEASURE = Axis(
@@ -22,9 +22,9 @@ _CORRELATION: Mapping[str, Column | str] = {
     "reason": REASON,
 }
 _RANK = Column("Frequency rank of the token, 1 for the most frequent.", kind="whole")
-_MEASURES = {
+_MEASURES: Mapping[str, Column | str] = {
     "alpha": "Mean weight received from a query, over heads and layers.",
-    "f": "Mean ‖f(x)‖ over heads and layers.",
+    "f": in_stream("Mean ‖f(x)‖ over heads and layers."),
     "<method>": "Mean mixing ratio over layers, one column per method.",
 }
 _NAME = "spearman/<measure>/<specials>_specials"

@@ -1,6 +1,6 @@
 """What the norms analysis publishes."""
 
-from normscope.results.axes import CATEGORY_OF_KEY, ERROR_BOUND, HEAD, LAYER, REASON, SPEARMAN
+from normscope.results.axes import CATEGORY_OF_KEY, ERROR_BOUND, HEAD, LAYER, REASON, SPEARMAN, STREAM, in_stream
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _ALPHA = "α summed over the category's keys, averaged over a sequence's queries, then over sequences."
@@ -19,13 +19,13 @@ _LAYER_OR_AVERAGE = Column("Layer, from 1; 0 in the average.", kind="whole")
 _EXTREMES = "extreme, and one for the average"
 
 
-def _dispersion(norm: str) -> dict[str, str]:
+def _dispersion(norm: str) -> dict[str, Column | str]:
     return {
-        "mean": f"Mean of {norm} over all tokens.",
-        "std": "Population standard deviation.",
+        "mean": in_stream(f"Mean of {norm} over all tokens."),
+        "std": in_stream("Population standard deviation."),
         "cv": "Coefficient of variation, `std` / `mean`.",
-        "max": "Largest value.",
-        "min": "Smallest value.",
+        "max": in_stream("Largest value."),
+        "min": in_stream("Smallest value."),
     }
 
 
@@ -41,11 +41,22 @@ PUBLISHED = Published(
                 ),
                 CATEGORY_OF_KEY,
             ),
-            values={"sequence_mean": "Mean of the measure over heads; of `share`, which adds up over heads, the sum."},
+            values={
+                "sequence_mean": Column(
+                    "Mean of the measure over heads; of `share`, which adds up over heads, the sum.",
+                    unit=f"{STREAM} for `alpha_f` and `f`",
+                )
+            },
         ),
         "by_head": Table(
             rows=(LAYER, HEAD, CATEGORY_OF_KEY),
-            values={"alpha": _ALPHA, "alpha_f": _ALPHA_F, "f": _F, "share": _SHARE, "count": _KEYS},
+            values={
+                "alpha": _ALPHA,
+                "alpha_f": in_stream(_ALPHA_F),
+                "f": in_stream(_F),
+                "share": _SHARE,
+                "count": _KEYS,
+            },
         ),
         "head_shares": Table(
             rows=(LAYER, HEAD),
@@ -106,7 +117,7 @@ PUBLISHED = Published(
         "sample": Table(
             rows=(LAYER, HEAD, CATEGORY_OF_KEY.but("Category of the key.")),
             per="sampled pair of a query and a visible key",
-            values={"alpha": "α of the pair.", "f": "‖f(x)‖ of the key."},
+            values={"alpha": "α of the pair.", "f": in_stream("‖f(x)‖ of the key.")},
             repeats=True,
         ),
         "pruning": Table(

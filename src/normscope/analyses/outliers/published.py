@@ -1,6 +1,6 @@
 """What the outliers analysis publishes."""
 
-from normscope.results.axes import CATEGORY_OF_TOKEN, DIMENSION, LAYER, TOKENS
+from normscope.results.axes import CATEGORY_OF_TOKEN, DIMENSION, LAYER, TOKENS, in_stream
 from normscope.results.declare import Column, Published, Rollup, Table
 
 _STREAM = LAYER.but("Layer of the hidden vectors, from 0, the output of the embeddings.")
@@ -11,19 +11,19 @@ PUBLISHED = Published(
         "dimensions": Table(
             rows=(_STREAM, DIMENSION),
             values={
-                "mean": Column("Mean of the dimension over all tokens.", label="mean value"),
-                "std": "Population standard deviation over all tokens.",
+                "mean": in_stream("Mean of the dimension over all tokens.", label="mean value"),
+                "std": in_stream("Population standard deviation over all tokens."),
                 "score": "Signed distance of the mean from the centre of the means of all dimensions, in units of "
                 "`analysis.outliers.criterion`.",
-                "is_outlier": "Whether the distance exceeds `analysis.outliers.threshold`.",
+                "is_outlier": Column("Whether the distance exceeds `analysis.outliers.threshold`.", kind="truth"),
             },
             ranked_by=("is_outlier", "score"),
         ),
         "by_category": Table(
             rows=(_STREAM, _OUTLIER, CATEGORY_OF_TOKEN),
             values={
-                "mean": "Mean of the dimension over the category's tokens.",
-                "std": "Population standard deviation over the category's tokens.",
+                "mean": in_stream("Mean of the dimension over the category's tokens."),
+                "std": in_stream("Population standard deviation over the category's tokens."),
                 "count": TOKENS,
             },
         ),
@@ -31,9 +31,9 @@ PUBLISHED = Published(
             rows=(_STREAM, _OUTLIER),
             values={
                 "weight": "γ of the normalisation that produces the hidden vectors.",
-                "bias": "β of that normalisation; 0 if it has none.",
+                "bias": in_stream("β of that normalisation; 0 if it has none."),
                 "median_abs_weight": "Median of |γ| over all dimensions, for comparison.",
-                "median_abs_bias": "Median of |β| over all dimensions.",
+                "median_abs_bias": in_stream("Median of |β| over all dimensions."),
             },
         ),
         "model": Table(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, TOGETHER
+from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, TOGETHER, in_nats
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
 
 _REMOVED = (
@@ -23,7 +23,7 @@ _ABLATED = (
     Axis("value", "What the dimensions are set to: `zero`, or the `mean` of each over all tokens of the corpus."),
     *_REMOVED,
 )
-_LOSS = {
+_LOSS = CHANGES | {
     "before": "Loss of the unchanged model in nats: of masked tokens, or of the next token in a causal model.",
     "after": "Loss with the dimensions replaced, in nats.",
 }
@@ -122,7 +122,7 @@ PUBLISHED = Published(
         "ablation_loss": Table(
             rows=_ABLATED,
             per="first layer, value and removal, if the checkpoint has a language-modelling head",
-            values={**CHANGES, **_LOSS},
+            values=in_nats(**_LOSS),
         ),
     },
     metrics=(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, TOGETHER
+from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, NATS, TOGETHER, in_nats, in_stream
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest
 
 _STREAM = LAYER.but("Layer of the hidden vectors, from 0, the output of the embeddings.")
@@ -17,6 +17,7 @@ _BOS = Axis(
     noun="beginning of sequence",
     titles={"with_bos": "with BOS", "without_bos": "without BOS"},
     names={True: "with_bos", False: "without_bos"},
+    kind="truth",
 )
 _POSITION = Axis(
     "position",
@@ -95,8 +96,11 @@ PUBLISHED = Published(
                 "position": Column("Position, from 1, that most often receives the most weight.", kind="whole"),
                 "token": Column("The most frequent token at this position.", kind="text"),
                 "share": "Share of the sequences in which this position receives the most weight.",
-                "entropy": "Entropy in nats of the distribution of the head's weight over the keys, averaged over sequences: 0 "
-                "if one key receives all of it, ln T if all keys receive the same amount.",
+                "entropy": Column(
+                    "Entropy in nats of the distribution of the head's weight over the keys, averaged over sequences: 0 "
+                    "if one key receives all of it, ln T if all keys receive the same amount.",
+                    unit=NATS,
+                ),
                 "dormant": "Share of the sequences on which the head is dormant: one key receives more than "
                 "`analysis.sinks.dormant` of its weight.",
                 "nowhere": "Share of the head's weight that goes to no key, in models with learned sinks; 0 in others.",
@@ -106,8 +110,8 @@ PUBLISHED = Published(
             rows=(_STREAM, DIMENSION, _PLACE, Axis("token", "The token.")),
             per="layer, dimension, position and token of massive activations: |x| > 100 and at least 1000 times the median",
             values={
-                "value": "Mean value of the activation.",
-                "median": "Mean over the sequences of the median |x| of the layer's hidden vectors.",
+                "value": in_stream("Mean value of the activation."),
+                "median": in_stream("Mean over the sequences of the median |x| of the layer's hidden vectors."),
                 "ratio": "Mean of |x| divided by that median.",
                 "sequences": Column("Number of sequences with this massive activation.", kind="whole"),
             },
@@ -117,15 +121,15 @@ PUBLISHED = Published(
             rows=(LAYER, HEAD, _KEY),
             values={
                 "alpha": "Mean weight αₖ of the key, over the queries that see it.",
-                "v_norm": "Mean norm ‖v‖ of the value vectors.",
-                "f_norm": Column("Mean norm ‖f(x)‖ of the transformed vectors.", label="mean ‖f(x)‖"),
-                "alpha_f": "Mean norm ‖αf(x)‖ of what the key contributes to a query that sees it.",
+                "v_norm": Column("Mean norm ‖v‖ of the value vectors.", unit="values of the head"),
+                "f_norm": in_stream("Mean norm ‖f(x)‖ of the transformed vectors.", label="mean ‖f(x)‖"),
+                "alpha_f": in_stream("Mean norm ‖αf(x)‖ of what the key contributes to a query that sees it."),
             },
         ),
         "magnitude": Table(
             rows=(_STREAM,),
             values={
-                "max_abs": Column("Largest |x| of a sequence, averaged over sequences.", label="largest |x|"),
+                "max_abs": in_stream("Largest |x| of a sequence, averaged over sequences.", label="largest |x|"),
                 "kurtosis": Column(
                     "Kurtosis of the activations of a sequence (3 for a normal distribution), averaged.",
                     label="kurtosis",
@@ -137,7 +141,7 @@ PUBLISHED = Published(
         "norms": Table(
             rows=(_STREAM, Axis("position", "Position of the token, from 1; later positions are pooled.")),
             values={
-                "norm": "Mean norm ‖x‖ of the hidden vectors.",
+                "norm": in_stream("Mean norm ‖x‖ of the hidden vectors."),
                 "count": Column("Number of tokens.", kind="whole"),
             },
         ),
@@ -154,11 +158,11 @@ PUBLISHED = Published(
         "ablation_loss": Table(
             rows=_ABLATED,
             per="value and replaced dimensions, if there are massive activations and a language-modelling head",
-            values={
-                "before": "Loss of the unchanged model in nats: of the next token, or of masked tokens.",
-                "after": "Loss with the activations replaced, in nats.",
+            values=in_nats(
+                before="Loss of the unchanged model in nats: of the next token, or of masked tokens.",
+                after="Loss with the activations replaced, in nats.",
                 **_CONTROLS,
-            },
+            ),
         ),
     },
     metrics=(

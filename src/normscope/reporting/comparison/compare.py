@@ -26,7 +26,8 @@ from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.earlier_runs import RESULTS
 from normscope.reporting.latex import bare
-from normscope.reporting.run_folder import write_atomically
+from normscope.reporting.run_folder import write_atomically, write_parquet
+from normscope.reporting.schemas import metadata
 from normscope.reporting.spreadsheets import as_csv
 
 
@@ -105,12 +106,12 @@ def write(comparison: RunComparison, folder: Path) -> Path:
     page = comparison_page(comparison, folder).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        comparison.values.to_parquet(folder / "comparison.parquet", index=False)
+        _write_parquet(folder / "comparison.parquet", comparison.values)
         write_atomically(folder / "comparison.csv", as_csv(comparison.metrics).encode())
         write_atomically(folder / "comparison.tex", latex(comparison).encode())
         write_atomically(folder / "comparison.html", page)
         if len(comparison.crossings):
-            comparison.training.to_parquet(folder / "training.parquet", index=False)
+            _write_parquet(folder / "training.parquet", comparison.training)
             write_atomically(folder / "crossings.csv", as_csv(comparison.crossings).encode())
         if tables:
             (folder / "tables").mkdir(exist_ok=True)
@@ -121,6 +122,10 @@ def write(comparison: RunComparison, folder: Path) -> Path:
             f"{folder}: cannot be written to: {one_line(error)}; set --output to another folder"
         ) from error
     return folder / "comparison.html"
+
+
+def _write_parquet(path: Path, table: pd.DataFrame) -> None:
+    write_parquet(path, table, metadata(path.name, table.columns, {}))
 
 
 def latex(comparison: RunComparison) -> str:

@@ -14,6 +14,7 @@ from normscope.config.sections import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
 from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_config, read_results
+from normscope.reporting.run_tables import RUN_TABLES
 from normscope.untrusted.files import MIB, text
 from normscope.untrusted.plain_data import require, shown
 from normscope.untrusted.tables import Columns, table
@@ -26,29 +27,9 @@ _MOST_FAILURES = 64 * MIB
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
+_LEAST = {"curves": {"layer": 0}, "sequences": {"count": 1}, "heatmaps": {}}
 _TABLES = {
-    "curves": Columns(
-        {"curve": "text", "layer": "whole", "depth": "number", "value": "number"},
-        key=("curve", "layer"),
-        least={"layer": 0},
-    ),
-    "sequences": Columns(
-        {"metric": "text", "sequence": "whole", "count": "whole", "value": "number"},
-        key=("metric", "sequence"),
-        least={"count": 1},
-    ),
-    "heatmaps": Columns(
-        {
-            "figure": "text",
-            "panel": "text",
-            "row": "text",
-            "column": "text",
-            "value": "number",
-            "row_title": "text",
-            "column_title": "text",
-            "value_title": "text",
-        }
-    ),
+    name: Columns(RUN_TABLES[name].kinds, key=RUN_TABLES[name].key, least=least) for name, least in _LEAST.items()
 }
 """The tables of a run that a comparison reads."""
 

@@ -208,7 +208,7 @@ class _Wandb(Tracker):
                 self._description.slug,
                 type="normscope-run",
                 description=self._description.notes,
-                metadata={name: json.loads(results)[name] for name in ("status", "metrics", "provenance")},
+                metadata=json.loads(results),
             )
             for name, path in files.items():
                 # Nothing changes these files any more, so they need not be copied.

@@ -1,0 +1,51 @@
+"""The facts in `provenance` of results.json: where the numbers of a run come from."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+Type = Literal["string", "integer", "number", "object", "array"]
+"""A type of JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """One fact. It may be null, and a run that failed early lacks most of them."""
+
+    type: Type
+    meaning: str
+    of: Type | None = None
+    """What the values of an object, or the items of an array, are."""
+
+
+FACTS: Mapping[str, Fact] = {
+    "versions": Fact(
+        "object", "Versions of Python, of normscope and of the libraries that numbers depend on.", "string"
+    ),
+    "platform": Fact("string", "The operating system."),
+    "git_commit": Fact("string", "Commit of the checkout that ran, followed by `+` if files had changed."),
+    "finished": Fact("string", "Local time at which the run ended, `YYYY-MM-DD HH:MM:SS`."),
+    "command": Fact("string", "The command line; that of a sweep's job runs this job alone."),
+    "model": Fact("string", "Name of the model."),
+    "model_revision": Fact("string", "Commit of the model on the Hub."),
+    "model_sha256": Fact("string", "Digest of the weights."),
+    "training_step": Fact("integer", "Training step of the checkpoint."),
+    "device": Fact("string", "The device that the model ran on."),
+    "dtype": Fact("string", "Number format of the weights."),
+    "layers_without_attention": Fact("array", "Layers of a hybrid that have no softmax attention.", "integer"),
+    "seed": Fact("integer", "Seed of all random choices."),
+    "examples": Fact("integer", "Number of examples that were read."),
+    "skipped": Fact("object", "Number of examples that were skipped, by reason.", "integer"),
+    "examples_used": Fact("integer", "Number of examples that were analysed."),
+    "sequences": Fact("integer", "Number of sequences that were analysed."),
+    "cut": Fact("integer", "Number of examples that were truncated."),
+    "tokens": Fact("integer", "Number of tokens that were analysed."),
+    "tokens_by_category": Fact("object", "Number of tokens by category.", "integer"),
+    "compared": Fact("object", "The counts of pairs whose texts are compared, if other analyses read them otherwise."),
+    "seconds": Fact("number", "Wall time of the run, in seconds."),
+    "model_share": Fact("number", "Share of the pass over the corpus in which the model and the analyses ran."),
+    "verification_error": Fact("number", "Largest relative difference from the untouched model, measured at load."),
+    "verification_layer": Fact("integer", "Layer of that difference, from 1."),
+    "verification_part": Fact("string", "Part of the layer in which it lies."),
+}
+"""All facts, by name."""
