@@ -25,7 +25,7 @@ def loaded():
 
 def test_the_functions_are_found():
     assert {"load", "wrap", "run", "read", "decompose", "ablate"} <= set(FUNCTIONS)
-    assert len(FUNCTIONS) == 12
+    assert len(FUNCTIONS) == 13
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

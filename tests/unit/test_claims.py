@@ -184,6 +184,7 @@ def test_a_folder_that_is_lost_during_a_run_is_bad_input_at_every_write(tmp_path
 
 def test_a_table_that_the_system_refuses_is_bad_input(tmp_path, options, monkeypatch):
     import pandas as pd
+    from pyarrow import parquet
 
     results = RunFolder(tmp_path / "run")
     results.begin(plain(options))
@@ -191,7 +192,7 @@ def test_a_table_that_the_system_refuses_is_bad_input(tmp_path, options, monkeyp
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", refuse)
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", refuse)
     with pytest.raises(InputError, match=r"cannot be written to: .*Permission denied"):
         results.write_table("a", pd.DataFrame({"a": [1]}))
 

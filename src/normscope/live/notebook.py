@@ -32,12 +32,6 @@ _TEXT = "The old bridge was closed, so we crossed the river."
 def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int = 64) -> "LivePage":
     """The live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
 
-    ```python
-    page = normscope.explore(model, "The film was not good.")
-    page.url      # the same in a browser
-    page.close()  # or use it in a `with` statement
-    ```
-
     A thread serves it to this machine alone, with a token in its address, until it is closed or Python ends. The page and your
     own calls take turns, so you may use the model meanwhile; inside `ablate` and `steer`, the page says that the model is
     changed. A module that the model was wrapped from shares its weights: while the page measures without a head, that module
@@ -51,6 +45,13 @@ def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int 
         text: What is shown at first: a text, a pair (tuple) of texts, or a conversation (messages with `role` and `content`).
         port: The port to listen on; 0 takes any that is free.
         tokens: The longest text, in tokens; longer ones are cut.
+
+    Examples:
+        >>> import normscope
+        >>> page = normscope.explore(normscope.load(), "The film was not good.")  # a notebook shows it
+        >>> page.url.startswith("http://127.0.0.1:")  # the same in a browser
+        True
+        >>> page.close()  # or use it in a `with` statement
 
     Raises:
         InputError: If the extra `live` is not installed, the port is in use, or an argument is invalid.
