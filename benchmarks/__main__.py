@@ -9,6 +9,8 @@ trace.
 
 import argparse
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -48,6 +50,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
     parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS], help="measure only these")
+    for name, kind, what in (("shapes", str, "shapes"), ("lengths", int, "lengths"), ("ways", str, "alternatives")):
+        parser.add_argument(
+            f"--{name}", nargs="+", type=kind, help=f"only these {what} of the suites; rows of others stay in the file"
+        )
     parser.add_argument(
         "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
     )
@@ -81,18 +87,39 @@ def main() -> None:
             rows = []
             if suite == "cuda" and not torch.cuda.is_available():
                 print("cuda: torch finds no such device, so nothing is measured; --dry-run tries the code on the CPU")
-            for scenario in SUITES[suite]():
+            for scenario in _chosen(suite, arguments):
+                started = time.monotonic()
                 new_rows = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
                 show(new_rows)
                 rows += new_rows
+                # After each, so that what is measured is kept if the next one takes too long.
+                write(arguments.out, suite, rows, adds=_is_part(arguments))
+                print(f"{scenario.shape}, {scenario.length} tokens: {time.monotonic() - started:.0f} s", flush=True)
         if suite == "shapes":
             for line in [*correlation_costs(arguments.repeats), *state_sizes()]:
                 print(line)
-        write(arguments.out, suite, rows)
+        write(arguments.out, suite, rows, adds=suite in SUITES and _is_part(arguments))
     print(
         "time_ratio: median over paired passes. The bare pass includes the last feed-forward network; unless feedforward is"
     )
     print(f"measured, an analysed pass ends at the last attention block. Results are in {arguments.out}")
+
+
+def _is_part(arguments: argparse.Namespace) -> bool:
+    """Whether only some scenarios or alternatives are measured."""
+    return bool(arguments.shapes or arguments.lengths or arguments.ways)
+
+
+def _chosen(suite: str, arguments: argparse.Namespace) -> Iterator[Scenario]:
+    """The scenarios of a suite that were asked for, with the alternatives that were."""
+    for scenario in SUITES[suite]():
+        if arguments.shapes and scenario.shape not in arguments.shapes:
+            continue
+        if arguments.lengths and scenario.length not in arguments.lengths:
+            continue
+        some = scenario.only(arguments.ways) if arguments.ways else scenario
+        if arguments.ways is None or {*some.ways} - {some.beside} or some.skipped:
+            yield some
 
 
 if __name__ == "__main__":

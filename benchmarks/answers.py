@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -16,14 +19,17 @@ from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import BlockLayout, embeddings_of
 
 ONE_LOGIT = "one logit"
-LOGITS = "logits of half the tokens"
+LOGITS = "250 logits"
 CONTRAST = "one logit minus another"
 BY_HEAD = "one logit, by head"
 DIRECT = "one logit, direct effects"
 SEVERAL = "ten logits, each"
 INTEGRATED_GRADIENTS = "integrated gradients (Captum, 50 steps)"
+INSEQ = "integrated gradients (inseq, 50 steps)"
+"""Of one logit, by inseq, if it is installed; it reads causal models only."""
 WAYS = (ONE_LOGIT, LOGITS, CONTRAST, BY_HEAD, DIRECT, SEVERAL)
 
+_LOGITS = 250
 _STEPS = 50
 _TOKENS_AT_ONCE = 4096
 """Of the texts between the baseline and the input that pass the model together."""
@@ -77,10 +83,24 @@ def ways_of(head: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Ten
             embeddings, n_steps=_STEPS, internal_batch_size=rows, additional_forward_args=(ids, mask)
         )
 
-    half = range(last // 2, last)
+    def by_inseq() -> None:
+        import inseq
+
+        tokenizer = _tokenizer(head.config.vocab_size)
+        text = tokenizer.decode(inputs["input_ids"][0])
+        explained = inseq.load_model(head, "integrated_gradients", tokenizer=tokenizer)
+        explained.attribute(
+            text,
+            f"{text} {tokenizer.decode([7])}",
+            n_steps=_STEPS,
+            internal_batch_size=max(1, _TOKENS_AT_ONCE // (last + 1)),
+            show_progress=False,
+        )
+
+    positions, tokens = many_logits(last)
     return {
         ONE_LOGIT: attributing(lambda logits: logits[last, 7][None]),
-        LOGITS: attributing(lambda logits: logits[half, 7].sum()[None]),
+        LOGITS: attributing(lambda logits: logits[positions, tokens].sum()[None]),
         CONTRAST: attributing(lambda logits: (logits[last, 7] - logits[last, 8])[None]),
         BY_HEAD: attributing(
             lambda logits: logits[last, 7][None],
@@ -92,4 +112,25 @@ def ways_of(head: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Ten
         ),
         SEVERAL: attributing(lambda logits: logits[last, 7:17]),
         INTEGRATED_GRADIENTS: integrated,
+        INSEQ: by_inseq,
     }
+
+
+def many_logits(last: int) -> tuple[Tensor, Tensor]:
+    """Positions and tokens of 250 logits: those of the second half of a text, several at each position if it is short.
+
+    Args:
+        last: The last position.
+    """
+    at_once = min(_LOGITS, last // 2)
+    numbers = torch.arange(_LOGITS)
+    return last - numbers % at_once, 7 + numbers // at_once
+
+
+def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are words: the numbers of the vocabulary."""
+    words = {f"w{number}": number for number in range(vocabulary)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    special = dict.fromkeys(("unk_token", "pad_token", "bos_token", "eos_token"), "w0")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)

@@ -6,12 +6,13 @@ CPU: one process per alternative; `memory` is the process's peak (including weig
 rises during a pass. On CUDA, both count what torch has allocated.
 """
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,40 +35,66 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
         scenario: The scenario to run.
         repeats: Passes per alternative.
     """
-    seconds, ratios = times(scenario, repeats)
-    memory = {way: _memory_of(scenario, way) if scenario.memory else Memory(1, 1) for way in scenario.ways}
-    bare = memory[scenario.beside]
-    return [
-        {
-            "shape": scenario.shape,
-            "device": scenario.device,
-            "dtype": scenario.dtype,
-            "sequences": scenario.sequences,
-            "length": scenario.length,
-            "layers": scenario.layers or SHAPES[scenario.shape].num_hidden_layers,
-            "way": way,
-            "time_ratio": round(ratios[way], 3),
-            "memory_ratio": round(memory[way].whole / bare.whole, 3),
-            "pass_ratio": round(memory[way].during / bare.during, 3),
-            "seconds": round(seconds[way], 4),
-            "tokens_per_second": round(scenario.sequences * scenario.length / seconds[way]),
-            "mebibytes": round(memory[way].whole / 2**20),
-        }
-        for way in scenario.ways
-    ]
+    seconds, ratios, notes = times(scenario, repeats)
+    memory: dict[str, Memory] = {}
+    for way in seconds:
+        if scenario.measures_memory(way):
+            with _noted(notes, way, "memory"):
+                memory[way] = _memory_of(scenario, way)
+    bare = memory.get(scenario.beside)
+    about = {
+        "shape": scenario.shape,
+        "device": scenario.device,
+        "dtype": scenario.dtype,
+        "sequences": scenario.sequences,
+        "length": scenario.length,
+        "layers": scenario.layers or SHAPES[scenario.shape].num_hidden_layers,
+    }
+    rows: list[dict[str, object]] = []
+    for way in scenario.ways:
+        row: dict[str, object] = about | {"way": way}
+        if way in seconds:
+            row["time_ratio"] = round(ratios[way], 3)
+        if way in memory and bare is not None:
+            row["memory_ratio"] = round(memory[way].whole / bare.whole, 3)
+            row["pass_ratio"] = round(memory[way].during / bare.during, 3)
+        if way in seconds:
+            row["seconds"] = round(seconds[way], 4)
+            row["tokens_per_second"] = round(scenario.sequences * scenario.length / seconds[way])
+        if way in memory:
+            row["mebibytes"] = round(memory[way].whole / 2**20)
+        rows.append(row | {"note": notes.get(way, "")})
+    return rows + [about | {"way": way, "note": f"skipped: {reason}"} for way, reason in scenario.skipped]
 
 
-def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+@contextlib.contextmanager
+def _noted(notes: dict[str, str], way: str, what: str) -> Iterator[None]:
+    """Note that an alternative has failed, instead of losing the others."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        notes[way] = f"{what} failed: {type(error).__name__}: {reason[-1] if reason else ''}"
+
+
+def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
     """Seconds, and time relative to the bare pass or what a scenario names instead, of each alternative: medians.
 
     Args:
         scenario: The scenario to run.
         repeats: Passes per alternative.
+
+    Returns:
+        Both, and why others have failed.
     """
-    ways = prepare(scenario)
-    for way, forward in ways.items():
+    prepared, notes = prepare(scenario), dict[str, str]()
+    for way, forward in prepared.items():
         if way not in SLOWEST:
-            forward()
+            with _noted(notes, way, "it"):
+                forward()
+    if scenario.beside in notes:
+        raise RuntimeError(f"{scenario.shape}, {scenario.length} tokens: {scenario.beside}: {notes[scenario.beside]}")
+    ways = {way: forward for way, forward in prepared.items() if way not in notes}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
@@ -75,11 +102,13 @@ def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str,
             if (way in SLOW and repeat >= 3) or (way in SLOWEST and repeat >= 1):
                 continue
             bare = duration(ways[scenario.beside])
-            seconds[way].append(duration(forward))
-            ratios[way].append(seconds[way][-1] / bare)
+            with _noted(notes, way, "it"):
+                seconds[way].append(duration(forward))
+                ratios[way].append(seconds[way][-1] / bare)
     return (
-        {way: statistics.median(values) for way, values in seconds.items()},
-        {way: statistics.median(values) for way, values in ratios.items()},
+        {way: statistics.median(values) for way, values in seconds.items() if values},
+        {way: statistics.median(values) for way, values in ratios.items() if values},
+        notes,
     )
 
 

@@ -21,7 +21,7 @@ def profiled(scenario: Scenario, repeats: int, folder: Path) -> list[dict[str, o
         repeats: Passes per alternative.
         folder: Output folder, created if missing.
     """
-    seconds, ratios = times(scenario, repeats)
+    seconds, ratios, _ = times(scenario, repeats)
     ways = prepare(scenario)
     rows: list[dict[str, object]] = []
     for way, forward in ways.items():

@@ -33,19 +33,28 @@ def show(rows: list[dict[str, object]]) -> None:
     print(pd.DataFrame(rows).to_string(index=False), flush=True)
 
 
-def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:
+_CELL = ["shape", "device", "dtype", "sequences", "length", "layers", "way"]
+"""What a row of a scenario is about."""
+
+
+def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool = False) -> None:
     """Write the measurements of a suite.
 
     Args:
         folder: Output folder, created if missing.
         suite: Name of the suite.
         rows: Its measurements.
+        adds: Whether they are a part, which replaces only its own rows of the file.
     """
     if not rows:
         return
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(rows).assign(machine=machine())
-    table.to_csv(folder / f"{suite}.csv", index=False)
+    path = folder / f"{suite}.csv"
+    if adds and path.is_file():
+        both = pd.concat([pd.read_csv(path), table], ignore_index=True)
+        table = both.drop_duplicates(_CELL, keep="last", ignore_index=True)
+    table.to_csv(path, index=False)
     if suite == "lengths":
         _draw_lengths(table, folder / "lengths.png")
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib.util
 import json
 import re
 import statistics
@@ -93,8 +94,10 @@ ZEROED_ONE_BY_ONE = "straightforward value zeroing"
 SIMILARITY = "similarity"
 SLOW = (STRAIGHTFORWARD, ALL_VECTORS, ZEROED_ONE_BY_ONE)
 """The alternatives that are measured three times at most."""
-SLOWEST = (answers.INTEGRATED_GRADIENTS,)
-"""Those that are measured once."""
+SLOWEST = (answers.INTEGRATED_GRADIENTS, answers.INSEQ)
+"""Those that are measured once, and whose memory is measured only for short texts."""
+SHORT = 128
+"""Tokens of such texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +119,8 @@ class Scenario:
     """Whether to measure memory, which takes a process per alternative on a CPU."""
     head: bool = False
     """Whether the model has its language-modelling head, whose predictions are attributed."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Alternatives that are not measured, each with the reason."""
     beside: str = BARE
     """The alternative just before which each is measured, and by which it is divided."""
 
@@ -127,7 +132,19 @@ class Scenario:
     def unpacked(cls, word: str) -> "Scenario":
         """The inverse of `packed`."""
         fields = json.loads(word)
-        return cls(**fields | {"ways": tuple(fields["ways"])})
+        return cls(**fields | {"ways": tuple(fields["ways"]), "skipped": ()})
+
+    def measures_memory(self, way: str) -> bool:
+        """Whether the memory of an alternative is measured."""
+        return self.memory and (way not in SLOWEST or self.length <= SHORT)
+
+    def only(self, ways: Collection[str]) -> "Scenario":
+        """The same with some of the alternatives, and the one beside which they are measured."""
+        return dataclasses.replace(
+            self,
+            ways=tuple(way for way in self.ways if way in ways or way == self.beside),
+            skipped=tuple(each for each in self.skipped if each[0] in ways),
+        )
 
 
 ALL_FOUR = "mixing+norms+outliers+score"
@@ -159,9 +176,22 @@ def attributions() -> Iterator[Scenario]:
     yield Scenario("MiniLM", 1, 128, (BARE, SIMILARITY, VALUE_ZEROING, ZEROED_ONE_BY_ONE), memory=False)
     for shape in ("MiniLM", "BERT-base", "GPT-2", "Llama, base"):
         for length in (128, 512, 2048):
-            if length <= SHAPES[shape].max_position_embeddings:
-                ways = (BARE, *answers.WAYS, answers.INTEGRATED_GRADIENTS)
-                yield Scenario(shape, 1, length, ways if length < 2048 else ways[:-2], memory=length == 128, head=True)
+            skipped = _skipped(shape, length)
+            gradients = [way for way in SLOWEST if way not in skipped]
+            ways = (BARE, *answers.WAYS, *gradients)
+            yield Scenario(shape, 1, length, ways, head=True, skipped=tuple(skipped.items()))
+
+
+def _skipped(shape: str, length: int) -> dict[str, str]:
+    """Why an alternative is not measured."""
+    skipped = {}
+    if shape != "MiniLM" and length > 512:
+        skipped = dict.fromkeys(SLOWEST, "takes more than ten minutes")
+    if SHAPES[shape].model_type == "bert":
+        skipped[answers.INSEQ] = "the model is not causal"
+    elif importlib.util.find_spec("inseq") is None:
+        skipped[answers.INSEQ] = "inseq is not installed"
+    return skipped
 
 
 def feed_forward() -> Iterator[Scenario]:
@@ -261,6 +291,8 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
     config = copy.deepcopy(SHAPES[scenario.shape])
     config.num_hidden_layers = scenario.layers or config.num_hidden_layers
+    # Positions that a shape does not have change neither time nor memory of what is computed.
+    config.max_position_embeddings = max(config.max_position_embeddings, scenario.length)
     if scenario.head:
         return _predicting(scenario, config)
     with torch.device(scenario.device):  # large models are made where they run

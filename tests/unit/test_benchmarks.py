@@ -6,16 +6,20 @@ import sys
 import time
 from unittest import mock
 
+import pandas as pd
 import pytest
 import torch
 
-from benchmarks import measuring, startup
+from benchmarks import answers, measuring, startup
 from benchmarks.measuring import measured
+from benchmarks.results import write
 from benchmarks.scenarios import (
     BARE,
     NO_SHARES,
     SHAPES,
+    SLOWEST,
     SUITES,
+    Scenario,
     analyses_of,
     analysing,
     dry_run,
@@ -34,7 +38,7 @@ def test_a_dry_run_tries_every_alternative():
     scenario = dry_run(large_language_model())
     rows = measured(scenario, repeats=1)
     assert [row["way"] for row in rows] == [BARE, "mixing", "norms", "sinks", "mixing+norms+sinks", "feedforward"]
-    assert {(row["device"], row["layers"], row["memory_ratio"]) for row in rows} == {("cpu", 2, 1.0)}
+    assert {(row["device"], row["layers"], "memory_ratio" in row) for row in rows} == {("cpu", 2, False)}
     assert all(row["seconds"] > 0 for row in rows)
 
 
@@ -74,8 +78,75 @@ def test_each_way_is_divided_by_the_one_it_stands_beside(monkeypatch):
     assert measuring.times(scenario, 2) == (
         {"mixing, no shares": 2.0, "mixing": 3.0},
         {"mixing, no shares": 1.0, "mixing": 1.5},
+        {},
     )
     assert order[2:6] == ["mixing, no shares"] * 3 + ["mixing"]  # after a pass of each
+
+
+def test_what_fails_or_is_skipped_is_named_and_loses_nothing_else(monkeypatch):
+    def fail() -> None:
+        raise MemoryError("not enough\nof it")
+
+    once = iter([None])
+
+    def fail_later() -> None:
+        if next(once, True):
+            raise ValueError("later")
+
+    ways = {BARE: lambda: None, "mixing": fail, "norms": fail_later, "score": lambda: None}
+    scenario = Scenario("MiniLM", 1, 128, tuple(ways), skipped=(("sinks", "no need"),))
+    monkeypatch.setattr(measuring, "prepare", lambda _scenario: ways)
+
+    def memory(_scenario: Scenario, way: str) -> measuring.Memory:
+        if way == "score":
+            raise RuntimeError("killed")
+        return measuring.Memory(2, 2)
+
+    monkeypatch.setattr(measuring, "_memory_of", memory)
+    rows = {row["way"]: row for row in measured(scenario, repeats=2)}
+    assert {way: row["note"] for way, row in rows.items()} == {
+        BARE: "",
+        "mixing": "it failed: MemoryError: of it",
+        "norms": "it failed: ValueError: later",
+        "score": "memory failed: RuntimeError: killed",
+        "sinks": "skipped: no need",
+    }
+    assert {way for way, row in rows.items() if "seconds" in row} == {BARE, "score"}
+    assert {way for way, row in rows.items() if "memory_ratio" in row} == {BARE}
+    monkeypatch.setitem(ways, BARE, fail)
+    with pytest.raises(RuntimeError, match="MiniLM, 128 tokens: bare: it failed: MemoryError"):
+        measured(scenario, repeats=1)
+
+
+def test_a_part_of_a_suite_replaces_its_own_rows_of_the_file(tmp_path):
+    cell = {"shape": "MiniLM", "device": "cpu", "dtype": "float32", "sequences": 1, "length": 128, "layers": 6}
+    write(tmp_path, "attributions", [cell | {"way": way, "seconds": 1.0} for way in ("a", "b")])
+    write(tmp_path, "attributions", [cell | {"way": way, "seconds": 2.0} for way in ("b", "c")], adds=True)
+    table = pd.read_csv(tmp_path / "attributions.csv")
+    assert dict(zip(table["way"], table["seconds"], strict=True)) == {"a": 1.0, "b": 2.0, "c": 2.0}
+    write(tmp_path, "attributions", [cell | {"way": "d", "seconds": 3.0}])
+    assert pd.read_csv(tmp_path / "attributions.csv")["way"].tolist() == ["d"]
+
+
+def test_attributions_cover_every_shape_and_length_and_name_what_they_skip():
+    cells = [scenario for scenario in SUITES["attributions"]() if scenario.head]
+    shapes = ("MiniLM", "BERT-base", "GPT-2", "Llama, base")
+    assert [(cell.shape, cell.length) for cell in cells] == [(s, n) for s in shapes for n in (128, 512, 2048)]
+    for cell in cells:
+        assert {*cell.ways} | {way for way, _ in cell.skipped} == {BARE, *answers.WAYS, *SLOWEST}
+        assert {*cell.ways} >= {BARE, *answers.WAYS}
+        assert cell.measures_memory(answers.ONE_LOGIT)
+        part = cell.only([answers.ONE_LOGIT])
+        assert (part.ways, part.skipped) == ((BARE, answers.ONE_LOGIT), ())
+    assert (answers.INTEGRATED_GRADIENTS, "takes more than ten minutes") in cells[-1].skipped
+
+
+@pytest.mark.parametrize("length", [128, 512, 2048])
+def test_many_logits_are_as_many_as_the_name_says(length):
+    positions, tokens = answers.many_logits(length - 1)
+    assert answers.LOGITS == "250 logits"
+    assert len({*zip(positions.tolist(), tokens.tolist(), strict=True)}) == 250
+    assert length // 2 - 1 <= int(positions.min()) <= int(positions.max()) == length - 1
 
 
 def test_the_shape_is_llamas_and_the_batch_that_of_the_target():
