@@ -16,6 +16,7 @@ PICTURES: Mapping[str, tuple[Mapping[str, str], tuple[int, int], bool]] = {
     "live_change": (BAD, (1400, 1040), False),
     "live_dark": (BAD | {"minus": "before", "layer": "6", "token": "4"}, (1400, 2120), True),
     "live_phone": (BAD, (390, 900), False),
+    "live_phone_dark": (BAD, (390, 900), True),
 }
 """What each shows, its size, and whether it is dark."""
 

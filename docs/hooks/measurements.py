@@ -118,6 +118,8 @@ def _corpora() -> str:
 
 
 def _live() -> str:
+    if not (MEASURED / "live.csv").exists():
+        return "*(No run is recorded yet.)*"
     rows = [(row["where"], row["step"], f"{row['milliseconds']:.0f}", f"{row['slowest']:.0f}") for row in _rows("live")]
     return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)
 

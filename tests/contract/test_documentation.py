@@ -247,6 +247,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     ("page", "number"),
     [
         ("tutorials/python.md", 3),
+        ("tutorials/live.md", 1),
         ("tutorials/retriever.md", 5),
         ("measures/attribution.md", 3),
         ("guides/papers.md", 1),

@@ -437,7 +437,7 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
             "serve: expected one page, got a sweep (-m); list models to compare in live.models",
         ),
         (["model.checkpoints=/nowhere/*"], "model.checkpoints=/nowhere/*: expected a pattern of folders"),
-        (["live.port=0", "live.models=[/nowhere/model]"], "/nowhere/model"),
+        (["live.port=0", "live.models=[/nowhere/model]"], "live.models=/nowhere/model: "),
     ],
 )
 def test_bad_input(capsys, monkeypatch, saved_model, words, message):

@@ -15,7 +15,9 @@ from normscope.live.options import LOCAL
 from normscope.live.serving import address, bound, require_extra, server_of
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
+from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
+from normscope.models.options import ModelOptions
 from normscope.running.options import RunOptions
 
 _GRACE = 0.3
@@ -65,10 +67,18 @@ def _session(options: RunOptions) -> Session:
         for name in options.live.models
     ]
     chosen = [options.model, *others]
-    models = [load(each, options.device) for each in chosen]
+    models = [load(options.model, options.device), *(_loaded_beside(each, options) for each in others)]
     for model in models:
         _ = model.verification  # made here, so that a model that cannot be observed exactly is refused
         with contextlib.suppress(InputError):  # the page says so where a prediction is attributed
             _ = model.layers_verification
     sources = [source_of(*each, options.device) for each in zip(models, chosen, strict=True)]
     return Session(models, options.report.tokens, sources, options.dataset)
+
+
+def _loaded_beside(model: ModelOptions, options: RunOptions) -> LoadedModel:
+    """One of `live.models`, which errors name."""
+    try:
+        return load(model, options.device)
+    except InputError as error:
+        raise InputError(str(error).replace("model.name", "live.models")) from error.__cause__
