@@ -43,6 +43,13 @@ FACTS: Mapping[str, Fact] = {
     "tokens_by_category": Fact("object", "Number of tokens by category.", "integer"),
     "compared": Fact("object", "The counts of pairs whose texts are compared, if other analyses read them otherwise."),
     "seconds": Fact("number", "Wall time of the run, in seconds."),
+    "phases": Fact(
+        "object",
+        "Seconds of each phase, in order; `start`, before the run's own time, loads Python's libraries. Of a resumed run: of "
+        "the process that completed it.",
+        "number",
+    ),
+    "steps": Fact("object", "Seconds of the steps that phases consist of, by what they are.", "number"),
     "model_share": Fact("number", "Share of the pass over the corpus in which the model and the analyses ran."),
     "verification_error": Fact("number", "Largest relative difference from the untouched model, measured at load."),
     "verification_layer": Fact("integer", "Layer of that difference, from 1."),
