@@ -2,9 +2,9 @@
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), the answers of the live page, and the shapes on CUDA if available; `--only` selects some of them. Writes
-tables and a figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a
-trace.
+that decide an answer), the answers of the live page, whole commands by phase, and the shapes on CUDA if available; `--only`
+selects some of them. Writes tables and figures that name the machine. `--profile` measures the cost of each analysis for one
+shape instead, and writes a trace.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import commands
 from benchmarks.agreement import measured_agreement
 from benchmarks.corpora import measured_corpora, measured_treebanks
 from benchmarks.live import measured_live
@@ -43,14 +44,23 @@ RUNS = {
     "live": measured_live,
 }
 """Suites of complete runs."""
+COMMANDS = "commands"
+
+_PARTS = (
+    ("shapes", str, "shapes"),
+    ("lengths", int, "lengths"),
+    ("ways", str, "alternatives"),
+    ("examples", int, "numbers of examples"),
+)
+"""What can be chosen of a suite: the option, its type, and what it names."""
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS], help="measure only these")
-    for name, kind, what in (("shapes", str, "shapes"), ("lengths", int, "lengths"), ("ways", str, "alternatives")):
+    parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS, COMMANDS], help="measure only these")
+    for name, kind, what in _PARTS:
         parser.add_argument(
             f"--{name}", nargs="+", type=kind, help=f"only these {what} of the suites; rows of others stay in the file"
         )
@@ -79,7 +89,10 @@ def main() -> None:
     if arguments.dry_run:
         show(measured(dry_run(large_language_model()), repeats=1))
         return
-    for suite in arguments.only or [*SUITES, *RUNS]:
+    for suite in arguments.only or [*SUITES, *RUNS, COMMANDS]:
+        if suite == COMMANDS:
+            _measure_commands(arguments)
+            continue
         if suite in RUNS:
             rows = RUNS[suite]()
             show(rows)
@@ -107,7 +120,18 @@ def main() -> None:
 
 def _is_part(arguments: argparse.Namespace) -> bool:
     """Whether only some scenarios or alternatives are measured."""
-    return bool(arguments.shapes or arguments.lengths or arguments.ways)
+    return any(getattr(arguments, name) for name, _, _ in _PARTS)
+
+
+def _measure_commands(arguments: argparse.Namespace) -> None:
+    """Measure the commands that were asked for. Each is written when it has been measured, so that none is lost."""
+    shapes = [shape for shape in commands.MODELS if shape in (arguments.shapes or commands.MODELS)]
+    sizes = [size for size in commands.SIZES if size in (arguments.examples or commands.SIZES)]
+    adds = _is_part(arguments)
+    for row in commands.measured_commands(arguments.repeats, shapes, sizes, arguments.ways or commands.WAYS):
+        show([row])
+        write(arguments.out, COMMANDS, [row], adds=adds)
+        adds = True
 
 
 def _chosen(suite: str, arguments: argparse.Namespace) -> Iterator[Scenario]:

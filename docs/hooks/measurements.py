@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks.answers import INTEGRATED_GRADIENTS
 from benchmarks.answers import WAYS as PREDICTED
+from benchmarks.commands import PHASES as COMMAND_PHASES
+from benchmarks.commands import TOGETHER
 from docs.hooks.markdown import ROOT, table
 from normscope.analyses.attribution.published import METHODS
 
@@ -23,6 +25,8 @@ WAYS = {
     "feedforward": "feedforward (whole layers)",
 }
 """What the measurements call combinations of analyses, in words."""
+
+NOT_RECORDED = "*(No run is recorded yet.)*"
 
 PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
@@ -117,9 +121,28 @@ def _corpora() -> str:
     return table(("processes", "examples", "seconds", "seconds per thousand", "peak MiB of a process"), rows)
 
 
+def _commands() -> str:
+    """Commands by model and number of examples: seconds, and what their phases cost beside a bare pass."""
+    if not (MEASURED / "commands.csv").exists():
+        return NOT_RECORDED
+    columns = ("ratio", *(f"{phase}_ratio" for phase in COMMAND_PHASES))
+    rows = [
+        (
+            row["shape"],
+            f"{row['examples']:,}",
+            "all eight" if row["way"] == TOGETHER else row["way"],
+            f"{row['seconds']:.0f}",
+            f"{row['bare_pass']:.1f}",
+            *(f"{row[column]:.2f}" for column in columns),
+        )
+        for row in _rows("commands")
+    ]
+    header = ("model", "examples", "analysis", "seconds", "of a bare pass", "all phases / bare", *COMMAND_PHASES)
+    picture = "\n![The phases of commands as multiples of the bare pass](../images/commands.png)\n"
+    return table(header, rows) + (picture if (ROOT / "docs" / "images" / "commands.png").exists() else "")
+
+
 def _live() -> str:
-    if not (MEASURED / "live.csv").exists():
-        return "*(No run is recorded yet.)*"
     rows = [(row["where"], row["step"], f"{row['milliseconds']:.0f}", f"{row['slowest']:.0f}") for row in _rows("live")]
     return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)
 
@@ -154,6 +177,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lengths": _lengths,
     "startup": _startup,
     "corpora": _corpora,
+    "commands": _commands,
     "live": _live,
     "attributions": _attributions,
     "retrieval": _retrieval,
