@@ -4,6 +4,7 @@
 130: interrupted.
 """
 
+import atexit
 import dataclasses
 import functools
 import gc
@@ -79,6 +80,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     if not _is_first():
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
+    atexit.register(gc.freeze)  # as Python ends, the garbage collector would look once more at all that is in memory
     signal.signal(signal.SIGTERM, terminate)
     if not command_line.asks_for_json():
         sys.exit(_finished(main))
