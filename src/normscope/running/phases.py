@@ -70,15 +70,21 @@ class Phases:
         """The phase that the run is in, and its number."""
         return f"{self._now} ({self._coming.index(self._now) + 1} of {len(self._coming)})"
 
-    def begin(self, phase: Phase) -> None:
-        """Turn to a phase of the run, which ends the one before. Nothing changes if the run is in it already."""
+    def begin(self, phase: Phase, *, quietly: bool = False) -> None:
+        """Turn to a phase of the run, which ends the one before. Nothing changes if the run is in it already.
+
+        Args:
+            quietly: Whether the terminal goes on to show the phase before, because this one is interrupted at once.
+        """
         self._seconds, self._since = self._so_far(now := self._clock()), now
         self._now = phase
-        self._show()
+        if not quietly:
+            self._show()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, of those that have begun."""
-        return {str(phase): round(seconds, 3) for phase, seconds in self._so_far(self._clock()).items()}
+        """Seconds of each phase so far, in order, of those that have begun."""
+        so_far = self._so_far(self._clock())
+        return {str(phase): round(so_far[phase], 3) for phase in self._coming if phase in so_far}
 
     def step_seconds(self) -> dict[str, float]:
         """Seconds of the steps of which phases have consisted so far, by what they are."""

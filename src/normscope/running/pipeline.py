@@ -16,7 +16,7 @@ from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.options import RunOptions, check, settled
-from normscope.running.phases import Phases
+from normscope.running.phases import Phase, Phases
 from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
 from normscope.running.run import Run
@@ -90,6 +90,7 @@ def run(
 
 def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
     # This imports matplotlib, which no process needs before its last batch and many never need.
+    run.phases.begin(Phase.PUBLISHING, quietly=True)
     from normscope.running.publish import publish
 
     return publish(run, results, tracker)
