@@ -418,7 +418,7 @@ def _wrong(layout):
     yield replace(layout, gate=gate._replace(function="tanh"))
     yield replace(layout, gate=gate._replace(columns=gate.columns._replace(first=gate.columns.first[::-1])))
     yield replace(layout, gate=gate._replace(columns=gate.columns._replace(size=1)))
-    yield replace(layout, gate=gate._replace(projection=layout.key))
+    yield replace(layout, gate=gate._replace(projection=layout.key.projection))
     yield replace(layout, without=frozenset({1, 2}))
     yield replace(layout, key=None, reader=layout.output)
 

@@ -105,7 +105,7 @@ def test_wrong_places_of_parts_are_refused(part, other):
     wrapped = normscope.wrap(built("layers-in-separate-lists"))
     layout = wrapped.layout
     paths = {"network_norm": layout.feed_forward[0].norm} | vars(layout)
-    one, two = paths[part], paths[other]
+    one, two = (getattr(paths[each], "projection", paths[each]) for each in (part, other))
     *places, last = layout.places
     wrong = dataclasses.replace(layout, places=(*places, last | {one: last[two], two: last[one]}))
     with pytest.raises(InputError, match="cannot be observed exactly"):

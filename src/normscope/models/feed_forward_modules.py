@@ -16,14 +16,9 @@ from normscope.maths.composition import NormPosition
 from normscope.models.block import full_precision
 from normscope.models.experts import WideWeights, is_mixture, wide_weights
 from normscope.models.feed_forward import FeedForwardParameters
-from normscope.models.layout import (
-    BlockLayout,
-    FeedForwardLayout,
-    LayerParts,
-    normalisation,
-    scaled_projection,
-    weight_and_bias,
-)
+from normscope.models.layout import BlockLayout, FeedForwardLayout, LayerParts
+from normscope.models.linear_layers import scaled_projection, weight_and_bias
+from normscope.models.norm_weights import normalisation
 from normscope.models.plain_operations import BareLinear
 from normscope.models.pointwise import PointwiseLinear
 from normscope.models.stored_weights import weight_values, weights_present

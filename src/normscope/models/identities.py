@@ -18,13 +18,8 @@ from normscope.maths.choices import NetworkBias
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import (
-    BlockLayout,
-    BlockModules,
-    mapped_queries,
-    scaled_projection,
-    stacked_heads,
-)
+from normscope.models.layout import BlockLayout, BlockModules, mapped_queries
+from normscope.models.linear_layers import scaled_projection, stacked_heads
 from normscope.models.stored_weights import rounds_activations
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
 
