@@ -538,6 +538,54 @@ class ReZero(nn.Module):
         return self.blocks(self.emb(tokens))
 
 
+class EinsumAttention(nn.Module):
+    """One einsum for queries, keys and values, and one of three operands for the sum over keys and heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.o = weight(3, H, D, D // H), weight(H, D // H, D)
+
+    def forward(self, x):
+        q, k, v = torch.einsum("...md,chdk->c...hmk", x, self.w)
+        s = torch.einsum("...hqk,...hpk->...hqp", q, k) / math.sqrt(q.shape[-1])
+        return torch.einsum("bhqp,bhpk,hkd->bqd", s.softmax(-1), v, self.o)
+
+
+class TwoFactors(nn.Module):
+    """What attention and what the network adds has a learned factor of its own."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.mlp = EinsumAttention(), MLP()
+            self.scale = Scale(nn.Parameter(torch.randn(())))
+            self.b = nn.Parameter(torch.randn(1))
+
+        def forward(self, x):
+            x = x + self.scale(self.attn(x))
+            return x + self.b * self.mlp(x)
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+
+    def forward(self, tokens):
+        return self.blocks(self.emb(tokens))
+
+
+class MultipliedResidual(TwoFactors):
+    """The residual connection carries a multiple of the stream, as in DeepNorm."""
+
+    class Block(TwoFactors.Block):
+        def __init__(self):
+            super().__init__()
+            self.n1, self.n2 = nn.LayerNorm(D), nn.LayerNorm(D)
+
+        def forward(self, x):
+            x = self.n1(1.7 * x + self.attn(x))
+            return self.n2(1.7 * x + self.mlp(x))
+
+
 class ShortGPT(SeparateHeads):
     """It has eight positions."""
 
@@ -781,6 +829,7 @@ MODELS = {
     "attention-only": (AttentionOnly, "attentions.{0}"),
     "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
     "rezero": (ReZero, "blocks.{0}.scale"),
+    "two-factors": (TwoFactors, "blocks.{0}.scale"),
     "layer-scale": (lambda: Scaled(ScaledBlock), "blocks.{0}.ls1"),
     "layer-scale-post": (lambda: Scaled(lambda: ScaledBlock(post=True)), "blocks.{0}.ls1"),
     "layer-scale-in-place": (lambda: Scaled(lambda: ScaledBlock(inplace=True)), "blocks.{0}.ls1"),

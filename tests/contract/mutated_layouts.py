@@ -124,7 +124,7 @@ def _wrong_heads(layout: BlockLayout, field: str, layer: nn.Module) -> Iterator[
         yield field, heads._replace(columns=Columns(tuple(range(0, number * width, width))[::-1], width))
         return
     others = {getattr(layout, other).columns for other in OF_HEADS}
-    for columns in (None, *others - {heads.columns}, heads.columns._replace(first=heads.columns.first[::-1])):
+    for columns in (*others - {heads.columns}, heads.columns._replace(first=heads.columns.first[::-1])):
         yield field, heads._replace(columns=columns)
 
 

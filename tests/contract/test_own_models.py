@@ -284,6 +284,10 @@ class Needs(own_models.NoMask):
         (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
         (lambda: Hybrid(), r"layers.0 is not part of any layer with attention"),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
+        (
+            lambda: own_models.MultipliedResidual(),
+            "in attention 1, the residual connection carries a multiple of the stream .operation mul in model.blocks.0.",
+        ),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),
         (lambda: Needs(), "Needs fails on token ids of shape .2, 5.: .* pass inputs="),
     ],

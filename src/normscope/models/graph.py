@@ -369,13 +369,13 @@ def bias_of(node: Node) -> str | None:
 
 
 def scale_of(node: Node) -> str | None:
-    """The name of the parameter by whose elements a node multiplies the last axis, if the node does nothing else."""
+    """The name of the parameter by which a node multiplies vectors: one number, or one for each dimension."""
     if not is_one_of(node, "mul") or len(node.reads) != 2 or sum(value.tokens for value in node.reads) != 1:
         return None
     (value,) = (value for value in node.reads if not value.tokens)
-    if value.tensor.numel() != node.outputs[0].shape[-1] or value.shape[-1:] != node.outputs[0].shape[-1:]:
-        return None
-    return _parameter(value)
+    last = node.outputs[0].shape[-1:]
+    one_each = value.tensor.numel() == last[0] and value.shape[-1:] == last
+    return _parameter(value) if one_each or value.tensor.numel() == 1 else None
 
 
 def _parameter(value: Value) -> str | None:

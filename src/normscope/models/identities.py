@@ -255,7 +255,7 @@ def rest_of_layer(
         _error(call.output * scale, leaving - output, leaving, tokens)
         for call in reversed(list(record.calls.values()))  # the rest comes last
         for scale in modules.later_scales
-        if call.output is not None and (isinstance(scale, float) or call.output.shape[-1] == len(scale))
+        if call.output is not None and (isinstance(scale, float) or len(scale) in (1, call.output.shape[-1]))
     )
     least = math.inf
     for error in errors:

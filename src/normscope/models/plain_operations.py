@@ -8,6 +8,7 @@ linear layers and norms are submodules of the module that owns the parameter, an
 
 import dataclasses
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -379,10 +380,42 @@ def _addmm(
 def _einsum(mode: PlainOperations, equation: Any, *operands: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
-    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
+    if not isinstance(equation, str) or len(operands) < 2 or "->" not in equation:
         return NotImplemented
-    terms, made = equation.replace(" ", "").split("->")
-    first, second = terms.split(",")
+    axes = _axes(equation, operands)
+    if axes is None:
+        return NotImplemented
+    (first, second, *others), made = axes
+    if not others:
+        return _einsum_of_two(mode, (first, second, made), operands)
+    # From left to right: the first two, then what they make and the rest.
+    kept = "".join(letter for letter in dict.fromkeys(first + second) if letter in made + "".join(others))
+    between = _einsum_of_two(mode, (first, second, kept), operands[:2])
+    if between is NotImplemented:
+        between = torch.einsum(f"{first},{second}->{kept}", *operands[:2])
+    rest = f"{','.join((kept, *others))}->{made}"
+    result = _einsum(mode, rest, between, *operands[2:])
+    return torch.einsum(rest, between, *operands[2:]) if result is NotImplemented else result
+
+
+def _axes(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str] | None:
+    """The axes of the operands and of the result of an einsum, a letter for each; None if operands are broadcast."""
+    given, made = equation.replace(" ", "").split("->")
+    terms = given.split(",")
+    unnamed = {
+        tensor.ndim - len(term.replace("...", ""))
+        for term, tensor in zip(terms, operands, strict=True)
+        if "..." in term
+    }
+    if len(unnamed) > 1:
+        return None
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    more = "".join(free[: next(iter(unnamed), 0)])
+    return [term.replace("...", more) for term in terms], made.replace("...", more)
+
+
+def _einsum_of_two(mode: PlainOperations, terms: tuple[str, str, str], operands: Sequence[Tensor]) -> Any:
+    first, second, made = terms
     if any(len({*term}) != len(term) for term in (first, second, made)):
         return NotImplemented
     if mode.bare(operands[0]) is not None:
