@@ -190,7 +190,7 @@ class FeedForwardCapture:
                 "runs it outside the layer; pass a model whose modules are unchanged"
             )
         if self.modules.layout.fused:
-            u, w = u.chunk(2, dim=-1)
+            u, w = self.modules.halves(u)
         axes = self.attention.inputs.shape[:2]  # OPT's network reads all tokens of a batch in one row
 
         def by_token(vectors: Tensor) -> Tensor:

@@ -230,6 +230,7 @@ class Parts:
                 output=path(form.output, "W_2"),
                 multiplier=path(form.multiplier, "V"),
                 fused=form.fused,
+                multiplier_first=form.multiplier_first,
                 routed=form.routed,
                 shared=None if form.shared is None else of(form.shared),
                 shared_gate=path(form.shared_gate, "gate of the network beside the experts"),

@@ -93,6 +93,8 @@ class FeedForwardLayout:
     """V and c of a gated network (Llama's `up_proj`); None if it is not gated."""
     fused: bool = False
     """Whether `input` holds W_1 and V, one after the other, so that the network is gated without a `multiplier`."""
+    multiplier_first: bool = False
+    """Whether it holds V before W_1."""
     norm: str | None = None
     """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
     output_norm: str | None = None

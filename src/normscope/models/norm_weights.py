@@ -85,7 +85,9 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
     inside = [deviation**2 - size**2 for deviation, size in zip(deviations, small, strict=True)]
     outside = [deviation - size for deviation, size in zip(deviations, small, strict=True)]
     is_outside = _spread(outside) < _spread(inside)
-    epsilon = max((outside if is_outside else inside)[0], 0.0)
+    epsilon = (outside if is_outside else inside)[0]
+    if epsilon < 1e-6 * small[0] ** (1 if is_outside else 2):  # rounding: it adds nothing, but makes zeros of zeros
+        epsilon, is_outside = torch.finfo(torch.float32).tiny, False
     weight, shift = full_precision(weight.to(like.dtype)), bias.to(like.dtype)
     return Normalisation(
         weight,
