@@ -23,9 +23,9 @@ FACTS: Mapping[str, Fact] = {
         "object", "Versions of Python, of normscope and of the libraries that numbers depend on.", "string"
     ),
     "platform": Fact("string", "The operating system."),
-    "git_commit": Fact("string", "Commit of the checkout that ran, followed by `+` if files had changed."),
+    "git_commit": Fact("string", "Commit of the checkout that ran, followed by `+` if it had uncommitted changes."),
     "finished": Fact("string", "Local time at which the run ended, `YYYY-MM-DD HH:MM:SS`."),
-    "command": Fact("string", "The command line; that of a sweep's job runs this job alone."),
+    "command": Fact("string", "The command line; for a job of a sweep, one that runs this job alone."),
     "model": Fact("string", "Name of the model."),
     "model_revision": Fact("string", "Commit of the model on the Hub."),
     "model_sha256": Fact("string", "Digest of the weights."),
@@ -34,14 +34,17 @@ FACTS: Mapping[str, Fact] = {
     "dtype": Fact("string", "Number format of the weights."),
     "layers_without_attention": Fact("array", "Layers of a hybrid that have no softmax attention.", "integer"),
     "seed": Fact("integer", "Seed of all random choices."),
-    "examples": Fact("integer", "Number of examples that were read."),
-    "skipped": Fact("object", "Number of examples that were skipped, by reason.", "integer"),
-    "examples_used": Fact("integer", "Number of examples that were analysed."),
-    "sequences": Fact("integer", "Number of sequences that were analysed."),
-    "cut": Fact("integer", "Number of examples that were truncated."),
-    "tokens": Fact("integer", "Number of tokens that were analysed."),
+    "examples": Fact("integer", "Number of examples read."),
+    "skipped": Fact("object", "Number of examples skipped, by reason.", "integer"),
+    "examples_used": Fact("integer", "Number of examples analysed."),
+    "sequences": Fact("integer", "Number of sequences analysed."),
+    "cut": Fact("integer", "Number of examples truncated."),
+    "tokens": Fact("integer", "Number of tokens analysed."),
     "tokens_by_category": Fact("object", "Number of tokens by category.", "integer"),
-    "compared": Fact("object", "The counts of pairs whose texts are compared, if other analyses read them otherwise."),
+    "compared": Fact(
+        "object",
+        "Counts of the pairs whose texts are compared, if other analyses read these pairs as single sequences.",
+    ),
     "seconds": Fact("number", "Wall time of the run, in seconds."),
     "phases": Fact(
         "object",
@@ -50,9 +53,11 @@ FACTS: Mapping[str, Fact] = {
         "number",
     ),
     "steps": Fact("object", "Seconds of the steps that phases consist of, by what they are.", "number"),
-    "model_share": Fact("number", "Share of the pass over the corpus in which the model and the analyses ran."),
+    "model_share": Fact(
+        "number", "Share of the time of the pass over the corpus in which the model and the analyses ran."
+    ),
     "verification_error": Fact("number", "Largest relative difference from the untouched model, measured at load."),
     "verification_layer": Fact("integer", "Layer of that difference, from 1."),
-    "verification_part": Fact("string", "Part of the layer in which it lies."),
+    "verification_part": Fact("string", "Part of the layer that has this difference."),
 }
 """All facts, by name."""
