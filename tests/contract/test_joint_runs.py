@@ -54,7 +54,7 @@ def run(model, corpus, kind, names, stack=OWN, **options):
         "analysis": {name: {"enabled": True} | QUICK.get(name, {}) | options.get(name, {}) for name in names},
         "report": {"enabled": False},
     }
-    outcome = analyse(run_options(settings), InputsInMemory(model, corpus), lambda steps, _total, _title: steps)
+    outcome = analyse(run_options(settings), InputsInMemory(model, corpus), progress=False)
     return {name: (result.tables, result.metrics) for name, result in outcome.findings.items()}, outcome.facts
 
 
