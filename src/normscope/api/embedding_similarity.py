@@ -14,6 +14,7 @@ from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_supported
 from normscope.attribution.similarities import compared, embedded_parts
+from normscope.data.encoders import prompt_length
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import Embedder
@@ -161,6 +162,4 @@ def _prompted(
         if prompt is None:
             return text, 0
         raise InputError(f"prompts: expected none before {describe_type(text)}; put the prompt into the text")
-    ids = model.tokenizer(put)["input_ids"]
-    closed = bool(ids) and ids[-1] in model.tokenizer.all_special_ids
-    return put + text, len(ids) - closed
+    return put + text, prompt_length(model.tokenizer, put)

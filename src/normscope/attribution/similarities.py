@@ -24,6 +24,30 @@ class SimilarityParts(NamedTuple):
     """The similarities, computed from the embeddings themselves."""
 
 
+class PairSums(NamedTuple):
+    """What either text of a pair adds to a similarity, in float64. Either adds up to the similarity."""
+
+    a: Float[Tensor, "batch a"]
+    """What each token of the first text, and last its bias, adds with all of the second."""
+    b: Float[Tensor, "batch b"]
+    """The same of the second text."""
+    value: Float[Tensor, " batch"]
+    """The similarities."""
+    biases: Float[Tensor, " batch"]
+    """What the biases of both texts add together."""
+
+    @classmethod
+    def of(cls, parts: SimilarityParts) -> "PairSums":
+        """The sums over a whole matrix."""
+        matrix = parts.matrix
+        return cls(matrix.sum(dim=-1), matrix.sum(dim=-2), parts.value, matrix[:, -1, -1])
+
+    @property
+    def with_bias(self) -> Float[Tensor, " batch"]:
+        """What pairs with a bias on at least one side add."""
+        return self.a[:, -1] + self.b[:, -1] - self.biases
+
+
 def embedded_parts(
     model: PreTrainedModel,
     layout: BlockLayout,

@@ -52,6 +52,10 @@ class Batch:
     """The annotated words of each sequence; empty unless `words` is set."""
     scores: tuple[float | None, ...] | None = None
     """If each two sequences, one after the other, are the texts of a pair: its gold score, or None if it has none."""
+    ranked: tuple[tuple[int, int], ...] = ()
+    """The numbers of the query and the document of each pair, from 1, or zeros; empty unless `paired`."""
+    prompts: Int[Tensor, " batch"] | None = None
+    """Number of tokens at the start of each sequence that belong to a prompt; None if there are none."""
     inherited: Int[Tensor, "batch token"] | None = None
     """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
@@ -170,12 +174,13 @@ class Batch:
         """The sequences from `start` to `stop`, multiples of `unit`, with no more padding than they need."""
         width = int(self.lengths[start:stop].max())
         part = dataclasses.replace(
-            self._each(lambda tensor: tensor[start:stop, :width]),
+            self._each(lambda tensor: tensor[start:stop, :width] if tensor.ndim > 1 else tensor[start:stop]),
             on_host=None if self.on_host is None else self.on_host.part(start, stop),
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
             scores=None if self.scores is None else self.scores[start // self.unit : stop // self.unit],
+            ranked=self.ranked[start // self.unit : stop // self.unit],
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -187,6 +192,7 @@ class Batch:
             token_mask=change(self.token_mask),
             categories=change(self.categories),
             inherited=None if self.inherited is None else change(self.inherited),
+            prompts=None if self.prompts is None else change(self.prompts),
             source=None if self.source is None else self.source._each(change),
             words=None if self.words is None else change(self.words),
             units=None if self.units is None else change(self.units),
@@ -298,7 +304,9 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         scores = tuple(sequence.score for sequence in sequences)
         texts = [text for sequence in sequences for text in (sequence, sequence.second) if text is not None]
         batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
-        return dataclasses.replace(batch, scores=scores, rows=tuple(text.row for text in texts))
+        prompts = torch.tensor([text.prompt for text in texts]) if any(text.prompt for text in texts) else None
+        rows, ranked = tuple(text.row for text in texts), tuple(sequence.ranked for sequence in sequences)
+        return dataclasses.replace(batch, scores=scores, rows=rows, ranked=ranked, prompts=prompts)
     sources = [
         TokenSequence(sequence.source_ids, words=sequence.source_words, units=sequence.source_units, row=sequence.row)
         for sequence in sequences

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.choices import Pooling, SimilarityFunction
@@ -154,13 +154,26 @@ class Embedder:
     pools_prompt: bool = True
     """Whether the tokens of a prompt are pooled."""
 
+    @property
+    def prompt_of_query(self) -> str:
+        """The prompt for queries, as in `encode_query` of sentence-transformers; empty if there is none."""
+        return self.prompts.get("query", "")
+
+    @property
+    def prompt_of_document(self) -> str:
+        """The prompt for documents, as in `encode_document`; empty if there is none."""
+        return next((self.prompts[name] for name in ("document", "passage", "corpus") if name in self.prompts), "")
+
     def embedding(
-        self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
+        self,
+        hidden: Float[Tensor, "batch token model"],
+        token_mask: Bool[Tensor, "batch token"],
+        prompt: int | Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch made"]:
         """The embeddings. Gradients hold fixed what the modules hold fixed, so gradient × input misses only the constants.
 
         Args:
-            prompt: Number of tokens at the start that a prompt takes.
+            prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
         """
         embedding = pooled(self.weights(hidden, token_mask, prompt), hidden)
         for module in self.modules:
@@ -168,13 +181,16 @@ class Embedder:
         return embedding
 
     def weights(
-        self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
+        self,
+        hidden: Float[Tensor, "batch token model"],
+        token_mask: Bool[Tensor, "batch token"],
+        prompt: int | Int[Tensor, " batch"] | None = None,
     ) -> Tensor:
         """The weights of pooling, in the type of the hidden vectors; see `pooling_weights`."""
         mask = token_mask.to(hidden.dtype)
-        if prompt and not self.pools_prompt:
-            mask = mask.clone()
-            mask[:, :prompt] = 0
+        if prompt is not None and not self.pools_prompt:
+            positions = torch.arange(mask.shape[1], device=mask.device)
+            mask = mask * (positions >= torch.as_tensor(prompt, device=mask.device).reshape(-1, 1))
         return pooling_weights(self.pooling, mask, hidden)
 
     def parts(

@@ -136,7 +136,9 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
         pooling=_pooling(pools[0].config, name),
         modules=tuple(behind),
         function=_function(settings.get("similarity_fn_name"), name),
-        prompts={str(key): str(text) for key, text in prompts.items()} if isinstance(prompts, Mapping) else {},
+        prompts={str(key): text for key, text in prompts.items() if isinstance(text, str)}
+        if isinstance(prompts, Mapping)
+        else {},
         default_prompt=settings.get("default_prompt_name"),
         pools_prompt=pools[0].config.get("include_prompt") is not False,
     )
