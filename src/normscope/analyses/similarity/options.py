@@ -22,7 +22,7 @@ class SimilarityOptions(AnalysisConfig):
     (`decompx`), as in the official code of DecompX."""
     prompts: list[str] | None = None
     """What to put before the texts: names of the model's prompts, or texts; one for both texts, or one for each. By default,
-    rankings have the model's prompts for queries and documents, and pairs its default prompt; `['']` for none."""
+    rankings have the model's prompts for queries and documents, and pairs its default prompt; `[]` for none."""
     sums: bool = False
     """Whether to measure only what each token adds with all of the other text. It takes about three times as long as the
     embeddings, at any length of the texts; there are no maps, and no table of pairs of categories."""
@@ -30,12 +30,8 @@ class SimilarityOptions(AnalysisConfig):
     """Pairs of texts that are shown token by token, by their numbers in the data, from 1."""
 
     def validate(self, _run: RunSettings) -> None:
-        """Check the number of prompts.
-
-        Raises:
-            InputError: If there are neither one nor two.
-        """
-        if self.prompts is not None and len(self.prompts) not in (1, 2):
+        """Check the number of prompts."""
+        if self.prompts is not None and len(self.prompts) > 2:
             raise InputError(
                 f"analysis.similarity.prompts={self.prompts}: expected one prompt for both texts, or one for each, got "
                 f"{len(self.prompts)}"
