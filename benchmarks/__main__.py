@@ -1,10 +1,10 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
-corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), the answers of the live page, and the shapes on CUDA if available; `--only` selects some of them. Writes
-tables and a figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a
-trace.
+corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the
+words that decide an answer), the answers of the live page, similarities beside embedding, and the shapes on CUDA if
+available; `--only` selects some of them. Writes tables and a figure that name the machine. `--profile` measures the cost of
+each analysis for one shape instead, and writes a trace.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from benchmarks.scenarios import (
     prepare,
     state_sizes,
 )
+from benchmarks.similarity import measured_similarity
 from benchmarks.startup import measured_startup
 
 RUNS = {
@@ -41,6 +42,7 @@ RUNS = {
     "retrieval": measured_retrieval,
     "agreement": measured_agreement,
     "live": measured_live,
+    "similarity": measured_similarity,
 }
 """Suites of complete runs."""
 

@@ -3,6 +3,7 @@
 Texts are pieces of the sample corpus, of lengths as in the STS benchmark (12 tokens in the median), or of 128 tokens.
 """
 
+import functools
 import json
 import random
 import statistics
@@ -39,8 +40,8 @@ def measured_similarity() -> list[dict[str, object]]:
         texts = [text for pair in pairs for text in pair]
         seconds = _in_turn(
             [
-                lambda texts=texts: encoder.encode(texts),
-                lambda pairs=pairs: normscope.run("similarity", model=model, texts=pairs, sums=True),
+                functools.partial(encoder.encode, texts),
+                functools.partial(normscope.run, "similarity", model=model, texts=pairs, sums=True),
             ]
         )
         embedding, sums = (statistics.median(each) for each in seconds)

@@ -1,9 +1,12 @@
 """The parts of a similarity add up to what sentence-transformers computes, whatever modules an encoder has."""
 
+import json
+
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.models import Dense, LayerNorm, Normalize, Pooling, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig
 
@@ -239,3 +242,93 @@ def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(t
                 one.scores[ends[0] + 1 : ends[1]].sum(), rel=1e-5, abs=1e-7
             )
             assert [*one.spans] == ["first text", "second text", "rest"]
+
+
+def late_encoder(folder, *, words=(), tasks=("document",), activation=None, **settings) -> MultiVectorEncoder:
+    """A vector for each token, projected and normalised."""
+    torch.manual_seed(0)
+    transformer = Transformer(str(folder), **settings.pop("transformer", {}))
+    size, places = transformer.get_embedding_dimension(), {}
+    places = {f"module_{side}_name": "token_embeddings" for side in ("input", "output")}
+    dense = Dense(size, size - 5, activation_function=activation or nn.Identity(), **places)
+    mask = MultiVectorMask(skiplist_words=list(words), skiplist_tasks=list(tasks))
+    modules = [transformer, dense, Normalize(module_input_name="token_embeddings"), mask]
+    return MultiVectorEncoder(modules=modules, device="cpu", **settings).eval()
+
+
+LATE = {
+    "plain": {},
+    "skipped words": {"words": ["the", "closed", "a"]},
+    "skipped in both": {"words": ["the", "a"], "tasks": ["query", "document"]},
+    "prompts, tanh": {"prompts": {"query": "search query: ", "document": "text: "}, "activation": nn.Tanh()},
+    "mean": {"similarity_fn_name": "meanmaxsim"},
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder, kind, tmp_path):
+    encoder = late_encoder(folder, **LATE[kind])
+    encoder.save_pretrained(str(tmp_path))
+    query, document = encoder.encode_query(A), encoder.encode_document(B)
+    expected = float(encoder.similarity(query, document)[0, 0])
+    products = torch.as_tensor(query) @ torch.as_tensor(document).T
+    for model in (normscope.wrap(encoder), normscope.load(str(tmp_path))):
+        found = normscope.similarity(model, A, B)
+        assert found.value == pytest.approx(expected, abs=1e-5)
+        assert found.matrix.sum() == pytest.approx(found.value, rel=1e-5, abs=1e-6)
+        assert found.function == str(encoder.similarity_fn_name)
+        scale = len(query) if kind == "mean" else 1
+        assert found.matches["value"].tolist() == pytest.approx((products.max(dim=1).values / scale).tolist(), abs=1e-5)
+        assert found.matches["value"].sum() == pytest.approx(expected, abs=1e-5)
+        names = [found.tokens_b[place] for place in found.matches["b"]]
+        assert names == found.matches["token_b"].tolist()
+        assert not {*names} & {*LATE[kind].get("words", ())}
+
+
+def test_late_interaction_is_exact_in_float64(folder):
+    encoder = late_encoder(folder, words=["the"]).double()
+    expected = float(torch.as_tensor(encoder.encode_query(A) @ encoder.encode_document(B).T).max(dim=1).values.sum())
+    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    assert found.value == pytest.approx(expected, abs=1e-6)  # Llama's own norms compute in float32
+    assert found.matrix.sum() == pytest.approx(found.value, abs=1e-9)
+
+
+def test_documents_are_ranked_by_late_interaction(folder):
+    encoder = late_encoder(folder)
+    scores = encoder.similarity(encoder.encode_query(A), encoder.encode_document(DOCUMENTS))[0]
+    found = normscope.similarity(normscope.wrap(encoder), A, DOCUMENTS)
+    assert found.ranking["value"].tolist() == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-4)
+
+
+def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
+    expansion = {"query_expansion": {"strategy": "fixed", "attend": True, "length": 16, "token": "[MASK]"}}
+    with pytest.raises(
+        InputError, match="sets query_expansion, expected late interaction between the tokens of the texts"
+    ):
+        normscope.wrap(late_encoder(folder, transformer=expansion))
+    model = normscope.wrap(late_encoder(folder, transformer={"query_length": 4}))
+    with pytest.raises(InputError, match="expected a query of at most 4 tokens, the limit of .*, got"):
+        normscope.similarity(model, A, B)
+    model = normscope.wrap(late_encoder(folder, words=tokenizer.get_vocab()))
+    with pytest.raises(InputError, match="expected a document with a token that .* compares, got none"):
+        normscope.similarity(model, A, B)
+    with pytest.raises(InputError, match="keeps a vector for each token .late interaction., expected one embedding"):
+        normscope.attribute(model, A, normscope.SimilarityTo(B))
+    with pytest.raises(InputError, match="keeps a vector for each token"):
+        normscope.run("similarity", model=model, texts=[(A, B)])
+    assert normscope.similarity(model, A, B, pooling="mean").function == "cosine"
+
+
+def test_a_folder_says_where_its_texts_end(folder, tmp_path):
+    encoder = encoder_of(folder, "mean")
+    encoder.save_pretrained(str(tmp_path))
+    path = tmp_path / "sentence_bert_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"max_seq_length": 7}))
+    model = normscope.load(str(tmp_path))
+    assert model.max_length == 7
+    with pytest.raises(InputError, match="1 text is longer than 7 tokens"):
+        normscope.similarity(model, A, B)
+    path.write_text(json.dumps(settings | {"max_seq_length": "long"}))
+    with pytest.raises(InputError, match="expected max_seq_length to be a number of tokens, got 'long'"):
+        normscope.load(str(tmp_path))

@@ -18,6 +18,13 @@ from normscope.rounding import number
 
 _SHOWN = 5
 
+_NAMES = {
+    SimilarityFunction.cosine: "cosine similarity",
+    SimilarityFunction.dot: "dot product",
+    SimilarityFunction.maxsim: "late interaction",
+    SimilarityFunction.mean_maxsim: "mean late interaction",
+}
+
 _RANKED = 10
 """Texts in a figure."""
 
@@ -37,7 +44,12 @@ class Similarity:
     """The similarity: the sum of the matrix."""
     pooling: str
     function: str = "cosine"
-    """What the embeddings are compared by: their `cosine`, or their product (`dot`)."""
+    """What the embeddings are compared by: their `cosine`, their product (`dot`), or late interaction (`maxsim`, or
+    `meanmaxsim` for the mean instead of the sum)."""
+    matches: pd.DataFrame | None = None
+    """For late interaction, one row per token of the first text whose vector is compared: the token of the second text that it
+    meets (`b`), and what the two vectors add (`value`). These add up to the similarity, and the matrix follows them to the
+    tokens that the vectors come from."""
 
     @property
     def sources_a(self) -> tuple[str, ...]:
@@ -79,9 +91,7 @@ class Similarity:
 
     @property
     def _what(self) -> str:
-        return {SimilarityFunction.cosine: "cosine similarity", SimilarityFunction.dot: "dot product"}[
-            SimilarityFunction(self.function)
-        ]
+        return _NAMES[SimilarityFunction(self.function)]
 
     @property
     def _summary(self) -> str:

@@ -43,7 +43,9 @@ class LastVectors:
         prompts: Int[Tensor, " batch"] | None = None,
     ) -> None:
         self.embedder, self.hidden, self.token_mask, self.prompts = embedder, hidden, token_mask, prompts
-        self.weights = wide(embedder.weights(hidden, token_mask, prompts))
+        weights = embedder.weights(hidden, token_mask, prompts)
+        assert weights is not None, "texts have one embedding here"
+        self.weights = wide(weights)
 
     def parts(self, vectors: Float[Tensor, "source batch token model"]) -> Float[Tensor, "batch source model"]:
         """What each source contributes to the pooled vectors."""
