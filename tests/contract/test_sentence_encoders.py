@@ -4,9 +4,17 @@ import json
 
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from datasets import Dataset
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.models import Dense, LayerNorm, Normalize, Pooling, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig
 
@@ -332,3 +340,34 @@ def test_a_folder_says_where_its_texts_end(folder, tmp_path):
     path.write_text(json.dumps(settings | {"max_seq_length": "long"}))
     with pytest.raises(InputError, match="expected max_seq_length to be a number of tokens, got 'long'"):
         normscope.load(str(tmp_path))
+
+
+def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_training(folder, tmp_path):
+    encoder = encoder_of(folder, "two projections")
+    pairs = list(zip(DOCUMENTS, DOCUMENTS[1:], strict=False))
+    callback = normscope.Callback("similarity", texts=pairs, tokenizer=encoder.tokenizer, every=1, sums=True)
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    data = Dataset.from_dict({"anchor": DOCUMENTS, "positive": DOCUMENTS[::-1]})
+    loss = MultipleNegativesRankingLoss(encoder)
+    SentenceTransformerTrainer(encoder, arguments, data, loss=loss, callbacks=[callback]).train()
+    history = callback.history.pivot(index="step", columns="metric", values="value")
+    assert history.index.tolist() == [0, 1, 2]
+    last = history.iloc[-1]
+    found = normscope.similarity(normscope.wrap(encoder.eval()), *map(list, zip(*pairs, strict=True)))
+    cosine = sum(each.value for each in found) / len(found)
+    assert last["similarity/cosine"] == pytest.approx(cosine, abs=1e-4)
+    constant = sum(each.value - each.matrix[:-1, :-1].sum() for each in found) / len(found)
+    assert last["similarity/with_bias"] == pytest.approx(constant, abs=1e-4)
+    assert last["similarity/with_bias_share"] == pytest.approx(constant / cosine, rel=1e-3)
+    special = {*encoder.tokenizer.all_special_tokens}
+    added = [
+        sums[place] / 2
+        for each in found
+        for tokens, sums in ((each.tokens_a, each.matrix.sum(axis=1)), (each.tokens_b, each.matrix.sum(axis=0)))
+        for place, token in enumerate(tokens)
+        if token in special
+    ]
+    assert last.get("similarity/span/special", 0.0) == pytest.approx(sum(added) / len(found), abs=1e-4)
+    assert history["similarity/cosine"].nunique() == 3

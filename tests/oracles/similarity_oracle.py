@@ -113,6 +113,7 @@ def expected(
     parts = {name: values_of for name, values_of in parts.items() if any(values_of)}
     scored = [(value, gold) for value, gold in zip(values, specimen.gold, strict=True) if gold is not None]
     metrics = {"pairs": len(pairs), "cosine": np.mean(values), "with_bias": np.mean(with_bias)}
+    metrics["with_bias_share"] = metrics["with_bias"] / metrics["cosine"]
     metrics |= {f"category/{name}": np.mean(values_of) for name, values_of in parts.items()}
     if scored:
         metrics["gold/count"] = len(scored)

@@ -152,6 +152,8 @@ class SimilarityAnalysis(Analysis):
         tables |= {} if rankings is None else {"rankings": rankings}
         metrics = roll_up(self.info.published, tables).metrics
         metrics["with_bias"] = float(columns.of(kept, "with_bias").mean())
+        if metrics["cosine"]:
+            metrics["with_bias_share"] = metrics["with_bias"] / metrics["cosine"]
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}
         metrics |= gold_correlation(pairs, parts)
         texts: dict[str, TextPair] = {}

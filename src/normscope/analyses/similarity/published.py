@@ -91,7 +91,8 @@ PUBLISHED = Published(
     metrics=(
         Rollup("pairs", "Number of pairs of texts.", of="pairs.row", how="count"),
         Rollup("cosine", "Mean cosine similarity.", of="pairs.value"),
-        Rollup("with_bias", "What pairs with a bias on at least one side add to the mean cosine."),
+        Rollup("with_bias", "The constant part: what pairs with a bias on at least one side add to the mean cosine."),
+        Rollup("with_bias_share", "The same, divided by the mean cosine."),
         Rollup(
             "category/<category>",
             "What tokens of the category add to the mean cosine; over all categories, it adds up to it. Half of what a pair "
