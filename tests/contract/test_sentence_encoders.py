@@ -1,5 +1,6 @@
 """The parts of a similarity add up to what sentence-transformers computes, whatever modules an encoder has."""
 
+import itertools
 import json
 
 import pytest
@@ -227,24 +228,31 @@ def model():
     return normscope.load()
 
 
-def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(tokenizer, tmp_path):
+@pytest.fixture(scope="module")
+def cross_encoder(tokenizer, tmp_path_factory):
+    """A tiny cross-encoder, and the folder it is saved in."""
+    place = tmp_path_factory.mktemp("cross")
     torch.manual_seed(0)
     settings = dict(FAMILY_CONFIGS["bert"]) | {"vocab_size": len(tokenizer), "num_labels": 1}
     settings.pop("model_type", None)
     classifier = AutoModelForSequenceClassification.from_config(BertConfig(**settings))
     for parameter in classifier.parameters():
         nn.init.normal_(parameter, std=0.4)
-    classifier.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    encoder = CrossEncoder(str(tmp_path), device="cpu")
+    classifier.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return CrossEncoder(str(place), device="cpu"), place
+
+
+def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(cross_encoder):
+    encoder, place = cross_encoder
     scores = encoder.predict([(A, document) for document in DOCUMENTS[:2]], activation_fn=nn.Identity())
-    for model in (normscope.wrap(encoder), normscope.load(str(tmp_path))):
+    for model in (normscope.wrap(encoder), normscope.load(str(place))):
         found = normscope.attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
         for one, score in zip(found, scores, strict=True):
             assert one.target == pytest.approx(float(score), rel=1e-4)
             parts = sum(one.spans.values()) + one.bias + one.remainder
             assert parts == pytest.approx(one.target, rel=1e-4, abs=1e-5)
-            ends = [place for place, token in enumerate(one.tokens) if token == "[SEP]"]
+            ends = [position for position, token in enumerate(one.tokens) if token == "[SEP]"]
             assert one.spans["first text"] == pytest.approx(one.scores[1 : ends[0]].sum(), rel=1e-5, abs=1e-7)
             assert one.spans["second text"] == pytest.approx(
                 one.scores[ends[0] + 1 : ends[1]].sum(), rel=1e-5, abs=1e-7
@@ -344,7 +352,7 @@ def test_a_folder_says_where_its_texts_end(folder, tmp_path):
 
 def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_training(folder, tmp_path):
     encoder = encoder_of(folder, "two projections")
-    pairs = list(zip(DOCUMENTS, DOCUMENTS[1:], strict=False))
+    pairs = list(itertools.pairwise(DOCUMENTS))
     callback = normscope.Callback("similarity", texts=pairs, tokenizer=encoder.tokenizer, every=1, sums=True)
     arguments = SentenceTransformerTrainingArguments(
         str(tmp_path), max_steps=2, learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
@@ -371,3 +379,50 @@ def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_t
     ]
     assert last.get("similarity/span/special", 0.0) == pytest.approx(sum(added) / len(found), abs=1e-4)
     assert history["similarity/cosine"].nunique() == 3
+
+
+def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encoder):
+    encoder, place = cross_encoder
+    over, under = DOCUMENTS[2], DOCUMENTS[0]
+    high, low = encoder.predict([(A, over), (A, under)], activation_fn=nn.Identity())
+    model = normscope.load(str(place))
+    found = normscope.attribute(model, (A, over), normscope.Label(), against=(A, under))
+    assert found.target == pytest.approx(float(high - low), rel=1e-4, abs=1e-5)
+    assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, abs=1e-5)
+    assert dict(found.sides) == {
+        side: len(model.tokenizer(A, b)["input_ids"])
+        for side, b in zip(("pair", "against"), (over, under), strict=True)
+    }
+    first, second = (normscope.attribute(model, (A, document), 0) for document in (over, under))
+    assert [*found.scores] == pytest.approx([*first.scores, *-second.scores], abs=1e-6)
+    assert found.spans == pytest.approx(
+        {
+            "first text": first.spans["first text"] - second.spans["first text"],
+            "second text": first.spans["second text"],
+            "second text of the other": -second.spans["second text"],
+            "rest": first.spans["rest"] - second.spans["rest"],
+        },
+        abs=1e-6,
+    )
+    assert set(found.table["side"]) == {"pair", "against"}
+    assert found.figure().description is not None
+    found.explorer()
+    assert "minus that of the other pair" in repr(found)
+    other_query = normscope.attribute(model, (A, over), normscope.Label(0), against=("other", over))
+    assert {*other_query.spans} == {"rest", "first text", "second text", "first text of the other"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": A}, "against: expected another pair of texts for the class of a pair .tuple. of texts, got a str"),
+        ({"target": normscope.SimilarityTo(B)}, "for the class of a pair .tuple. of texts, got a SimilarityTo"),
+        ({"spans": {"all": (0, 3)}}, "spans: not defined for the difference of two pairs of texts; leave it out"),
+        ({"by": "layer"}, "by: not defined for the difference of two pairs of texts; leave it out"),
+        ({"against": ("a", "b", "c")}, "against: expected"),
+    ],
+)
+def test_a_difference_of_pairs_that_is_not_defined_is_one_line(cross_encoder, arguments, message):
+    given = {"text": (A, B), "target": normscope.Label(0), "against": (A, A)} | arguments
+    with pytest.raises(InputError, match=message):
+        normscope.attribute(normscope.load(str(cross_encoder[1])), **given)
