@@ -389,10 +389,8 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
     found = normscope.attribute(model, (A, over), normscope.Label(), against=(A, under))
     assert found.target == pytest.approx(float(high - low), rel=1e-4, abs=1e-5)
     assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, abs=1e-5)
-    assert dict(found.sides) == {
-        side: len(model.tokenizer(A, b)["input_ids"])
-        for side, b in zip(("pair", "against"), (over, under), strict=True)
-    }
+    lengths = [len(model.tokenizer(A, document)["input_ids"]) for document in (over, under)]
+    assert dict(found.sides) == {"pair": lengths[0], "against": lengths[1]}
     first, second = (normscope.attribute(model, (A, document), 0) for document in (over, under))
     assert [*found.scores] == pytest.approx([*first.scores, *-second.scores], abs=1e-6)
     assert found.spans == pytest.approx(
@@ -415,8 +413,8 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"text": A}, "against: expected another pair of texts for the class of a pair .tuple. of texts, got a str"),
-        ({"target": normscope.SimilarityTo(B)}, "for the class of a pair .tuple. of texts, got a SimilarityTo"),
+        ({"text": A}, "against: expected another pair of texts for the class of a pair .tuple. of texts, got str"),
+        ({"target": normscope.SimilarityTo(B)}, "for the class of a pair .tuple. of texts, got SimilarityTo"),
         ({"spans": {"all": (0, 3)}}, "spans: not defined for the difference of two pairs of texts; leave it out"),
         ({"by": "layer"}, "by: not defined for the difference of two pairs of texts; leave it out"),
         ({"against": ("a", "b", "c")}, "against: expected"),

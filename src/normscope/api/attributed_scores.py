@@ -170,9 +170,9 @@ def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attributio
         return [_next_of_translation(model, text, asked._replace(target=targets[0]))]
     check_supported(model.layout)
     batch = single_text(model, text, "attribute", asked.level)
-    owners = owners_of_tokens(model, text, batch, asked.spans)
     if isinstance(asked.against, tuple):
-        return [_against_pair(model, text, target, asked) for target in targets]
+        return [_against_pair(model, text, target, asked.against, asked) for target in targets]
+    owners = owners_of_tokens(model, text, batch, asked.spans)
     if isinstance(targets[0], Answer):
         direct = None if asked.columns is None else asked.direct
         answer = targets[0], asked.against
@@ -221,12 +221,13 @@ def _of_scalars(
     ]
 
 
-def _against_pair(model: LoadedModel, text: object, target: object, asked: _Asked) -> Attribution:
+def _against_pair(
+    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: _Asked
+) -> Attribution:
     """A class of one pair of texts, minus the same class of another pair.
 
     A text that both pairs have is one span, whose sum is the difference.
     """
-    other = asked.against
     label = Label(target) if isinstance(target, str | int) and not isinstance(target, bool) else target
     if not isinstance(text, tuple) or not isinstance(label, Label):
         what = describe_type(text) if isinstance(label, Label) else describe_type(target)
@@ -247,7 +248,7 @@ def _against_pair(model: LoadedModel, text: object, target: object, asked: _Aske
         for batch, of_tokens in zip(batches, owners, strict=True)
     )
     spans: dict[str, float] = {}
-    same = {name for name, one, two in zip(PAIR, text, asked.against, strict=True) if one == two}
+    same = {name for name, one, two in zip(PAIR, text, other, strict=True) if one == two}
     for sign, found, names in ((1, first, PAIR), (-1, second, OTHER_PAIR)):
         for span, value in (found.spans or {}).items():
             name = span if span not in PAIR or span in same else dict(zip(PAIR, names, strict=True))[span]
