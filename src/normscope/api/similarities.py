@@ -187,6 +187,10 @@ class Similarities(Several[Similarity]):
     def explorer(self) -> PairExplorer:
         """All pairs of texts with their maps as an interactive page, the most similar first.
 
+        If the first text of all is the same, a query, the page begins with the ten most similar documents: their tokens
+        coloured on one scale, what these and the constant part (pairs with a bias) add, and by how much each is ahead of the
+        next.
+
         Raises:
             InputError: If there are none, or too many values for one page.
         """
@@ -196,7 +200,8 @@ class Similarities(Several[Similarity]):
             each._pair(f"{rank}. {number(each.value)}: {' '.join(each.tokens_b)[:_TITLE]}")
             for rank, each in enumerate(self._ranked, start=1)
         ]
-        return PairExplorer(self.figure(), ranked)
+        one_query = len(self) > 1 and len({each.tokens_a for each in self}) == 1
+        return PairExplorer(self.figure(), ranked, ranked=one_query)
 
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()
