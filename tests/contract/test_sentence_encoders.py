@@ -17,7 +17,7 @@ from sentence_transformers.models import Dense, LayerNorm, Normalize, Pooling, T
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
-from transformers import AutoModelForSequenceClassification, BertConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import normscope
 from normscope.errors import InputError
@@ -99,6 +99,17 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folder, kind):
     assert found.value == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found.matrix.sum() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found.function == str(encoder.similarity_fn_name)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_parts_add_up_to_a_millionth_in_float64(folder, kind):
+    """Float64, because dot products of these random models are in the hundreds. Llama's own norms compute in float32."""
+    encoder = encoder_of(folder, kind).double()
+    expected = float(encoder.similarity(*encoder.encode([A, B], convert_to_tensor=True))[0, 0])
+    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    assert found.value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    tokens, constant = found.matrix[:-1, :-1].sum(), found.matrix[-1].sum() + found.matrix[:-1, -1].sum()
+    assert tokens + constant == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])
@@ -228,14 +239,14 @@ def model():
     return normscope.load()
 
 
-@pytest.fixture(scope="module")
-def cross_encoder(tokenizer, tmp_path_factory):
+@pytest.fixture(scope="module", params=["bert", "mpnet", "llama"])
+def cross_encoder(request, tokenizer, tmp_path_factory):
     """A tiny cross-encoder, and the folder it is saved in."""
     place = tmp_path_factory.mktemp("cross")
     torch.manual_seed(0)
-    settings = dict(FAMILY_CONFIGS["bert"]) | {"vocab_size": len(tokenizer), "num_labels": 1}
+    settings = dict(FAMILY_CONFIGS[request.param]) | {"vocab_size": len(tokenizer), "num_labels": 1, "pad_token_id": 0}
     settings.pop("model_type", None)
-    classifier = AutoModelForSequenceClassification.from_config(BertConfig(**settings))
+    classifier = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(request.param, **settings))
     for parameter in classifier.parameters():
         nn.init.normal_(parameter, std=0.4)
     classifier.save_pretrained(place)
