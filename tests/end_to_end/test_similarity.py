@@ -133,7 +133,7 @@ def test_batches_are_split_between_pairs(command, monkeypatch):
     sizes, run = [], BatchRunner._run
 
     def noted(self, batch):
-        sizes.append((batch.sequences, len(batch.scores), batch.rows))
+        sizes.append((batch.sequences, len(batch.pairing.scores), batch.rows))
         run(self, batch)
 
     monkeypatch.setattr(BatchRunner, "_run", noted)

@@ -27,6 +27,23 @@ LOOKAHEAD = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Pairing:
+    """What is known of sequences that are the texts of pairs, each two one after the other."""
+
+    scores: tuple[float | None, ...]
+    """The gold score of each pair, or None if it has none."""
+    ranked: tuple[tuple[int, int], ...]
+    """The numbers of the query and the document of each pair, from 1; zeros if it is no query with a document."""
+    prompts: Int[Tensor, " batch"]
+    """Number of tokens at the start of each sequence that belong to a prompt."""
+
+    def part(self, start: int, stop: int) -> "Pairing":
+        """Some of the sequences, which begin and end with a pair."""
+        pairs = slice(start // 2, stop // 2)
+        return Pairing(self.scores[pairs], self.ranked[pairs], self.prompts[start:stop])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences for one forward pass, padded on the right."""
 
@@ -50,12 +67,8 @@ class Batch:
     """Row of each sequence in the corpus; empty unless `words` or `paired` is set."""
     sentences: tuple[AnnotatedSentence | None, ...] = ()
     """The annotated words of each sequence; empty unless `words` is set."""
-    scores: tuple[float | None, ...] | None = None
-    """If each two sequences, one after the other, are the texts of a pair: its gold score, or None if it has none."""
-    ranked: tuple[tuple[int, int], ...] = ()
-    """The numbers of the query and the document of each pair, from 1, or zeros; empty unless `paired`."""
-    prompts: Int[Tensor, " batch"] | None = None
-    """Number of tokens at the start of each sequence that belong to a prompt; None if there are none."""
+    pairing: Pairing | None = None
+    """Set if each two sequences, one after the other, are the texts of a pair."""
     inherited: Int[Tensor, "batch token"] | None = None
     """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
@@ -142,7 +155,7 @@ class Batch:
     @property
     def paired(self) -> bool:
         """Whether each two sequences, one after the other, are the texts of a pair."""
-        return self.scores is not None
+        return self.pairing is not None
 
     @property
     def unit(self) -> int:
@@ -174,13 +187,12 @@ class Batch:
         """The sequences from `start` to `stop`, multiples of `unit`, with no more padding than they need."""
         width = int(self.lengths[start:stop].max())
         part = dataclasses.replace(
-            self._each(lambda tensor: tensor[start:stop, :width] if tensor.ndim > 1 else tensor[start:stop]),
+            self._each(lambda tensor: tensor[start:stop, :width]),
             on_host=None if self.on_host is None else self.on_host.part(start, stop),
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
-            scores=None if self.scores is None else self.scores[start // self.unit : stop // self.unit],
-            ranked=self.ranked[start // self.unit : stop // self.unit],
+            pairing=None if self.pairing is None else self.pairing.part(start, stop),
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -192,7 +204,6 @@ class Batch:
             token_mask=change(self.token_mask),
             categories=change(self.categories),
             inherited=None if self.inherited is None else change(self.inherited),
-            prompts=None if self.prompts is None else change(self.prompts),
             source=None if self.source is None else self.source._each(change),
             words=None if self.words is None else change(self.words),
             units=None if self.units is None else change(self.units),
@@ -301,12 +312,14 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     """The sequences as one padded batch, the texts of pairs one after the other."""
     if sequences[0].second is not None:
-        scores = tuple(sequence.score for sequence in sequences)
         texts = [text for sequence in sequences for text in (sequence, sequence.second) if text is not None]
         batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
-        prompts = torch.tensor([text.prompt for text in texts]) if any(text.prompt for text in texts) else None
-        rows, ranked = tuple(text.row for text in texts), tuple(sequence.ranked for sequence in sequences)
-        return dataclasses.replace(batch, scores=scores, rows=rows, ranked=ranked, prompts=prompts)
+        pairing = Pairing(
+            scores=tuple(sequence.score for sequence in sequences),
+            ranked=tuple(sequence.ranked for sequence in sequences),
+            prompts=torch.tensor([text.prompt for text in texts]),
+        )
+        return dataclasses.replace(batch, pairing=pairing, rows=tuple(text.row for text in texts))
     sources = [
         TokenSequence(sequence.source_ids, words=sequence.source_words, units=sequence.source_units, row=sequence.row)
         for sequence in sequences

@@ -14,7 +14,7 @@ from normscope.analyses.finite import require_finite
 from normscope.analyses.similarity.figures import LONGEST, describe_figures
 from normscope.analyses.similarity.options import SIMILARITY, SimilarityOptions
 from normscope.analyses.similarity.pair_maps import PairMaps
-from normscope.analyses.similarity.parts import PairSpans, PairTokens
+from normscope.analyses.similarity.parts import PairSpans, PairTokens, prompt_lengths
 from normscope.analyses.similarity.sentences import sentences_of
 from normscope.analyses.similarity.tables import (
     PairColumns,
@@ -111,7 +111,7 @@ class SimilarityAnalysis(Analysis):
         if norm is not None:
             self._followed.pass_norm(FrozenNorm(norm, norm.deviation(hidden)))
             hidden = norm.normalised(hidden)
-        last = LastVectors(self._embedder, hidden, batch.token_mask, batch.prompts)
+        last = LastVectors(self._embedder, hidden, batch.token_mask, prompt_lengths(batch))
         if isinstance(self._followed, CarriedVectors):
             parts = self._followed.parts(last)
             self._matrix, self._sums = parts.matrix, PairSums.of(parts)

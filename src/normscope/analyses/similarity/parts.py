@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES, FIRST
 from normscope.data.vocabulary import Vocabulary
+from normscope.maths.tensors import to_device
 from normscope.statistics.mean import Mean
 
 SPANS = ("special", "prompt", "text", "bias")
@@ -20,6 +21,12 @@ FRIENDS = 3
 
 _NO_WORDS = (*CATEGORIES[:-1], FIRST)
 """Categories of tokens that are no words, or no parts of them."""
+
+
+def prompt_lengths(batch: Batch) -> Int[Tensor, " batch"]:
+    """Number of tokens at the start of each text that a prompt takes, on the batch's device."""
+    assert batch.pairing is not None
+    return to_device(batch.pairing.prompts, batch.input_ids.device)
 
 
 class PairSpans:
@@ -37,13 +44,11 @@ class PairSpans:
             added: What each token of each text, and last its bias, adds.
         """
         mask = batch.token_mask
-        special = torch.isin(batch.input_ids, self._special.to(mask.device)) & mask
-        prompt = torch.zeros_like(mask)
-        if batch.prompts is not None:
-            prompt = mask & (torch.arange(mask.shape[1], device=mask.device) < batch.prompts[:, None]) & ~special
+        special = torch.isin(batch.input_ids, to_device(self._special, mask.device)) & mask
+        prompt = mask & (torch.arange(mask.shape[1], device=mask.device) < prompt_lengths(batch)[:, None]) & ~special
         spans = torch.stack([special, prompt, mask & ~special & ~prompt, torch.zeros_like(mask)], dim=1)
-        bias = spans.new_tensor([span == "bias" for span in SPANS]).expand(len(mask), -1)
-        members = torch.cat([spans, bias.unsqueeze(-1)], dim=-1).to(added)
+        members = torch.nn.functional.pad(spans, (0, 1)).to(added)
+        members[:, -1, -1] = 1  # of the biases
         sides = torch.einsum("nsk,nk->ns", members, added).unflatten(0, (-1, 2)).sum(dim=0)
         counts = members.sum(dim=-1).unflatten(0, (-1, 2)).sum(dim=0)
         self.sums.update(0, sides.flatten(), counts.round().long().flatten())
@@ -78,8 +83,8 @@ class PairTokens:
         sums = np.bincount(ids[mask], values[mask], minlength=size)
         self.sums.update(0, torch.from_numpy(sums), torch.from_numpy(np.bincount(ids[mask], minlength=size)))
         words = mask & ~np.isin(ids, self._special) & ~np.isin(host.categories.numpy(), self._no_words)
-        if host.prompts is not None:
-            words &= np.arange(mask.shape[1]) >= host.prompts.numpy()[:, None]
+        assert batch.pairing is not None
+        words &= np.arange(mask.shape[1]) >= batch.pairing.prompts.numpy()[:, None]
         rows = np.full((len(ids) // 2, 2 * FRIENDS), np.nan)
         for pair, row in enumerate(rows):
             sides = slice(2 * pair, 2 * pair + 2)

@@ -51,8 +51,10 @@ class PairColumns:
             categories: What each category adds; the last is `bias`.
             friends: The tokens that add most to each pair; see `PairTokens`.
         """
-        gold = [math.nan if score is None else score for score in batch.scores or ()]
-        numbers = [batch.rows[0::2], *zip(*batch.ranked, strict=True), sums.value, sums.with_bias, gold]
+        assert batch.pairing is not None
+        gold = [math.nan if score is None else score for score in batch.pairing.scores]
+        ranked = zip(*batch.pairing.ranked, strict=True)
+        numbers = [batch.rows[0::2], *ranked, sums.value, sums.with_bias, gold]
         columns = [torch.as_tensor(column).cpu().double() for column in numbers]
         return torch.cat([torch.stack(columns, dim=1), torch.from_numpy(friends), categories.cpu().double()], dim=1)
 
