@@ -65,17 +65,20 @@ def similarity(
     If P_k is what token k contributes to the embedding e of its text (DecompX's vectors, pooled), the cosine is exactly
     Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), and the product of the embeddings, for models that compare by it, Σ_kl ⟨P_k, P_l⟩. Dense
     layers, norms and truncation after pooling are included; slopes of activations, deviations and lengths are held fixed.
+    Models with late interaction have a vector for each token instead, and the number is MaxSim; which tokens meet is held.
 
     Args:
         model: A sentence encoder; see `load` and `wrap`.
-        text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts.
+        text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts. For
+            late interaction, the query.
         text_b: The other text, in the same forms. A list of texts is compared with `text_a`, such as documents with a query; if
             both are lists, the texts in the same places are compared.
         pooling: `mean`, `cls`, `last`, `mean_sqrt`, `weighted_mean` or `max`, for the cosine of vectors pooled in this way. By
             default, embeddings are made and compared as the model's sentence-transformers files say.
         bias: Where the value biases go; see `attribute`.
         prompts: What to put before both texts, or a pair for each: names of the model's prompts, or texts. By default, the
-            model's default prompt, if its files name one; `""` for none.
+            model's default prompt, if its files name one; for late interaction, its prompts for queries and documents; `""`
+            for none.
 
     Returns:
         The parts of the similarity; if a list was given, a sequence of these, with a `.ranking`.
