@@ -1,14 +1,15 @@
 """Which dimensions determine the attention scores, and attention without them (Maruta & Matsuzaki 2024, section 3)."""
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.ablations import (
     ALONE,
+    Interventions,
     PropagatedEffects,
     Removals,
+    StreamAblations,
     ablate_residual_stream,
     remove_from_scores,
 )
@@ -56,7 +57,7 @@ class ScoreAnalysis(Analysis):
         self._spread = Mean(layers, 1, heads, model + 2)
         sizes = [options.intervention_sequences, options.ablation_sequences, options.sequences or 0]
         self._sample = SequenceSample(max(sizes), options.seed)
-        self._interventions: pd.DataFrame | None = None
+        self._interventions: Interventions | None = None
         self._ablations: PropagatedEffects | None = None
         self.accumulators = {
             "moments": self._moments.accumulator,
@@ -97,12 +98,14 @@ class ScoreAnalysis(Analysis):
         prominent = sorted(hidden.outliers, key=lambda j: -float(hidden.scores[:, j].abs().max()))
         if options.interventions:
             removals = Removals.of(prominent, context.model, options.controls, options.seed)
-            batches = runner.batches(sample[: options.intervention_sequences])
-            self._interventions = remove_from_scores(runner, batches, context, removals)
+            part = sample[: options.intervention_sequences]
+            self._interventions = remove_from_scores(runner, part, context, removals, options.intervention_precision)
         if options.ablation:
             removals = Removals.of(prominent, context.model, options.ablation_controls, options.seed, alone=False)
-            batches = runner.batches(sample[: options.ablation_sequences])
-            self._ablations = ablate_residual_stream(runner, batches, context, removals, hidden.mean[:, -1])
+            part, stream = sample[: options.ablation_sequences], StreamAblations(hidden.mean[:, -1], context.layers)
+            self._ablations = ablate_residual_stream(
+                runner, part, context, removals, stream, options.ablation_precision
+            )
 
     def result(self) -> Findings:
         """Table 1 and figures 4 and 5 of the paper, the ranking of the dimensions, and the interventions."""
@@ -119,7 +122,7 @@ class ScoreAnalysis(Analysis):
         if self.context.has_position_terms:
             notes.append("scores of this family also have position terms: contributions cover only q·k")
         if self._interventions is not None:
-            tables["intervention"] = self._interventions
+            tables["intervention"] = self._interventions.attention
         if self._ablations is not None:
             tables["ablation"] = self._ablations.attention
             if len(self._ablations.loss):
