@@ -129,23 +129,13 @@ class Removals:
         return columns
 
 
-class Interventions(NamedTuple):
-    """The effects of removals on single blocks."""
-
-    attention: pd.DataFrame
-    """Columns layer, removed, dimensions, category, before, after and CHANGES. Values are sums of α over the category's keys:
-    means over queries and heads, then over sequences."""
-    sequences: int
-    """Number of sequences that were enough."""
-
-
 def remove_from_scores(
     runner: InterventionRunner,
     sample: Sequence[Int[Tensor, "kind _"]],
     context: AnalysisContext,
     removals: Removals,
     precision: float | None,
-) -> Interventions:
+) -> pd.DataFrame:
     """Attention by category of the key with and without some dimensions' part of the scores, one block at a time.
 
     The softmax is computed again from scores − scale·Σ_j C_j: the queries stay the same, and x_j W_K[j] is subtracted from the
@@ -154,6 +144,10 @@ def remove_from_scores(
     Args:
         sample: Sequences, as `InterventionRunner.batches` takes them.
         precision: The half-width at which the sample ends, of what `_Changes` has; None for all of it.
+
+    Returns:
+        Columns layer, removed, dimensions, category, before, after, CHANGES and sequences. Values are sums of α over the
+        category's keys: means over queries and heads, then over sequences.
     """
     counted = _without_all(context)
     shares = torch.zeros(len(context.layers), len(counted.categories), 1 + len(removals.all), dtype=torch.float64)
@@ -183,7 +177,7 @@ def remove_from_scores(
         removed=removals.names,
     )
     order = ["layer", "removed", "dimensions", "category", "before", "after", *CHANGES]
-    return Interventions(_present(table[order]), changes.sequences)
+    return _present(table[order]).assign(sequences=changes.sequences)
 
 
 class _Changes:
@@ -232,14 +226,12 @@ class PropagatedEffects(NamedTuple):
     """The effects of ablations of the residual stream on the rest of the model."""
 
     attention: pd.DataFrame
-    """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after and CHANGES, as in
-    `Interventions`."""
+    """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after, CHANGES and sequences,
+    as in `remove_from_scores`."""
     loss: pd.DataFrame
     """The same for the loss of masked or next tokens, without layer and category. Empty if it cannot be measured."""
     without_loss: str | None
     """Why the loss cannot be measured; None if it can."""
-    sequences: int
-    """Number of sequences that were enough."""
 
 
 class StreamAblations(NamedTuple):
@@ -289,7 +281,8 @@ def ablate_residual_stream(
     headline = (stream.starts[0], ZERO, removals.together)
     before, outcomes = _Outcome(counted), {step: _Outcome(counted) for step in steps}
     for batch in _batches(runner, sample, changes, precision, "ablations of the residual stream"):
-        members, kept = counted.members(batch), {}  # by layer
+        members = counted.members(batch)
+        kept: dict[int, Tensor] = {}  # by layer
 
         def keep(block: AttentionBlock, members: Tensor = members, kept: dict[int, Tensor] = kept) -> None:
             kept[block.layer] = _shares(block, members)
@@ -311,9 +304,9 @@ def ablate_residual_stream(
         attention.append(_attention_effects(counted, before, after, removals, start, value))
         if before.loss is not None:
             losses.append(_loss_effects(before.loss, after, removals, start, value))
-    loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
-    effects = _present(pd.concat(attention, ignore_index=True))
-    return PropagatedEffects(effects, loss, runner.without_loss, changes.sequences)
+    of_loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
+    effects = _present(pd.concat(attention, ignore_index=True)).assign(sequences=changes.sequences)
+    return PropagatedEffects(effects, of_loss, runner.without_loss)
 
 
 class _Outcome:
@@ -382,9 +375,7 @@ def _loss_effects(before: float, after: Sequence[_Outcome], removals: Removals, 
     return tidy(columns, from_layer=[start], value=[value], removed=removals.names)
 
 
-def _shares(
-    block: AttentionBlock, members: Tensor, without: Sequence[int] = ()
-) -> Float[Tensor, "sequence group"]:
+def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ()) -> Float[Tensor, "sequence group"]:
     """α summed over the keys of each category: means over heads and queries.
 
     Subtracting Σ_{d∈without} x_d W_K[d] from every key removes exactly these dimensions' part of the scores.

@@ -162,7 +162,9 @@ class InterventionRunner:
             logits = self._run(masked, _nothing, self._model.masked_language_head, None)
         return Unchanged(batch, texts, masked, self._loss(batch, masked, logits))
 
-    def ablated(self, unchanged: "Unchanged", visit: Callable[[AttentionBlock], None], ablation: Ablation) -> "Loss | None":
+    def ablated(
+        self, unchanged: "Unchanged", visit: Callable[[AttentionBlock], None], ablation: Ablation
+    ) -> "Loss | None":
         """Run a batch again with something replaced.
 
         Args:

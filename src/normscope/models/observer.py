@@ -233,7 +233,9 @@ class Observer:
         weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
         gradients = torch.inference_mode() if calls is None else torch.no_grad()
         with contextlib.nullcontext() if after is None else self._skipped(after):
-            output = self._forward(forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights})
+            output = self._forward(
+                forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights}
+            )
         first = 1 if after is None else after.layer + 1
         missing = {layer for layer in self._targets.wanted if layer >= first} - forward.shown
         if missing:

@@ -1,12 +1,12 @@
 """Which dimensions determine the attention scores, and attention without them (Maruta & Matsuzaki 2024, section 3)."""
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.ablations import (
     ALONE,
-    Interventions,
     PropagatedEffects,
     Removals,
     StreamAblations,
@@ -57,7 +57,7 @@ class ScoreAnalysis(Analysis):
         self._spread = Mean(layers, 1, heads, model + 2)
         sizes = [options.intervention_sequences, options.ablation_sequences, options.sequences or 0]
         self._sample = SequenceSample(max(sizes), options.seed)
-        self._interventions: Interventions | None = None
+        self._interventions: pd.DataFrame | None = None
         self._ablations: PropagatedEffects | None = None
         self.accumulators = {
             "moments": self._moments.accumulator,
@@ -122,7 +122,7 @@ class ScoreAnalysis(Analysis):
         if self.context.has_position_terms:
             notes.append("scores of this family also have position terms: contributions cover only q·k")
         if self._interventions is not None:
-            tables["intervention"] = self._interventions.attention
+            tables["intervention"] = self._interventions
         if self._ablations is not None:
             tables["ablation"] = self._ablations.attention
             if len(self._ablations.loss):

@@ -143,6 +143,8 @@ class SinksAnalysis(Analysis):
         by_head = tables["by_head"]
         counted = {"by_head": by_head[by_head["position"] == position]}
         rolled = roll_up(self.info.published, tables | counted)
+        sequences = [float(rates.sequences) for rates in self._rates]
+        measured = {"sink_rates/sequences": max(sequences)} if sequences else {}
         first_token = (
             None
             if self.context.vocabulary.first is None
@@ -151,7 +153,7 @@ class SinksAnalysis(Analysis):
         return Findings(
             tables=tables,
             rolled_up_from=counted,
-            metrics=rolled.metrics,
+            metrics=rolled.metrics | measured,
             sentences=sentences_of(rolled.metrics, first_token or "BOS", self.options.dormant),
             curves=rolled.curves | {"massive": massive_by_layer(tables)},
             figures=describe_figures(tables, position, first_token, self.options.epsilon),

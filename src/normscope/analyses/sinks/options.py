@@ -34,8 +34,8 @@ class SinksOptions(AnalysisConfig):
     sequences: int = dataclasses.field(default=100, metadata=at_least(1))
     """Largest number of random sequences on which sink rates are measured."""
     precision: float | None = dataclasses.field(default=0.02, metadata=ABOVE_ZERO)
-    """Sink rates are measured on fewer sequences if the 95% intervals of the first token's sink rate and of the weight on each
-    position, over all heads, are within ± this for all `inputs`; null uses all sequences."""
+    """Fewer sequences are measured if the 95% intervals of the first token's sink rate and weight, means over all heads,
+    are within ± this for all `inputs`; null uses all sequences."""
     dormant: float = dataclasses.field(default=0.5, metadata=share("attention weight"))
     """A head is dormant on a sequence if more than this share of its weight goes to a single key."""
     ablation: bool = True

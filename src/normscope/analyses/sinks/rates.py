@@ -41,7 +41,7 @@ class SinkRates:
         self._nowhere = torch.zeros(shape[0], shape[2], dtype=torch.float64)
         # The key that receives most, by layer: position and token, sequence × head.
         self._strongest: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {layer: [] for layer in context.layers}
-        # The headline: each sequence's sink rate of the first token and weight on every position, over all heads.
+        # The headline: each sequence's sink rate of the first token and the weight on it, over all heads.
         self._headline: list[torch.Tensor] = []
         self.sequences = 0
         """Number of sequences so far."""
@@ -56,7 +56,7 @@ class SinkRates:
             members = self._members(batch)
             self._count += members.sum(dim=(1, 2)).cpu()
             self.sequences += batch.sequences
-            self._headline.append(torch.zeros(batch.sequences, 1 + len(self._positions), dtype=torch.float64))
+            self._headline.append(torch.zeros(batch.sequences, 2, dtype=torch.float64))
             runner.observe(batch, lambda block, batch=batch, members=members: self._add(block, batch, members))  # type: ignore[misc]
 
     def _members(self, batch: Batch) -> torch.Tensor:
@@ -76,8 +76,8 @@ class SinkRates:
         exceeds = (weights > self._options.epsilon).double()
         self._sinks[layer] += torch.einsum("gbk,bhk->gh", groups, exceeds).round().long()
         self._mass[layer] += torch.einsum("gbk,bhk->gh", groups, shares)
-        parts = exceeds[:, :, 0].sum(dim=1, keepdim=True), torch.einsum("gbk,bhk->bg", groups, shares)
-        self._headline[-1] += torch.cat(parts, dim=1) / (len(self._context.layers) * self._context.heads)
+        of_first = torch.stack([exceeds[:, :, 0], shares[:, :, 0]], dim=-1)
+        self._headline[-1] += of_first.mean(dim=1) / len(self._context.layers)
         self._entropy[layer] += concentration(received).sum(dim=0)
         self._dormant[layer] += (shares.amax(dim=-1) > self._options.dormant).sum(dim=0)
         if block.weight_to_nowhere is not None:
