@@ -363,7 +363,7 @@ def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
     metrics["magnitude/kurtosis"] = magnitude["kurtosis"].mean()
     metrics["magnitude/beyond_6_sigma"] = magnitude["beyond_6_sigma"].mean()
     if "ablation" in tables:
-        metrics["ablation/sequences"] = len(specimen.sequences)
+        metrics["ablation/sequences"] = tables["ablation"]["sequences"].max()
         together = tables["ablation"].xs("outliers", level="removed")
         for (value, category), rows in together.groupby(["value", "category"]):
             metrics[f"ablation/{value}/before/{category}"] = rows["before"].mean()
