@@ -127,10 +127,10 @@ def _live() -> str:
 def _attributions() -> str:
     """What a language model predicts: one column per model and length, as multiples of the bare pass."""
     ways = (*PREDICTED, INTEGRATED_GRADIENTS)
-    rows = [row for row in _rows("attributions") if row["way"] in ways]
-    columns = list(dict.fromkeys((row["shape"], row["length"]) for row in rows))
+    rows = [row for row in _rows("attributions") if row["way"] in ways and row["time_ratio"] != ""]
+    columns = sorted({(row["shape"], row["length"]) for row in rows}, key=lambda column: (column[1], column[0]))
     ratios = {(row["way"], row["shape"], row["length"]): f"{row['time_ratio']:.1f}" for row in rows}
-    header = ("", *(f"{shape}, {length:,}" for shape, length in columns))
+    header = ("", *(f"{shape.removesuffix(', base')}, {length:,}" for shape, length in columns))
     return table(header, [(way, *(ratios.get((way, *column), "") for column in columns)) for way in ways])
 
 

@@ -43,6 +43,8 @@ def test_without_a_head_there_is_no_loss(qwen2):
     unchanged = runner.unchanged(qwen2.batches[0], lambda _block: None)
     assert unchanged.loss is None
     assert runner.ablated(unchanged, lambda _block: None, Ablation([2], {2: torch.zeros(1)})) is None
+    with pytest.raises(ValueError, match="language-modelling head"):
+        runner.token_loss(qwen2.batches[0])
 
 
 def test_only_the_chosen_tokens_are_replaced(qwen2):
@@ -63,6 +65,11 @@ def test_only_the_chosen_tokens_are_replaced(qwen2):
         unchanged, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
     )
     assert after.keys() == {2, 3}, "earlier blocks do not change"
+    again: dict[int, torch.Tensor] = {}
+    ablation = Ablation([2, 5], {2: values}, second)
+    runner.observe(batch, lambda block: again.update({block.layer: block.inputs}), ablation)
+    assert torch.equal(again[1], before[1])
+    assert all(torch.equal(again[layer], inputs) for layer, inputs in after.items())
     torch.testing.assert_close(read[0], before[2])
     expected = before[2].clone()
     expected[:, 1, [2, 5]] = values
@@ -89,6 +96,7 @@ def test_losses_under_ablation_are_those_of_a_whole_pass(name):
                 handle.remove()
             loss = runner.ablated(unchanged, lambda _block: None, Ablation([2, 5], values))
             assert loss == expected
+            assert loss == runner.token_loss(batch, Ablation([2, 5], values))
             assert loss != unchanged.loss
 
 

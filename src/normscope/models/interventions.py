@@ -114,6 +114,7 @@ class InterventionRunner:
         self,
         batches: Batch | Iterable[Batch],
         visit: Callable[[AttentionBlock], None],
+        ablation: Ablation | None = None,
         visit_feed_forward: Callable[[FeedForwardBlock], None] | None = None,
     ) -> None:
         """Run batches through the model and visit the blocks of the runner's layers.
@@ -121,13 +122,14 @@ class InterventionRunner:
         Args:
             batches: One batch or more, on any device.
             visit: Called with each block, batch by batch, layer by layer.
+            ablation: What to replace. For many ablations of a batch, see `unchanged`.
             visit_feed_forward: Called with the feed-forward network of each of these layers, after its block.
         """
         observer = self._observer if visit_feed_forward is None else self._feed_forward_observer
         for batch in [batches] if isinstance(batches, Batch) else batches:
             with observer:
                 inputs = batch.to(self._model.device).model_inputs()
-                observer.run(inputs, visit, None, visit_feed_forward)
+                observer.run(inputs, visit, None, visit_feed_forward, replacements=self._replacements(ablation))
 
     @cached_property
     def predicts(self) -> Literal["next", "masked"] | None:
@@ -179,6 +181,18 @@ class InterventionRunner:
         if masked is not None:
             logits = self._run(masked, _nothing, self._model.masked_language_head, ablation)
         return self._loss(unchanged.batch, masked, logits)
+
+    def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> "Loss":
+        """The loss of a batch: see `Unchanged.loss`.
+
+        Raises:
+            ValueError: If the checkpoint has no head, see `predicts`.
+        """
+        unchanged = self.unchanged(batch, _nothing)
+        loss = unchanged.loss if ablation is None else self.ablated(unchanged, _nothing, ablation)
+        if loss is None:
+            raise ValueError("expected a checkpoint with a language-modelling head")
+        return loss
 
     def _run(
         self, again: "_Pass", visit: Callable[[AttentionBlock], None], head: Any, ablation: Ablation | None

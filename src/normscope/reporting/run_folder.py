@@ -257,7 +257,13 @@ def write_parquet(path: Path, table: pd.DataFrame, about: Mapping[str, str]) -> 
     from pyarrow import parquet
 
     rows = pa.Table.from_pandas(table, preserve_index=False)
-    with parquet.ParquetWriter(path, rows.schema) as writer:
+    # Exponents of measured numbers are alike, their last digits are not: apart, they take a third less than in snappy.
+    measured = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
+    others = [name for name in rows.column_names if name not in measured]
+    encoding = dict.fromkeys(measured, "BYTE_STREAM_SPLIT")
+    with parquet.ParquetWriter(
+        path, rows.schema, compression="zstd", use_dictionary=others, column_encoding=encoding
+    ) as writer:
         writer.write_table(rows)
         writer.add_key_value_metadata(dict(about))  # in the schema, Arrow would repeat it in base64
 

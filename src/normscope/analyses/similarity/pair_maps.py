@@ -60,11 +60,12 @@ class PairMaps:
             words, first = [token(identifier) for identifier in tokens[row][0].tolist()], len(matrix) - 1
             title = f"row {row}: cosine {number(float(matrix.sum()))}"
             maps[f"pair_{row}"] = TextPair(title, words[:first], words[first:], matrix.numpy())
-        notes = [
-            f"row {row} is not drawn: its texts have {first} and {second} tokens, and maps show at most {self._longest}"
-            for row, ((first, second),) in ((row, lengths.tolist()) for row, lengths in too_long.items())
-        ]
-        return maps, notes
+        if not too_long:
+            return maps, []
+        rows = ", ".join(map(str, too_long))
+        longest = max(int(lengths.max()) for lengths in too_long.values())
+        which = f"row {rows} is not drawn: it has" if len(too_long) == 1 else f"rows {rows} are not drawn: they have"
+        return maps, [f"{which} texts of up to {longest} tokens, and maps show at most {self._longest}"]
 
 
 def _of(kept: PerExampleTensors) -> dict[int, Tensor]:
