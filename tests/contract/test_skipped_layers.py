@@ -14,13 +14,13 @@ from tests.tiny import layout_of, token_batch
 
 def passes(model, layout, inputs):
     """A whole pass and one that begins with each layer, with a replacement from there on: everything that blocks hold."""
-    outputs = {}
+    outputs = dict.fromkeys(range(1, len(layout.layers)))
     with Observer(model, layout) as observer:
         observer.run(inputs, lambda _block: None, outputs=outputs)
         for layer in layout.attends:
             replacement = Replacement(torch.tensor([1, 4]), torch.tensor([0.5, -2.0]).double())
             changes = dict.fromkeys(range(layer, len(layout.layers) + 1), replacement)
-            known = LayerOutput(layer - 1, outputs[layer - 1]) if layer - 1 in outputs else None
+            known = None if outputs.get(layer - 1) is None else LayerOutput(layer - 1, outputs[layer - 1])
             found = []
             for after in (None, known):
                 blocks = {}

@@ -59,7 +59,7 @@ def test_only_the_chosen_tokens_are_replaced(qwen2):
 
     before: dict[int, torch.Tensor] = {}
     after: dict[int, torch.Tensor] = {}
-    unchanged = runner.unchanged(batch, lambda block: before.update({block.layer: block.inputs}))
+    unchanged = runner.unchanged(batch, lambda block: before.update({block.layer: block.inputs}), [2])
     values = torch.tensor([7.0, -8.0], dtype=torch.float64)
     runner.ablated(
         unchanged, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
@@ -87,7 +87,8 @@ def test_losses_under_ablation_are_those_of_a_whole_pass(name):
     model = specimen.loaded.model
     layers = model.encoder.layer if hasattr(model, "encoder") else model.layers
     for batch in specimen.batches:
-        unchanged = runner.unchanged(batch, lambda _block: None)
+        unchanged = runner.unchanged(batch, lambda _block: None, (1, 2, 3))
+        assert all(output is not None for output in unchanged.texts.outputs.values())
         for start in (1, 2, 3):
             values = {layer: torch.tensor([7.0, -8.0]).double() for layer in range(start, 4)}
             handles = [module.register_forward_pre_hook(_replace) for module in layers[start - 1 :]]

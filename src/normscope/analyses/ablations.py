@@ -287,7 +287,7 @@ def ablate_residual_stream(
         def keep(block: AttentionBlock, members: Tensor = members, kept: dict[int, Tensor] = kept) -> None:
             kept[block.layer] = _shares(block, members)
 
-        unchanged = runner.unchanged(batch, keep)
+        unchanged = runner.unchanged(batch, keep, stream.starts)
         of_unchanged = dict(kept)
         before.add(of_unchanged, unchanged.loss)
         for step in steps:

@@ -126,7 +126,7 @@ class ForwardPass:
     calls: list[LayerCall] | None = None
     """Receives the arguments of every layer's call."""
     outputs: dict[int, Any] | None = None
-    """Receives what every layer returns, unless layers leave more for later ones than that."""
+    """Receives what its layers return, unless layers leave more for later ones than that."""
     whole: bool = False
     """Whether the pass goes on after everything has been visited."""
     masks_on_host: Sequence[Tensor] = ()
@@ -172,7 +172,7 @@ class ForwardPass:
             self.check.compare_stream(layer, left, vectors, self.token_mask)
         self._show_hidden(layer - 1, vectors)
         if self.outputs is not None and _shares_state(args, kwargs):
-            self.outputs.clear()
+            self.outputs.update(dict.fromkeys(self.outputs))
             self.outputs = None
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.
@@ -192,7 +192,7 @@ class ForwardPass:
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
-        if self.outputs is not None:
+        if self.outputs is not None and self.passed in self.outputs:
             self.outputs[self.passed] = copy_of(output) if self.targets.layout.changes_stream else output
         self._show_feed_forward()
         self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)

@@ -148,16 +148,19 @@ class InterventionRunner:
             return "the language-modelling head is not loaded, because device.map=auto keeps some weights elsewhere"
         return "the checkpoint has no language-modelling head"
 
-    def unchanged(self, batch: Batch, visit: Callable[[AttentionBlock], None]) -> "Unchanged":
+    def unchanged(
+        self, batch: Batch, visit: Callable[[AttentionBlock], None], starts: Iterable[int] = ()
+    ) -> "Unchanged":
         """Run a batch as it is, so that `ablated` runs only the layers that an ablation changes.
 
         Args:
             batch: A batch on any device.
             visit: Called with each block.
+            starts: The first layers that ablations will change. What the layers before them return is kept.
         """
-        batch = batch.to(self._model.device)
-        texts = _Pass(batch.model_inputs())
-        masked = self._masked(batch) if self.predicts == "masked" else None
+        batch, outputs = batch.to(self._model.device), dict.fromkeys(start - 1 for start in starts if start > 1)
+        texts = _Pass(batch.model_inputs(), dict(outputs))
+        masked = _Pass(self._masked(batch), outputs) if self.predicts == "masked" else None
         head = self._model.next_token_head if self.predicts == "next" else None
         logits = self._run(texts, visit, head, None)
         if masked is not None:
@@ -198,7 +201,8 @@ class InterventionRunner:
         self, again: "_Pass", visit: Callable[[AttentionBlock], None], head: Any, ablation: Ablation | None
     ) -> Tensor | None:
         """The logits of the head; None without one."""
-        first = min(ablation.values, default=1) if ablation is not None else 1
+        first = 1 if ablation is None else min(ablation.values, default=1)
+        before = again.outputs.get(first - 1)
         with self._observer as observer:
             output = observer.run(
                 again.inputs,
@@ -206,11 +210,12 @@ class InterventionRunner:
                 replacements=self._replacements(ablation),
                 whole=head,
                 outputs=again.outputs if ablation is None else None,
-                after=LayerOutput(first - 1, again.outputs[first - 1]) if first - 1 in again.outputs else None,
+                after=None if ablation is None or before is None else LayerOutput(first - 1, before),
             )
         return None if head is None else output.logits
 
-    def _masked(self, batch: Batch) -> "_Pass":
+    def _masked(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The inputs with masked tokens."""
         ids = batch.input_ids.cpu().numpy()
         masked = np.stack(
             [
@@ -218,7 +223,7 @@ class InterventionRunner:
                 for row, token_mask in zip(ids, batch.token_mask.cpu().numpy(), strict=True)  # padding is on the right
             ]
         )
-        return _Pass(batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)})
+        return batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
 
     def _loss(self, batch: Batch, masked: "_Pass | None", logits: Tensor | None) -> "Loss | None":
         if logits is None:
@@ -263,8 +268,8 @@ class _Pass:
     """A pass of the unchanged model, and what its layers returned."""
 
     inputs: Mapping[str, Tensor]
-    outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By layer; empty until it has run, or if no pass can begin after a layer."""
+    outputs: dict[int, Any]
+    """By layer; None until it has run, and if no pass can begin after the layer."""
 
 
 class Unchanged(NamedTuple):

@@ -216,7 +216,8 @@ class Observer:
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
             calls: Receives the arguments of each layer's call, for `run_layer`. A hook of the model may then turn gradients on.
-            outputs: Receives what each layer returns, as `after` takes it. Layers that no module runs are missing.
+            outputs: Receives what each of its layers returns, as `after` takes it. None stays where no pass can begin after the
+                layer, because no module runs it or layers leave more for later ones than what they return.
             after: A layer and what it returned for these inputs, in a pass without replacements up to there: it and the layers
                 before it do not run again, and their blocks are not visited.
 
