@@ -111,8 +111,8 @@ class AttributionOptions(AnalysisConfig):
     """In translations, source words that contribute a smaller share than this to every target word are flagged as omitted."""
     precision: float | None = dataclasses.field(default=0.4, metadata=ABOVE_ZERO)
     """Fewer sequences are attributed if it is known how much more faithful the best method is than random orders: the 95%
-    interval of the difference in comprehensiveness is within ± this share of it; null attributes all sequences. In translations,
-    all are attributed."""
+    interval of the difference in comprehensiveness is within ± this share of it; null attributes all sequences. All
+    translations are attributed."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""
