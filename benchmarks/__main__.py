@@ -4,7 +4,7 @@ Measures shapes (models and analyses), what signed shares add, attributions, fee
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
 that decide an answer), the answers of the live page, and the shapes on CUDA if available; `--only` selects some of them. Writes
 tables and a figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a
-trace.
+trace. Only if asked for: how cost grows (`growth`), and other tools (`peers`, in an environment of its own).
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import parted
 from benchmarks.agreement import measured_agreement
 from benchmarks.corpora import measured_corpora, measured_treebanks
 from benchmarks.live import measured_live
@@ -49,11 +50,17 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS], help="measure only these")
+    parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS, *parted.SUITES], help="measure only these")
     for name, kind, what in (("shapes", str, "shapes"), ("lengths", int, "lengths"), ("ways", str, "alternatives")):
         parser.add_argument(
             f"--{name}", nargs="+", type=kind, help=f"only these {what} of the suites; rows of others stay in the file"
         )
+    parser.add_argument(
+        "--parts", nargs="+", choices=parted.PARTS, help="only these parts of peers and growth; rows of others stay"
+    )
+    parser.add_argument(
+        "--largest", type=int, default=10_000, help="largest corpus of growth, in sequences (default 10,000)"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
     )
@@ -80,6 +87,9 @@ def main() -> None:
         show(measured(dry_run(large_language_model()), repeats=1))
         return
     for suite in arguments.only or [*SUITES, *RUNS]:
+        if suite in parted.SUITES:
+            parted.measure(suite, arguments.parts, arguments.repeats, arguments.largest, arguments.out)
+            continue
         if suite in RUNS:
             rows = RUNS[suite]()
             show(rows)

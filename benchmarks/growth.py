@@ -1,0 +1,380 @@
+"""How cost grows with the corpus, length, layers, categories, processes and shards: `make bench ARGS="--only growth"`.
+
+Length, layers and categories: passes of one batch with random weights, in a process per row, which alternate with the bare
+forward pass. Corpus, processes and shards: complete runs over the sample's texts, repeated as often as needed, whose pass over
+the corpus is timed. The state is what shards leave and processes send.
+
+`python -m benchmarks.growth run FILE KEY=VALUE...` is `normscope KEY=VALUE...`, with the times in a file.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from benchmarks.scenarios import SHAPES
+from normscope.reporting.palette import LINE_COLOURS, LINE_STYLES, MARKERS, STYLE
+
+CELL = ("part", "model", "at", "way")
+"""What a row is about."""
+WAYS = ("mixing", "mixing+norms")
+TINY, MINILM = "tiny BERT", "MiniLM"
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+LAYERS = (1, 2, 4, 8, 16, 24)
+CATEGORIES = (5, 10, 20, 40)
+PROCESSES = (1, 2)
+SHARDS = (1, 4, 16, 64)
+CORPORA = {TINY: (1_000, 10_000, 100_000, 1_000_000), MINILM: (1_000, 10_000)}
+"""Sequences of the corpora of each model."""
+LARGEST = 10_000
+"""The largest corpus, unless another is asked for."""
+
+_WORDS = 12
+"""Words of a sequence, about 16 tokens, so that a million of them can be read."""
+_TOKENS = 4096
+"""Of a batch of any length."""
+_PASSES = 3
+_SHARED = 512
+"""Sequences that shards share."""
+_IN_PROCESSES = 2_000
+"""Sequences that processes share."""
+_BARE = ("device=cpu", "tracking=disabled", "report.enabled=false", "analysis.norms.exact_pairs=0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One batch of a model with random weights."""
+
+    part: str
+    at: int
+    """What grows."""
+    way: str
+    sequences: int
+    length: int
+    layers: int | None = None
+    categories: int | None = None
+    """Number of categories, if not the usual ones."""
+
+
+def measured_growth(parts: Sequence[str] | None = None, largest: int = LARGEST) -> Iterator[dict[str, object]]:
+    """One row per part, model, size and analyses.
+
+    Args:
+        parts: Some of PARTS; all by default.
+        largest: The largest corpus, in sequences.
+    """
+    for part in parts or PARTS:
+        yield from PARTS[part](largest)
+
+
+def _lengths(_largest: int) -> Iterator[dict[str, object]]:
+    for length, way in itertools.product(LENGTHS, WAYS):
+        yield _of_pass(Pass("length", length, way, max(1, _TOKENS // length), length))
+
+
+def _layers(_largest: int) -> Iterator[dict[str, object]]:
+    for layers, way in itertools.product(LAYERS, WAYS):
+        yield _of_pass(Pass("layers", layers, way, 8, 128, layers=layers))
+
+
+def _categories(_largest: int) -> Iterator[dict[str, object]]:
+    for count, way in itertools.product(CATEGORIES, WAYS):
+        yield _of_pass(Pass("categories", count, way, 16, 128, categories=count))
+
+
+def _of_pass(cell: Pass) -> dict[str, object]:
+    """A row, measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.growth", "pass", json.dumps(dataclasses.asdict(cell))]
+    # Make glibc return freed memory at once; otherwise some stays resident and hides the peak.
+    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    row: dict[str, object] = json.loads(output.splitlines()[-1])
+    return row
+
+
+def pass_row(cell: Pass) -> dict[str, object]:
+    """Run passes in this process: tokens per second beside the bare pass, the peak of memory, and the bytes of the state."""
+    import torch
+    from transformers import AutoModel
+
+    from benchmarks.measuring import resident
+    from benchmarks.scenarios import analysing, context_of, duration, random_batch
+    from normscope.analyses.base import state_of
+    from normscope.analyses.registry import analyses
+    from normscope.data.categories import ALL
+
+    torch.manual_seed(0)
+    config = SHAPES[MINILM].__class__(**SHAPES[MINILM].to_dict())
+    config.num_hidden_layers = cell.layers or config.num_hidden_layers
+    config.max_position_embeddings = max(config.max_position_embeddings, cell.length)
+    model = AutoModel.from_config(config).eval().requires_grad_(False)
+    batch, context = random_batch((cell.sequences, cell.length), config.vocab_size), context_of(model)
+    if cell.categories is not None:
+        names = [f"category {number}" for number in range(cell.categories)]
+        context = dataclasses.replace(context, categories=[*names, ALL], names=tuple(names))
+        drawn = torch.randint(cell.categories, batch.input_ids.shape).masked_fill(~batch.token_mask, -1)
+        batch = dataclasses.replace(batch, categories=drawn)
+    settings: dict[str, dict[str, Any]] = {"norms": {"exact_pairs": 0, "seed": 0}}
+    infos = [analyses()[name] for name in cell.way.split("+")]
+    measured = [info.load()(info.options(**settings.get(info.name, {})), context) for info in infos]
+    analysed = analysing(model, batch, measured)
+    inputs = batch.model_inputs()
+
+    def bare() -> None:
+        model.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            model(**inputs)
+
+    memory = resident(analysed).whole
+    state = sum(part.nbytes for part in state_of(measured).values())
+    bare()
+    times = [(duration(bare), duration(analysed)) for _ in range(_PASSES)]
+    tokens = int(batch.token_mask.sum())
+    of_bare, seconds = map(statistics.median, zip(*times, strict=True))
+    return {
+        "part": cell.part,
+        "model": MINILM,
+        "at": cell.at,
+        "way": cell.way,
+        "tokens": tokens,
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(tokens / seconds),
+        "bare_tokens_per_second": round(tokens / of_bare),
+        "mebibytes": round(memory / 2**20),
+        "state_bytes": state,
+    }
+
+
+def _corpora(largest: int) -> Iterator[dict[str, object]]:
+    for model, sizes in CORPORA.items():
+        for size in sizes:
+            if size <= largest:
+                with _corpus(size, _WORDS) as corpus:
+                    # A single shard leaves its state.
+                    yield _of_run("corpus", model, size, corpus, "shard=0")
+
+
+def _processes(largest: int) -> Iterator[dict[str, object]]:
+    for processes in PROCESSES:
+        with _corpus(min(_IN_PROCESSES, largest), None) as corpus:
+            yield _of_run("processes", MINILM, processes, corpus)
+
+
+def _shards(largest: int) -> Iterator[dict[str, object]]:
+    for shards in SHARDS:
+        with _corpus(min(_SHARED, largest), None) as corpus:
+            numbers = f"shard={','.join(map(str, range(shards)))}"
+            yield _of_run("shards", MINILM, shards, corpus, numbers, f"shards={shards}")
+
+
+class _Corpus:
+    """A corpus and a folder beside it."""
+
+    def __init__(self, sequences: int, words: int | None) -> None:
+        self.sequences, self._words = sequences, words
+
+    def __enter__(self) -> "_Corpus":
+        from benchmarks.peer_tasks import lines
+
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "corpus.txt"
+        texts = [" ".join(text.split()[: self._words]) for text in lines()]
+        with self.path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{text}\n" for text in itertools.islice(itertools.cycle(texts), self.sequences))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder)
+
+
+_corpus = _Corpus
+
+
+def _of_run(part: str, model: str, at: int, corpus: _Corpus, *overrides: str) -> dict[str, object]:
+    """A row from a complete run: of one process, of several, or of the shards of a sweep, which merges them at its end."""
+    folder = corpus.folder
+    arguments = ["analysis=[mixing,norms]", "dataset=text", f"dataset.path={corpus.path}", *_BARE, *overrides]
+    if model == TINY:
+        _save_tiny(folder / "model")
+        arguments.append(f"model.name={folder / 'model'}")
+    swept = part == "shards"
+    arguments += [f"hydra.sweep.dir={folder / 'run'}", "-m"] if swept else [f"output_dir={folder / 'run'}"]
+    program = [sys.executable, "-m", "benchmarks.growth", "run", str(folder / "times"), *arguments]
+    environment = dict(os.environ)
+    if part == "processes":
+        launcher = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        program[1:2] = [*launcher, f"--nproc-per-node={at}", "-m"]
+        environment["OMP_NUM_THREADS"] = "1"
+    started = time.perf_counter()
+    ended = subprocess.run(program, check=False, capture_output=True, text=True, env=environment)
+    whole = time.perf_counter() - started
+    if ended.returncode:
+        raise RuntimeError(ended.stdout + ended.stderr)
+    times = [json.loads(file.read_text()) for file in folder.glob("times*")]
+    facts = [json.loads(file.read_text()) for file in sorted((folder / "run").rglob("results.json"))]
+    read = [each["provenance"] for each in facts if not swept or each["status"] == "shard"]
+    states = [file.stat().st_size for file in (folder / "run").rglob("shard.safetensors")]
+    tokens = sum(each["tokens"] for each in read)
+    seconds = max(sum(each["passes"]) for each in times)
+    merged = [each["merge"] for each in times if each["merge"]]
+    return {
+        "part": part,
+        "model": model,
+        "at": at,
+        "way": "mixing+norms",
+        "tokens": tokens,
+        "bytes": corpus.path.stat().st_size,
+        "seconds": round(seconds, 3),
+        "whole_seconds": round(whole, 1),
+        "tokens_per_second": round(tokens / seconds),
+        "model_share": round(min(each["model_share"] for each in read), 4),
+        "mebibytes": round(max(each["bytes"] for each in times) / 2**20),
+        "state_bytes": sum(states) or None,
+        "merge_seconds": round(merged[0][0], 3) if merged else None,
+        "merge_mebibytes": round(merged[0][1] / 2**20) if merged else None,
+    }
+
+
+def _save_tiny(folder: Path) -> None:
+    """Save a model of two layers with random weights and the default model's tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from benchmarks.peers import _default_model
+
+    tokenizer = AutoTokenizer.from_pretrained(_default_model())
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _run(file: Path) -> None:
+    """A command, of which the passes over the corpus and the merging of shards are timed."""
+    from benchmarks.measuring import status
+    from normscope import cli
+    from normscope.running import pipeline
+
+    passes: list[float] = []
+    merges: list[tuple[float, int]] = []
+    peaks: list[int] = []
+    accumulate, merge = pipeline.accumulate, pipeline.merge
+
+    def timed(function: Callable[..., None], *arguments: Any) -> float:
+        started = time.monotonic()
+        function(*arguments)
+        return time.monotonic() - started
+
+    def note() -> None:
+        content: Mapping[str, object] = {
+            "passes": passes,
+            "merge": merges[0] if merges else None,
+            "bytes": max(peaks, default=0),
+        }
+        file.with_name(f"{file.name}{os.environ.get('RANK', '')}").write_text(json.dumps(content))
+
+    def accumulate_and_time(*arguments: Any) -> None:
+        passes.append(timed(accumulate, *arguments))
+        peaks.append(status("VmHWM"))
+        note()
+
+    def merge_and_time(*arguments: Any) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        seconds = timed(merge, *arguments)
+        merges.append((seconds, status("VmHWM")))
+        note()
+
+    with (
+        mock.patch.object(pipeline, "accumulate", accumulate_and_time),
+        mock.patch.object(pipeline, "merge", merge_and_time),
+    ):
+        cli.main()
+
+
+PARTS: Mapping[str, Callable[[int], Iterator[dict[str, object]]]] = {
+    "corpus": _corpora,
+    "length": _lengths,
+    "layers": _layers,
+    "categories": _categories,
+    "processes": _processes,
+    "shards": _shards,
+}
+"""What grows."""
+
+_AXES = {
+    "corpus": "sequences",
+    "length": "tokens per sequence",
+    "layers": "layers",
+    "categories": "token categories",
+    "processes": "processes",
+    "shards": "shards",
+}
+
+
+def draw(table: pd.DataFrame, path: Path) -> None:
+    """Tokens per second above, bytes of memory and of the state below: one column for each part that grows.
+
+    Args:
+        table: Rows of `measured_growth`.
+        path: The picture.
+    """
+    parts = [part for part in PARTS if (table["part"] == part).any()]
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            2, len(parts), figsize=(max(3.4, 1.9 * len(parts)), 3.8), squeeze=False, layout="constrained"
+        )
+        for part, speed, memory in zip(parts, *axes, strict=True):
+            rows = table[table["part"] == part]
+            for number, ((model, way), values) in enumerate(rows.groupby(["model", "way"], sort=False)):
+                sorted_values = values.sort_values("at")
+                name = f"{way}, {model}" if part == "corpus" else str(way)
+                style = {
+                    "color": LINE_COLOURS[number],
+                    "linestyle": LINE_STYLES[number],
+                    "marker": MARKERS[number],
+                    "markersize": 3.5,
+                }
+                speed.plot(sorted_values["at"], sorted_values["tokens_per_second"], label=name, **style)
+                memory.plot(sorted_values["at"], sorted_values["mebibytes"], label=name, **style)
+                states = sorted_values["state_bytes"] / 2**20
+                if states.notna().any():
+                    memory.plot(sorted_values["at"], states, **(style | {"alpha": 0.5, "markerfacecolor": "white"}))
+            for axis in (speed, memory):
+                sizes = sorted(rows["at"].unique())
+                axis.set_xscale("log", base=10 if part == "corpus" else 2)
+                axis.set_yscale("log")
+                axis.grid(axis="y")
+                if part != "corpus":
+                    shown = sizes if len(sizes) < 5 else sizes[:: (len(sizes) + 3) // 4]
+                    axis.set_xticks(shown, [f"{size:,}" for size in shown])
+                    axis.minorticks_off()
+            memory.set_xlabel(_AXES[part])
+            speed.legend(frameon=False, fontsize=6)
+        axes[0][0].set_ylabel("tokens per second")
+        axes[1][0].set_ylabel("MiB: peak (filled), state (hollow)")
+        figure.savefig(path, dpi=200)
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "pass":
+        print(json.dumps(pass_row(Pass(**json.loads(sys.argv[2])))))
+    else:
+        times = Path(sys.argv[2])
+        del sys.argv[1:3]
+        _run(times)
