@@ -18,6 +18,7 @@ import torch
 from benchmarks import parted
 from benchmarks.agreement import measured_agreement
 from benchmarks.corpora import measured_corpora, measured_treebanks
+from benchmarks.growth import LARGEST, Sizes
 from benchmarks.live import measured_live
 from benchmarks.measuring import measured, resident
 from benchmarks.profiling import WAYS, profiled
@@ -59,7 +60,10 @@ def main() -> None:
         "--parts", nargs="+", choices=parted.PARTS, help="only these parts of peers and growth; rows of others stay"
     )
     parser.add_argument(
-        "--largest", type=int, default=10_000, help="largest corpus of growth, in sequences (default 10,000)"
+        "--sizes", nargs="+", type=int, help="only these sizes of the parts of growth; rows of others stay"
+    )
+    parser.add_argument(
+        "--largest", type=int, default=LARGEST, help=f"largest corpus of growth, in sequences (default {LARGEST:,})"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
@@ -88,7 +92,8 @@ def main() -> None:
         return
     for suite in arguments.only or [*SUITES, *RUNS]:
         if suite in parted.SUITES:
-            parted.measure(suite, arguments.parts, arguments.repeats, arguments.largest, arguments.out)
+            sizes = Sizes(arguments.largest, arguments.sizes)
+            parted.measure(suite, arguments.parts, arguments.repeats, sizes, arguments.out)
             continue
         if suite in RUNS:
             rows = RUNS[suite]()

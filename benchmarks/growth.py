@@ -7,17 +7,17 @@ the corpus is timed. The state is what shards leave and processes send.
 `python -m benchmarks.growth run FILE KEY=VALUE...` is `normscope KEY=VALUE...`, with the times in a file.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +26,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from benchmarks.peer_tasks import lines
+from benchmarks.peers import default_model
 from benchmarks.scenarios import SHAPES
 from normscope.reporting.palette import LINE_COLOURS, LINE_STYLES, MARKERS, STYLE
 
@@ -49,8 +51,9 @@ _WORDS = 12
 _TOKENS = 4096
 """Of a batch of any length."""
 _PASSES = 3
-_SHARED = 512
-"""Sequences that shards share."""
+_SHARED = 2_000
+"""Sequences that shards share, in batches so small that each shard has some."""
+_SMALL = 512
 _IN_PROCESSES = 2_000
 """Sequences that processes share."""
 _BARE = ("device=cpu", "tracking=disabled", "report.enabled=false", "analysis.norms.exact_pairs=0")
@@ -71,29 +74,43 @@ class Pass:
     """Number of categories, if not the usual ones."""
 
 
-def measured_growth(parts: Sequence[str] | None = None, largest: int = LARGEST) -> Iterator[dict[str, object]]:
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Which sizes to measure."""
+
+    largest: int = LARGEST
+    """The largest corpus, in sequences."""
+    only: Collection[int] | None = None
+    """The sizes of any part; all if None."""
+
+    def of(self, sizes: Sequence[int]) -> list[int]:
+        """Those of a part."""
+        return [size for size in sizes if self.only is None or size in self.only]
+
+
+def measured_growth(parts: Sequence[str] | None = None, sizes: Sizes | None = None) -> Iterator[dict[str, object]]:
     """One row per part, model, size and analyses.
 
     Args:
         parts: Some of PARTS; all by default.
-        largest: The largest corpus, in sequences.
+        sizes: Some of the sizes of a part; by default, all but corpora larger than LARGEST.
     """
     for part in parts or PARTS:
-        yield from PARTS[part](largest)
+        yield from PARTS[part](sizes or Sizes())
 
 
-def _lengths(_largest: int) -> Iterator[dict[str, object]]:
-    for length, way in itertools.product(LENGTHS, WAYS):
+def _lengths(sizes: Sizes) -> Iterator[dict[str, object]]:
+    for length, way in itertools.product(sizes.of(LENGTHS), WAYS):
         yield _of_pass(Pass("length", length, way, max(1, _TOKENS // length), length))
 
 
-def _layers(_largest: int) -> Iterator[dict[str, object]]:
-    for layers, way in itertools.product(LAYERS, WAYS):
+def _layers(sizes: Sizes) -> Iterator[dict[str, object]]:
+    for layers, way in itertools.product(sizes.of(LAYERS), WAYS):
         yield _of_pass(Pass("layers", layers, way, 8, 128, layers=layers))
 
 
-def _categories(_largest: int) -> Iterator[dict[str, object]]:
-    for count, way in itertools.product(CATEGORIES, WAYS):
+def _categories(sizes: Sizes) -> Iterator[dict[str, object]]:
+    for count, way in itertools.product(sizes.of(CATEGORIES), WAYS):
         yield _of_pass(Pass("categories", count, way, 16, 128, categories=count))
 
 
@@ -160,59 +177,48 @@ def pass_row(cell: Pass) -> dict[str, object]:
     }
 
 
-def _corpora(largest: int) -> Iterator[dict[str, object]]:
-    for model, sizes in CORPORA.items():
-        for size in sizes:
-            if size <= largest:
+def _corpora(sizes: Sizes) -> Iterator[dict[str, object]]:
+    for model, known in CORPORA.items():
+        for size in sizes.of(known):
+            if size <= sizes.largest:
                 with _corpus(size, _WORDS) as corpus:
                     # A single shard leaves its state.
                     yield _of_run("corpus", model, size, corpus, "shard=0")
 
 
-def _processes(largest: int) -> Iterator[dict[str, object]]:
-    for processes in PROCESSES:
-        with _corpus(min(_IN_PROCESSES, largest), None) as corpus:
+def _processes(sizes: Sizes) -> Iterator[dict[str, object]]:
+    for processes in sizes.of(PROCESSES):
+        with _corpus(min(_IN_PROCESSES, sizes.largest)) as corpus:
             yield _of_run("processes", MINILM, processes, corpus)
 
 
-def _shards(largest: int) -> Iterator[dict[str, object]]:
-    for shards in SHARDS:
-        with _corpus(min(_SHARED, largest), None) as corpus:
+def _shards(sizes: Sizes) -> Iterator[dict[str, object]]:
+    for shards in sizes.of(SHARDS):
+        with _corpus(min(_SHARED, sizes.largest)) as corpus:
             numbers = f"shard={','.join(map(str, range(shards)))}"
-            yield _of_run("shards", MINILM, shards, corpus, numbers, f"shards={shards}")
+            yield _of_run(
+                "shards", MINILM, shards, corpus, numbers, f"shards={shards}", f"device.batch_tokens={_SMALL}"
+            )
 
 
-class _Corpus:
-    """A corpus and a folder beside it."""
-
-    def __init__(self, sequences: int, words: int | None) -> None:
-        self.sequences, self._words = sequences, words
-
-    def __enter__(self) -> "_Corpus":
-        from benchmarks.peer_tasks import lines
-
-        self.folder = Path(tempfile.mkdtemp())
-        self.path = self.folder / "corpus.txt"
-        texts = [" ".join(text.split()[: self._words]) for text in lines()]
-        with self.path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{text}\n" for text in itertools.islice(itertools.cycle(texts), self.sequences))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.folder)
+@contextlib.contextmanager
+def _corpus(sequences: int, words: int | None = None) -> Iterator[Path]:
+    """The file of a corpus, in a folder of its own: the sample's texts, or so many words of each."""
+    texts = [" ".join(text.split()[:words]) for text in lines()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.txt"
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{text}\n" for text in itertools.islice(itertools.cycle(texts), sequences))
+        yield path
 
 
-_corpus = _Corpus
-
-
-def _of_run(part: str, model: str, at: int, corpus: _Corpus, *overrides: str) -> dict[str, object]:
+def _of_run(part: str, model: str, at: int, corpus: Path, *overrides: str) -> dict[str, object]:
     """A row from a complete run: of one process, of several, or of the shards of a sweep, which merges them at its end."""
-    folder = corpus.folder
-    arguments = ["analysis=[mixing,norms]", "dataset=text", f"dataset.path={corpus.path}", *_BARE, *overrides]
+    folder, swept = corpus.parent, part == "shards"
+    arguments = ["analysis=[mixing,norms]", "dataset=text", f"dataset.path={corpus}", *_BARE, *overrides]
     if model == TINY:
         _save_tiny(folder / "model")
         arguments.append(f"model.name={folder / 'model'}")
-    swept = part == "shards"
     arguments += [f"hydra.sweep.dir={folder / 'run'}", "-m"] if swept else [f"output_dir={folder / 'run'}"]
     program = [sys.executable, "-m", "benchmarks.growth", "run", str(folder / "times"), *arguments]
     environment = dict(os.environ)
@@ -220,33 +226,30 @@ def _of_run(part: str, model: str, at: int, corpus: _Corpus, *overrides: str) ->
         launcher = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
         program[1:2] = [*launcher, f"--nproc-per-node={at}", "-m"]
         environment["OMP_NUM_THREADS"] = "1"
-    started = time.perf_counter()
     ended = subprocess.run(program, check=False, capture_output=True, text=True, env=environment)
-    whole = time.perf_counter() - started
     if ended.returncode:
         raise RuntimeError(ended.stdout + ended.stderr)
     times = [json.loads(file.read_text()) for file in folder.glob("times*")]
-    facts = [json.loads(file.read_text()) for file in sorted((folder / "run").rglob("results.json"))]
+    facts = [json.loads(file.read_text()) for file in (folder / "run").rglob("results.json")]
     read = [each["provenance"] for each in facts if not swept or each["status"] == "shard"]
     states = [file.stat().st_size for file in (folder / "run").rglob("shard.safetensors")]
     tokens = sum(each["tokens"] for each in read)
     seconds = max(sum(each["passes"]) for each in times)
-    merged = [each["merge"] for each in times if each["merge"]]
+    merged = next((each["merge"] for each in times if each["merge"]), None)
     return {
         "part": part,
         "model": model,
         "at": at,
         "way": "mixing+norms",
         "tokens": tokens,
-        "bytes": corpus.path.stat().st_size,
+        "text_bytes": corpus.stat().st_size,
         "seconds": round(seconds, 3),
-        "whole_seconds": round(whole, 1),
         "tokens_per_second": round(tokens / seconds),
-        "model_share": round(min(each["model_share"] for each in read), 4),
+        "model_share": None if swept else round(min(each["model_share"] for each in read), 4),
         "mebibytes": round(max(each["bytes"] for each in times) / 2**20),
         "state_bytes": sum(states) or None,
-        "merge_seconds": round(merged[0][0], 3) if merged else None,
-        "merge_mebibytes": round(merged[0][1] / 2**20) if merged else None,
+        "merge_seconds": round(merged[0], 3) if merged else None,
+        "merge_mebibytes": round(merged[1] / 2**20) if merged else None,
     }
 
 
@@ -255,9 +258,7 @@ def _save_tiny(folder: Path) -> None:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from benchmarks.peers import _default_model
-
-    tokenizer = AutoTokenizer.from_pretrained(_default_model())
+    tokenizer = AutoTokenizer.from_pretrained(default_model())
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
@@ -306,7 +307,7 @@ def _run(file: Path) -> None:
         cli.main()
 
 
-PARTS: Mapping[str, Callable[[int], Iterator[dict[str, object]]]] = {
+PARTS: Mapping[str, Callable[[Sizes], Iterator[dict[str, object]]]] = {
     "corpus": _corpora,
     "length": _lengths,
     "layers": _layers,

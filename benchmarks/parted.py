@@ -15,7 +15,7 @@ class Asked(NamedTuple):
 
     parts: Sequence[str]
     repeats: int
-    largest: int
+    sizes: growth.Sizes
 
 
 class Suite(NamedTuple):
@@ -29,29 +29,25 @@ class Suite(NamedTuple):
 
 
 SUITES: Mapping[str, Suite] = {
-    "peers": Suite(
-        tuple(peer_tasks.TASKS), peers.CELL, lambda asked: peers.measured_peers(asked.parts, asked.repeats)
-    ),
-    "growth": Suite(
-        tuple(growth.PARTS), growth.CELL, lambda asked: growth.measured_growth(asked.parts, asked.largest)
-    ),
+    "peers": Suite(tuple(peer_tasks.TASKS), peers.CELL, lambda asked: peers.measured_peers(asked.parts, asked.repeats)),
+    "growth": Suite(tuple(growth.PARTS), growth.CELL, lambda asked: growth.measured_growth(asked.parts, asked.sizes)),
 }
 PARTS = tuple(part for suite in SUITES.values() for part in suite.parts)
 
 
-def measure(suite: str, parts: Sequence[str] | None, repeats: int, largest: int, folder: Path) -> None:
+def measure(suite: str, parts: Sequence[str] | None, repeats: int, sizes: growth.Sizes, folder: Path) -> None:
     """Measure parts of a suite, and print and write each row when it is there.
 
     Args:
         suite: One of SUITES.
         parts: Some of its parts; all by default.
         repeats: See `measured_peers`.
-        largest: See `measured_growth`.
+        sizes: See `measured_growth`.
         folder: Output folder, created if missing.
     """
     known = SUITES[suite].parts
     chosen = [part for part in known if parts is None or part in parts]
-    for row in SUITES[suite].measured(Asked(chosen, repeats, largest)):
+    for row in SUITES[suite].measured(Asked(chosen, repeats, sizes)):
         show([row])
         table = add(folder / f"{suite}.csv", row | {"machine": machine()}, SUITES[suite].cell)
         if suite == "growth":

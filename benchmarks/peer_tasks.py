@@ -165,14 +165,15 @@ def _looped(size: int) -> Callable[[Path], Work]:
     return prepare
 
 
-def _analysed(*analyses: str) -> Callable[[Path], Work]:
+def _analysed(*analyses: str, **options: Any) -> Callable[[Path], Work]:
     def prepare(folder: Path) -> Work:
         import normscope
 
         model = normscope.load(folder / ENCODER, device="cpu")
 
         def work(texts: Sequence[str]) -> Numbers:
-            table = normscope.run(list(analyses), texts=list(texts), model=model).tables["mixing_by_layer"]
+            results = normscope.run(list(analyses), texts=list(texts), model=model, **options)
+            table = results.tables["mixing_by_layer"]
             rows = table[(table["method"] == "attn_w") & (table["category"] == "all")].sort_values("layer")
             return {"mixing ratios of the weights": rows["mean"].to_numpy()}
 
@@ -414,7 +415,8 @@ TASKS = {
             Tool("transformers, output_attentions, text by text", _looped(1)),
             Tool(f"transformers, output_attentions, batches of {_BATCH}", _looped(_BATCH)),
             Tool(f"{OURS}, mixing", _analysed("mixing")),
-            Tool(f"{OURS}, mixing and norms", _analysed("mixing", "norms")),
+            Tool(f"{OURS}, mixing and norms", _analysed("mixing", "norms", norms={"exact_pairs": 0})),
+            Tool(f"{OURS}, mixing and norms with every pair ranked", _analysed("mixing", "norms")),
         ),
     ),
     "page": Task(

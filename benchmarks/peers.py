@@ -35,7 +35,7 @@ def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> list
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
-        (models / ENCODER).symlink_to(_default_model())
+        (models / ENCODER).symlink_to(default_model())
         save_causal(models / CAUSAL)
         for name in parts or TASKS:
             rows += _measured(name, models, repeats)
@@ -106,7 +106,7 @@ def _difference(mine: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(mine - other).max()) if mine.shape == other.shape else float("nan")
 
 
-def _default_model() -> Path:
+def default_model() -> Path:
     """The folder of the default model."""
     from normscope.api.models import DEFAULT_MODEL, DEFAULT_PIN
     from normscope.models.files import locate
