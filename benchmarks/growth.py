@@ -269,12 +269,12 @@ def _run(file: Path) -> None:
     """A command, of which the passes over the corpus and the merging of shards are timed."""
     from benchmarks.measuring import status
     from normscope import cli
-    from normscope.running import pipeline
+    from normscope.running import loop, pipeline, shards
 
     passes: list[float] = []
     merges: list[tuple[float, int]] = []
     peaks: list[int] = []
-    accumulate, merge = pipeline.accumulate, pipeline.merge
+    accumulate, merge = loop.accumulate, shards.merge
 
     def timed(function: Callable[..., None], *arguments: Any) -> float:
         started = time.monotonic()
@@ -370,6 +370,29 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         axes[1][0].set_ylabel("MiB: peak (filled), state (hollow)")
         figure.savefig(path, dpi=200)
         plt.close(figure)
+    path.with_suffix(".txt").write_text(f"{caption(table)}\n", encoding="utf-8")
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the figure shows, and what to notice.
+
+    Args:
+        table: Rows of `measured_growth`.
+    """
+    text = (
+        "Tokens per second (above), the peak of a process's memory (below, filled) and the state (below, hollow), by what "
+        "grows. Both axes are logarithmic; where a line is level, the cost of a token stays the same."
+    )
+    corpora = table[table["part"] == "corpus"].sort_values("at")
+    for model, rows in corpora.groupby("model", sort=False):
+        few, many = rows.iloc[0], rows.iloc[-1]
+        if many["at"] > few["at"]:
+            text += (
+                f" With {many['at'] // few['at']:,} times as many sequences, {model} runs at "
+                f"{many['tokens_per_second']:,} tokens per second instead of {few['tokens_per_second']:,}, in "
+                f"{many['mebibytes']:,} MiB instead of {few['mebibytes']:,}."
+            )
+    return f"{text} {' '.join(dict.fromkeys(table['machine']))}."
 
 
 if __name__ == "__main__":

@@ -70,5 +70,6 @@ def add(path: Path, row: Mapping[str, object], cell: Sequence[str]) -> pd.DataFr
     if path.is_file():
         both = pd.concat([pd.read_csv(path), table], ignore_index=True)
         table = both.drop_duplicates(list(cell), keep="last", ignore_index=True)
+    table = table.convert_dtypes()  # counts stay whole numbers beside cells that are empty
     table.to_csv(path, index=False)
     return table

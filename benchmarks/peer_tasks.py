@@ -283,6 +283,7 @@ def _split_similarity(folder: Path) -> Work:
 
     def work(pairs: Sequence[tuple[str, str]]) -> Numbers:
         found = normscope.similarity(model, [text for text, _ in pairs], [other for _, other in pairs])
+        assert isinstance(found, Sequence)
         return {"similarities": np.array([each.value for each in found])}
 
     return work

@@ -157,7 +157,7 @@ def work(task: str, number: int, models: Path, started: float) -> dict[str, Any]
         return {"failed": f"cannot be imported: {_line(error)}"}
     except Exception as error:
         return {"failed": f"fails: {type(error).__name__}: {_line(error)}"}
-    np.savez(_file(models, task, number), **numbers)
+    np.savez(_file(models, task, number), allow_pickle=False, **dict(numbers))
     return {"startup": ready - started, "seconds": seconds, "bytes": _peak()}
 
 

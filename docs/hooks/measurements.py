@@ -4,11 +4,12 @@ import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.answers import INTEGRATED_GRADIENTS
 from benchmarks.answers import WAYS as PREDICTED
+from docs.hooks import tables_in_parts
 from docs.hooks.markdown import ROOT, table
 from normscope.analyses.attribution.published import METHODS
 
@@ -148,6 +149,11 @@ def _agreement() -> str:
     return _truth("agreement", {"first": "subject scores highest"})
 
 
+def _parted(suite: str, shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    """A table of a suite that is measured in parts, as far as it has been."""
+    return shown(_rows(suite)) if (MEASURED / f"{suite}.csv").exists() else tables_in_parts.NOT_RECORDED
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "shapes": _shapes,
     "shares": _shares,
@@ -158,6 +164,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "attributions": _attributions,
     "retrieval": _retrieval,
     "agreement": _agreement,
+    "peers": lambda: _parted("peers", tables_in_parts.peers),
+    "growth": lambda: _parted("growth", tables_in_parts.growth),
+    "plan": lambda: _parted("growth", tables_in_parts.plan),
 }
 """The table of each marker."""
 
