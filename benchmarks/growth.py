@@ -25,6 +25,8 @@ from unittest import mock
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from benchmarks.peer_tasks import lines
 from benchmarks.peers import default_model
@@ -327,50 +329,82 @@ _AXES = {
 }
 
 
+_COLUMNS = 3
+_SERIES = ((MINILM, "mixing"), (MINILM, "mixing+norms"), (TINY, "mixing+norms"))
+"""What has a line of its own."""
+
+
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Tokens per second above, bytes of memory and of the state below: one column for each part that grows.
+    """Tokens per second, and below them MiB of memory and of the state, for each part that grows; and a caption beside it.
 
     Args:
         table: Rows of `measured_growth`.
         path: The picture.
     """
     parts = [part for part in PARTS if (table["part"] == part).any()]
+    columns = min(_COLUMNS, len(parts))
+    blocks = -(-len(parts) // columns)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(
-            2, len(parts), figsize=(max(3.4, 1.9 * len(parts)), 3.8), squeeze=False, layout="constrained"
+            2 * blocks, columns, figsize=(2.3 * columns, 3.4 * blocks), squeeze=False, layout="constrained"
         )
-        for part, speed, memory in zip(parts, *axes, strict=True):
-            rows = table[table["part"] == part]
-            for number, ((model, way), values) in enumerate(rows.groupby(["model", "way"], sort=False)):
-                sorted_values = values.sort_values("at")
-                name = f"{way}, {model}" if part == "corpus" else str(way)
-                style = {
-                    "color": LINE_COLOURS[number],
-                    "linestyle": LINE_STYLES[number],
-                    "marker": MARKERS[number],
-                    "markersize": 3.5,
-                }
-                speed.plot(sorted_values["at"], sorted_values["tokens_per_second"], label=name, **style)
-                memory.plot(sorted_values["at"], sorted_values["mebibytes"], label=name, **style)
-                states = sorted_values["state_bytes"] / 2**20
-                if states.notna().any():
-                    memory.plot(sorted_values["at"], states, **(style | {"alpha": 0.5, "markerfacecolor": "white"}))
-            for axis in (speed, memory):
-                sizes = sorted(rows["at"].unique())
-                axis.set_xscale("log", base=10 if part == "corpus" else 2)
-                axis.set_yscale("log")
-                axis.grid(axis="y")
-                if part != "corpus":
-                    shown = sizes if len(sizes) < 5 else sizes[:: (len(sizes) + 3) // 4]
-                    axis.set_xticks(shown, [f"{size:,}" for size in shown])
-                    axis.minorticks_off()
+        for axis in axes.flat:
+            axis.set_visible(False)
+        for number, part in enumerate(parts):
+            row, column = 2 * (number // columns), number % columns
+            speed, memory = axes[row][column], axes[row + 1][column]
+            _draw_part(table[table["part"] == part], speed, memory)
             memory.set_xlabel(_AXES[part])
-            speed.legend(frameon=False, fontsize=6)
-        axes[0][0].set_ylabel("tokens per second")
-        axes[1][0].set_ylabel("MiB: peak (filled), state (hollow)")
+            if column == 0:
+                speed.set_ylabel("tokens per second")
+                memory.set_ylabel("MiB")
+        for kind in (axes[::2], axes[1::2]):
+            shown = [axis for axis in kind.flat if axis.get_visible()]
+            limits = [axis.get_ylim() for axis in shown]
+            for axis in shown:  # the same in all panels of a kind
+                axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        labelled = {
+            label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(
+            labelled.values(), labelled.keys(), loc="outside upper center", ncols=min(4, len(labelled)), frameon=False
+        )
         figure.savefig(path, dpi=200)
         plt.close(figure)
     path.with_suffix(".txt").write_text(f"{caption(table)}\n", encoding="utf-8")
+
+
+def _draw_part(rows: pd.DataFrame, speed: Axes, memory: Axes) -> None:
+    """The two panels of a part."""
+    for number, (model, way) in enumerate(_SERIES):
+        values = rows[(rows["model"] == model) & (rows["way"] == way)].sort_values("at")
+        if values.empty:
+            continue
+        style: dict[str, Any] = {
+            "color": LINE_COLOURS[number],
+            "linestyle": LINE_STYLES[number],
+            "marker": MARKERS[number],
+            "markersize": 3.5,
+        }
+        hollow = style | {"markerfacecolor": "white"}
+        speed.plot(values["at"], values["tokens_per_second"], label=f"{model}, {way.replace('+', ' and ')}", **style)
+        memory.plot(values["at"], values["mebibytes"], **style)
+        has_state = values[values["state_bytes"].notna()]
+        memory.plot(has_state["at"], has_state["state_bytes"] / 2**20, **hollow)
+        bare = values[values["bare_tokens_per_second"].notna()]
+        if way == WAYS[-1] and not bare.empty:
+            speed.plot(
+                bare["at"], bare["bare_tokens_per_second"], color="#5a5f66", linestyle=(0, (1, 1)), label="bare pass"
+            )
+    sizes = sorted(rows["at"].unique())
+    shown = sizes if len(sizes) < 5 else sizes[:: (len(sizes) + 3) // 4]
+    for axis in (speed, memory):
+        axis.set_visible(True)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.grid(axis="y")
+        axis.set_xticks(shown, [f"{size:,}" for size in shown])
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -380,8 +414,8 @@ def caption(table: pd.DataFrame) -> str:
         table: Rows of `measured_growth`.
     """
     text = (
-        "Tokens per second (above), the peak of a process's memory (below, filled) and the state (below, hollow), by what "
-        "grows. Both axes are logarithmic; where a line is level, the cost of a token stays the same."
+        "Tokens per second, and below them the peak of a process's memory (filled) and the state (hollow), by what grows. "
+        "Both axes are logarithmic; where a line is level, the cost of a token stays the same."
     )
     corpora = table[table["part"] == "corpus"].sort_values("at")
     for model, rows in corpora.groupby("model", sort=False):
