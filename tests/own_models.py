@@ -538,6 +538,172 @@ class ReZero(nn.Module):
         return self.blocks(self.emb(tokens))
 
 
+class EinsumAttention(nn.Module):
+    """One einsum for queries, keys and values, and one of three operands for the sum over keys and heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.o = weight(3, H, D, D // H), weight(H, D // H, D)
+
+    def forward(self, x):
+        q, k, v = torch.einsum("...md,chdk->c...hmk", x, self.w)
+        s = torch.einsum("...hqk,...hpk->...hqp", q, k) / math.sqrt(q.shape[-1])
+        return torch.einsum("bhqp,bhpk,hkd->bqd", s.softmax(-1), v, self.o)
+
+
+class TwoFactors(nn.Module):
+    """What attention and what the network adds has a learned factor of its own."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.mlp = EinsumAttention(), MLP()
+            self.scale = Scale(nn.Parameter(torch.randn(())))
+            self.b = nn.Parameter(torch.randn(1))
+
+        def forward(self, x):
+            x = x + self.scale(self.attn(x))
+            return x + self.b * self.mlp(x)
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+
+    def forward(self, tokens):
+        return self.blocks(self.emb(tokens))
+
+
+class MultipliedResidual(TwoFactors):
+    """The residual connection carries a multiple of the stream, as in DeepNorm."""
+
+    class Block(TwoFactors.Block):
+        def __init__(self):
+            super().__init__()
+            self.n1, self.n2 = nn.LayerNorm(D), nn.LayerNorm(D)
+
+        def forward(self, x):
+            x = self.n1(1.7 * x + self.attn(x))
+            return self.n2(1.7 * x + self.mlp(x))
+
+
+class HookedAttention(nn.Module):
+    """Weights by head are put in another order before each product; rotations are written in place."""
+
+    def __init__(self):
+        super().__init__()
+        k = D // H
+        for name in "QKV":
+            setattr(self, f"W_{name}", weight(H, D, k))
+            setattr(self, f"b_{name}", weight(H, k))
+        self.W_O, self.b_O = weight(H, k, D), weight(D)
+        angles = torch.arange(T)[:, None] / 100 ** (torch.arange(k // 2) / (k // 2))
+        self.register_buffer("cos", angles.cos().repeat(1, 2)[:, None])
+        self.register_buffer("sin", angles.sin().repeat(1, 2)[:, None])
+
+    def heads(self, x, name):
+        w = getattr(self, f"W_{name}").permute(0, 2, 1).reshape(D, D)
+        b = getattr(self, f"b_{name}").reshape(D)
+        return F.linear(x, w, b).reshape(*x.shape[:2], H, D // H)
+
+    def turned(self, x):
+        half, n = x.shape[-1] // 2, x.shape[1]
+        other = x.clone()
+        other[..., :half] = -x[..., half:]
+        other[..., half:] = x[..., :half]
+        return x * self.cos[:n] + other * self.sin[:n]
+
+    def forward(self, x):
+        q, k, v = self.turned(self.heads(x, "Q")), self.turned(self.heads(x, "K")), self.heads(x, "V")
+        s = (q.permute(0, 2, 1, 3) @ k.permute(0, 2, 3, 1)) / math.sqrt(D // H)
+        n = s.shape[-1]
+        s = torch.where(torch.tril(torch.ones(n, n, dtype=torch.bool)), s, torch.tensor(-torch.inf, dtype=s.dtype))
+        a = s.softmax(-1)
+        a = torch.where(torch.isnan(a), torch.zeros_like(a), a)
+        z = (a @ v.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
+        return F.linear(z.reshape(*x.shape[:2], D), self.W_O.permute(2, 0, 1).reshape(D, D), self.b_O)
+
+
+class Hooked(nn.Module):
+    """As in TransformerLens: a bare table of embeddings, weights by head."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W_E = weight(V, D)
+
+        def forward(self, tokens):
+            return self.W_E[tokens, :]
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln1, self.attn, self.ln2, self.mlp = nn.LayerNorm(D), HookedAttention(), nn.LayerNorm(D), MLP()
+
+        def forward(self, x):
+            x = x + self.attn(self.ln1(x))
+            return x + self.mlp(self.ln2(x))
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = self.Table(), nn.ModuleList(self.Block() for _ in range(L))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class UnitNorm(nn.Module):
+    """An RMSNorm without ε."""
+
+    def __init__(self):
+        super().__init__()
+        self.g = nn.Parameter(torch.rand(D) + 0.5)
+
+    def forward(self, x):
+        return F.normalize(x, dim=-1) * math.sqrt(D) * self.g
+
+
+class Optional(nn.Module):
+    """As in x-transformers: options that are not in use leave factors of one and terms of zero behind."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.to_qkv, self.gate, self.to_out = nn.Linear(D, 3 * D), nn.Linear(D, D), nn.Linear(D, D)
+
+        def forward(self, x):
+            q, k, v = self.to_qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+            return self.to_out(y * torch.sigmoid(0.0 + self.gate(x)))
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj, self.out, self.factor = nn.Linear(D, 96), nn.Linear(48, D), 1.0
+
+        def forward(self, x):
+            x, gate = self.proj(x).chunk(2, dim=-1)
+            return self.out(x * F.gelu(gate) * self.factor)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.n1, self.attn, self.n2, self.ff = UnitNorm(), Optional.Attention(), UnitNorm(), Optional.Network()
+
+        def forward(self, x):
+            x = x + self.attn(self.n1(x))
+            return x + self.ff(self.n2(x))
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+
+    def forward(self, tokens):
+        return self.blocks(self.emb(tokens))
+
+
 class ShortGPT(SeparateHeads):
     """It has eight positions."""
 
@@ -781,6 +947,9 @@ MODELS = {
     "attention-only": (AttentionOnly, "attentions.{0}"),
     "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
     "rezero": (ReZero, "blocks.{0}.scale"),
+    "two-factors": (TwoFactors, "blocks.{0}.scale"),
+    "hooked": (Hooked, "blocks.{0}.attn"),
+    "gated-options-not-in-use": (Optional, "blocks.{0}.attn"),
     "layer-scale": (lambda: Scaled(ScaledBlock), "blocks.{0}.ls1"),
     "layer-scale-post": (lambda: Scaled(lambda: ScaledBlock(post=True)), "blocks.{0}.ls1"),
     "layer-scale-in-place": (lambda: Scaled(lambda: ScaledBlock(inplace=True)), "blocks.{0}.ls1"),

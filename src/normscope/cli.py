@@ -1,6 +1,6 @@
 """From Hydra to a run, and from errors to exit statuses.
 
-0: completed. 2: invalid input, explained in one line. 4: an assertion does not hold. 1: a bug, or a sweep with a failed job.
+0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 4: an assertion failed.
 130: interrupted.
 """
 
@@ -250,7 +250,7 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     """
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if _sweep.json and first in ("explain", "serve"):
-        raise InputError(f"--json: expected a run or a sweep, got {first}, which has no metrics")
+        raise InputError(f"--json: expected a run or a sweep, got {first}, which has no metrics; leave out --json")
     if (text := command_line.text_to_explain()) is not None:
         return functools.partial(_explain, text)
     return _serve if command_line.asks_to_serve() else None

@@ -8,8 +8,9 @@ from typing import Literal
 VERSION = "0.2.0"
 
 RUN_SCHEMA = 2
-"""Version of the layout of run directories. It rises when a reader of the last one would misread a file or miss a part of it: a
-table, column or key goes, or means something else. New ones do not count. 1 is that of 0.2.0, whose files do not name it."""
+"""Version of the layout of run directories. A table, column or key that is removed or changes its meaning raises it, because a
+reader of the previous version would misread a file or miss part of it; additions do not. 1 is the layout of 0.2.0, whose files
+do not name it."""
 
 
 def _checkout() -> Path | None:

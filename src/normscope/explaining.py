@@ -34,8 +34,9 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     """Explain one text: print what the model predicts and from which tokens, and write the page.
 
     Args:
-        options: The model, the device and `dataset.chat_template`; everything else is ignored.
-        text: The text, or two with ` ||| ` between them; with `dataset.chat_template`, a conversation, as in `typed_texts`.
+        options: The model, the device and `dataset.chat_template`; all other options are ignored.
+        text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
+            `typed_texts`).
         folder: Where the page goes; it is made.
 
     Returns:

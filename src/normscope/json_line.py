@@ -1,4 +1,4 @@
-"""`--json`: a command prints nothing to stdout but one line of JSON, when it ends."""
+"""`--json`: the only thing that a command prints to stdout is one line of JSON, when it ends."""
 
 import contextlib
 import dataclasses

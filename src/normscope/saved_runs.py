@@ -1,4 +1,4 @@
-"""Reads the folders of finished runs, also those of earlier versions. It imports neither torch nor transformers."""
+"""Reads the folders of finished runs, those of earlier versions included. It imports neither torch nor transformers."""
 
 import dataclasses
 import os
@@ -22,9 +22,9 @@ class SavedRun:
 
     folder: Path
     schema: int
-    """Version of the folder's layout, see `guides/runs`."""
+    """Version of the folder's layout; 1 for folders of 0.2.0."""
     status: str
-    """How the run ended: `completed`, `interrupted`, `failed`, or for parts of a run `shard` or `prepared`."""
+    """How the run ended: `completed`, `interrupted`, `failed`, `shard`, or `prepared` (by `normscope prepare`)."""
     metrics: Mapping[str, float]
     """Single numbers by name, `<analysis>/<metric>`; empty unless the run has completed."""
     provenance: Mapping[str, Any]
@@ -32,12 +32,12 @@ class SavedRun:
     config: Mapping[str, Any]
     """The resolved config, nested by section."""
     tables: Mapping[str, "pd.DataFrame"]
-    """Tidy tables by name, such as `mixing_by_layer`. Each is read when it is first asked for."""
+    """Tidy tables by name, such as `mixing_by_layer`. Each is read when you first access it."""
     error: str = ""
-    """Why the run failed."""
+    """Why the run failed; empty if it did not."""
 
     def __repr__(self) -> str:
-        """What ran, how it ended, and what there is to see."""
+        """The model, how the run ended, and the names of its tables."""
         facts = self.provenance
         counts = [f"{facts[name]:,} {name}" for name in ("sequences", "tokens") if facts.get(name) is not None]
         what = [f"model {facts['model']}"] if facts.get("model") else []
@@ -53,7 +53,7 @@ class SavedRun:
 def read(run: str | Path) -> SavedRun:
     """Read the folder of a finished run: its tables, metrics, config and provenance.
 
-    Folders of earlier versions are read as well. Nothing in a folder is executed, and damaged files are refused.
+    Folders of earlier versions can be read as well. Nothing in a folder is executed, and damaged files are rejected.
 
     Args:
         run: The folder, such as `outputs/first`, or `DIR/0` for the first job of a sweep.
@@ -65,8 +65,8 @@ def read(run: str | Path) -> SavedRun:
         ('completed', 'curves')
 
     Raises:
-        InputError: If it is not the folder of a finished run, a file is damaged, or a later version has written it. Damaged
-            tables are refused when they are read.
+        InputError: If this is not the folder of a finished run, a file is damaged, or the folder has the schema of a later
+            version. A damaged table is rejected when it is first read.
     """
     if not isinstance(run, str | Path):
         raise InputError(f"run: expected the folder of a run, got {type(run).__name__}")
@@ -100,15 +100,15 @@ def _require_run(folder: Path) -> None:
         raise InputError(f"run={name}: expected the folder of a run: {error}") from error
     if jobs:
         raise InputError(
-            f"run={name}: expected the folder of one run, got one with several; read {jobs[0]}, for example"
+            f"run={name}: expected the folder of one run, got the folder of several; read {jobs[0]}, for example"
         )
     if (folder / CONFIG).exists():
         raise InputError(f"run={name}: the run is unfinished; continue it with resume={name}, or wait until it ends")
-    raise InputError(f"run={name}: expected the folder of a run, which has a {RESULTS}")
+    raise InputError(f"run={name}: expected the folder of a run, but it has no {RESULTS}")
 
 
 class _Tables(Mapping[str, "pd.DataFrame"]):
-    """The tables in a folder; each is read once, when it is first asked for."""
+    """The tables in a folder; each is read once, when it is first accessed."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = {path.stem: path for path in sorted(folder.glob("*.parquet"))}

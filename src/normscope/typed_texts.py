@@ -23,11 +23,13 @@ def typed(text: Any) -> tuple[str, bool]:
         if [(each.role, each.content) for each in messages_of(written)] != [
             (each.role, each.content.strip()) for each in messages_in(text)
         ]:
-            raise InputError("text: a line of a message begins with a role (`user:`), so it cannot be typed")
+            raise InputError(
+                "text: a line of a message begins with a role, such as `user:`, and would be read as another message"
+            )
         return written, True
     parts = parts_of(text)
     if any(SEPARATOR in part for part in parts):
-        raise InputError(f"text: expected no `{SEPARATOR}` in it, because it separates the texts of a pair")
+        raise InputError(f"text: expected no `{SEPARATOR}`, which separates the two texts of a pair")
     return SEPARATOR.join(parts), False
 
 

@@ -10,11 +10,12 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, HeadNorms
+from normscope.models.layout import BlockLayout, FeedForwardLayout, HeadNorms
+from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
 
-IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
-IN_LAYER_TOO = ("output_norm", "query_bias", "value_bias")
+IN_LAYER = ("attention", "output", "residual", "norm", "attention_norm", "sum_consumer")
+OF_HEADS = ("query", "key", "value")
 IN_MODEL = ("final_norm", "embedding_norm", "convolution", "output_projection")
 NORMS = (
     "norm",
@@ -69,14 +70,14 @@ def mutations(layout: BlockLayout, model: PreTrainedModel) -> Iterator[Mutation]
 
 
 def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel) -> Iterator[tuple[str, object]]:
-    for field in (*IN_LAYER, *IN_LAYER_TOO):
+    for field in IN_LAYER:
         yield from _others(layer, field, getattr(layout, field))
+    for field in OF_HEADS:
+        yield from _wrong_heads(layout, field, layer)
     for field in IN_MODEL:
         yield from _others(model, field, getattr(layout, field))
     yield from _wrong_head_norms(layout, layer)
     yield "registry", not layout.registry
-    for value in _wrong_columns(layout, model):
-        yield "columns", value
     for number, (size, adjacent) in layout.rotation.items():
         yield "rotation", {layer: planes for layer, planes in layout.rotation.items() if layer != number}
         for wrong in (Planes(size, not adjacent), Planes(size - 2, adjacent)):
@@ -108,17 +109,23 @@ def _wrong_head_norms(layout: BlockLayout, layer: nn.Module) -> Iterator[tuple[s
             yield "head_norms", norms._replace(turned=not norms.turned)
 
 
-def _wrong_columns(layout: BlockLayout, model: PreTrainedModel) -> Iterator[object]:
-    """The heads of another part, or in another order."""
-    if layout.columns is None:
-        width = model.config.hidden_size // layout.heads
-        numbers = (layout.heads, layout.key_heads[0], layout.key_heads[0])
-        yield tuple(Columns(tuple(range(0, heads * width, width))[::-1], width) for heads in numbers)
+def _wrong_heads(layout: BlockLayout, field: str, layer: nn.Module) -> Iterator[tuple[str, object]]:
+    """Another linear layer, no separate bias, the heads of another part, or in another order."""
+    heads = getattr(layout, field)
+    if heads is None:
         return
-    query, key, value = layout.columns
-    yield None
-    yield query, value, key
-    yield query._replace(first=query.first[::-1]), key, value
+    for _, other in _others(layer, field, heads.projection):
+        yield field, heads._replace(projection=other)
+    if heads.bias is not None:
+        yield field, heads._replace(bias=None)
+    if heads.columns is None:
+        number = layout.heads if field == "query" else layout.key_heads[0]
+        width = layout.width // layout.heads
+        yield field, heads._replace(columns=Columns(tuple(range(0, number * width, width))[::-1], width))
+        return
+    others = {getattr(layout, other).columns for other in OF_HEADS}
+    for columns in (*others - {heads.columns}, heads.columns._replace(first=heads.columns.first[::-1])):
+        yield field, heads._replace(columns=columns)
 
 
 def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation]:

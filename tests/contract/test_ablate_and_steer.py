@@ -14,7 +14,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.changes import changed
 from normscope.models.frozen_pass import frozen_pass
-from normscope.models.layout import weight_and_bias
+from normscope.models.linear_layers import weight_and_bias
 from normscope.models.loaded import LoadedModel
 from normscope.models.stream_changes import StreamChange
 from tests.contract.test_answers import PROMPT, causal

@@ -221,17 +221,9 @@ def test_two_observations_at_once_are_refused(family, family_model):
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     """A wrong layout is detected at load; the message names the part, the layer and the error."""
     layout = layout_of(family)
-    if layout.columns is None:
-        wrong, part = dataclasses.replace(layout, key=layout.value), "key"
-    else:
-        of_query, of_key, of_value = layout.columns
-        wrong, part = dataclasses.replace(layout, columns=(of_query, of_value, of_key)), "key"
-    if not layout.registry:  # its keys are the layout's own: what meets the model's output is the values
-        wrong, part = dataclasses.replace(layout, value=layout.query, value_bias=layout.query_bias), r"sum of αf\(x\)"
-        if layout.columns is not None:
-            of_query, of_key, of_value = layout.columns
-            wrong = dataclasses.replace(layout, columns=(of_query, of_value, of_key))
-            part = "weights from query, key and scale"
+    wrong, part = dataclasses.replace(layout, key=layout.value), "key"
+    if not layout.registry:  # its keys are the layout's own
+        part = "weights from query, key and scale"
     with pytest.raises(InputError, match=rf"the {part} of layer 1 differs by \d"):
         verify(family_model, wrong, family)
 

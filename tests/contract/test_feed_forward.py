@@ -48,6 +48,7 @@ VARIANTS = {
     "another activation": FAMILY_CONFIGS["bert"] | {"hidden_act": "gelu_10"},
     "a learned activation": FAMILY_CONFIGS["gpt2"] | {"activation_function": "prelu"},
     "a wide epsilon": FAMILY_CONFIGS["albert"] | {"layer_norm_eps": 0.3},
+    "Phi with norms of queries and keys": FAMILY_CONFIGS["phi"] | {"qk_layernorm": True},
     "StableLM, parallel": FAMILY_CONFIGS["stablelm"] | {"use_parallel_residual": True, "qk_layernorm": True},
     "Cohere with norms of the keys": FAMILY_CONFIGS["cohere"] | {"use_qk_norm": True},
     "OPT, norms after": FAMILY_CONFIGS["opt"] | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},

@@ -1,4 +1,4 @@
-"""Hybrids, gates on the outputs of heads, and latent attention: what is exact, and what is refused."""
+"""Hybrids, gates on the outputs of heads, latent attention, unusual configs: what is exact, and what is refused."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
 from tests.oracles.norms_oracle import NO_SPECTRUM
 from tests.oracles.sinks_oracle import NO_DRAINS
-from tests.tiny import token_batch
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
 HYBRIDS = [
     *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_next"),
@@ -34,17 +34,22 @@ SOME_LAYERS = ["llama4_text"]
 """Only layers 1 and 3 rotate queries and keys, and have norms of them."""
 BOTTLENECK = ["mobilebert"]
 """Attention is inside a bottleneck, and γ ⊙ x + β stands in place of norms."""
+UNUSUAL = {
+    "norms of queries and keys with biases": FAMILY_CONFIGS["phi"] | {"qk_layernorm": True},
+    "norms on the residual connection": FAMILY_CONFIGS["bloom"] | {"apply_residual_connection_post_layernorm": True},
+}
 QUICK = {"mobilebert", "llama4_text", "bamba", "qwen3_5_text", "afmoe", "youtu"}
 MODELS = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in dict.fromkeys([*HYBRIDS, *GATED, *LATENT, *SOME_LAYERS, *BOTTLENECK])
-]
+] + list(UNUSUAL)
 
 
 @functools.cache
 def observed(model_type):
     """A tiny model, its layout, and its blocks on a padded batch."""
-    model = tiny_architecture(model_type)
+    config = UNUSUAL.get(model_type)
+    model = tiny_architecture(model_type) if config is None else tiny_model(config, torch.float64)
     layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
     blocks: list[AttentionBlock] = []
     with Observer(model, layout) as observer:
@@ -413,7 +418,7 @@ def _wrong(layout):
     yield replace(layout, gate=gate._replace(function="tanh"))
     yield replace(layout, gate=gate._replace(columns=gate.columns._replace(first=gate.columns.first[::-1])))
     yield replace(layout, gate=gate._replace(columns=gate.columns._replace(size=1)))
-    yield replace(layout, gate=gate._replace(projection=layout.key))
+    yield replace(layout, gate=gate._replace(projection=layout.key.projection))
     yield replace(layout, without=frozenset({1, 2}))
     yield replace(layout, key=None, reader=layout.output)
 

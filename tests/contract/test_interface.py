@@ -133,7 +133,7 @@ def test_what_is_deprecated_works_and_names_its_replacement():
     with pytest.warns(FutureWarning) as caught:
         assert old(3) == 3
     (warning,) = caught
-    assert str(warning.message) == "old(…) is deprecated since 0.3 and goes in 0.4; use new(…)"
+    assert str(warning.message) == "old(…) is deprecated since 0.3 and will be removed in 0.4; use new(…)"
     assert Path(warning.filename) == Path(__file__), "the warning points at the line that calls it"
 
 

@@ -13,7 +13,7 @@ from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.models import feed_forward
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layout import normalisation
+from normscope.models.norm_weights import normalisation
 from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack, token_batch
 

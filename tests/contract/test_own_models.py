@@ -105,7 +105,7 @@ def test_wrong_places_of_parts_are_refused(part, other):
     wrapped = normscope.wrap(built("layers-in-separate-lists"))
     layout = wrapped.layout
     paths = {"network_norm": layout.feed_forward[0].norm} | vars(layout)
-    one, two = paths[part], paths[other]
+    one, two = (getattr(paths[each], "projection", paths[each]) for each in (part, other))
     *places, last = layout.places
     wrong = dataclasses.replace(layout, places=(*places, last | {one: last[two], two: last[one]}))
     with pytest.raises(InputError, match="cannot be observed exactly"):
@@ -284,6 +284,10 @@ class Needs(own_models.NoMask):
         (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
         (lambda: Hybrid(), r"layers.0 is not part of any layer with attention"),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
+        (
+            lambda: own_models.MultipliedResidual(),
+            "in attention 1, the residual connection carries a multiple of the stream .operation mul in model.blocks.0.",
+        ),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),
         (lambda: Needs(), "Needs fails on token ids of shape .2, 5.: .* pass inputs="),
     ],

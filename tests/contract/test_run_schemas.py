@@ -163,9 +163,9 @@ def unfinished(folder: Path) -> Path:
 WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "later": (
         lambda folder: edited(folder, schema=3),
-        "expected a schema of at most 2, got 3; upgrade normscope to read",
+        "expected a schema from 1 to 2, got 3; upgrade normscope to read",
     ),
-    "before the first": (lambda folder: edited(folder, schema=0), "expected a schema of at most 2, got 0"),
+    "before the first": (lambda folder: edited(folder, schema=0), "expected a schema from 1 to 2, got 0"),
     "text": (lambda folder: edited(folder, schema="2"), "expected a whole number for schema, got '2'"),
     "true": (lambda folder: edited(folder, schema=True), "expected a whole number for schema, got True"),
     "list": (lambda folder: edited(folder, metrics=[1]), "expected a mapping for metrics"),
@@ -173,9 +173,9 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "status": (lambda folder: edited(folder, status="fine"), "expected a status of completed, interrupted, failed"),
     "nowhere": (nothing_there, "expected the folder of a run, but it does not exist"),
     "a file": (lambda folder: folder / "config.yaml", "expected the folder of a run, got a file"),
-    "empty": (empty, "expected the folder of a run, which has a results.json"),
+    "empty": (empty, "expected the folder of a run, but it has no results.json"),
     "unfinished": (unfinished, "the run is unfinished; continue it with resume="),
-    "a sweep": (lambda folder: folder.parent, "got one with several; read "),
+    "a sweep": (lambda folder: folder.parent, "got the folder of several; read "),
     "a name that is none": (lambda _: Path("a\0b"), "expected the folder of a run"),
 }
 
@@ -194,7 +194,7 @@ def test_commands_refuse_a_later_schema_before_they_load_a_model(capsys, monkeyp
     folder = edited(copied(tmp_path), schema=RUN_SCHEMA + 1)
     outcome = run_here(capsys, monkeypatch, f"reproduce={folder}", f"output_dir={tmp_path / 'again'}")
     assert (outcome.status, outcome.out) == (2, "")
-    assert f"expected a schema of at most {RUN_SCHEMA}, got {RUN_SCHEMA + 1}; upgrade normscope" in outcome.err
+    assert f"expected a schema from 1 to {RUN_SCHEMA}, got {RUN_SCHEMA + 1}; upgrade normscope" in outcome.err
     assert len(outcome.err.splitlines()) == 1
     with pytest.raises(InputError, match="upgrade normscope"):
         runs.read([folder])

@@ -457,7 +457,7 @@ def test_a_port_in_use(capsys, monkeypatch):
     assert outcome.status == 2
     assert outcome.err == (
         f"normscope: live.port={port}: cannot listen on 127.0.0.1: [Errno 98] Address already in use; set live.port to another "
-        "one, or to 0 for any that is free\n"
+        "number, or to 0 for any free port\n"
     )
 
 

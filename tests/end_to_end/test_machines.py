@@ -80,7 +80,9 @@ def test_json_of_bad_input(command, tmp_path):
 def test_json_is_of_runs(command, first):
     outcome = command(first, "A text.", "--json")
     assert outcome.status == 2
-    assert ending(outcome)["errors"] == [f"--json: expected a run or a sweep, got {first}, which has no metrics"]
+    assert ending(outcome)["errors"] == [
+        f"--json: expected a run or a sweep, got {first}, which has no metrics; leave out --json"
+    ]
 
 
 def test_help_is_no_json(command):

@@ -85,12 +85,12 @@ def test_what_is_wrong_is_one_line(model, page):
     for arguments, message in (
         (
             {"port": taken},
-            rf"^port={taken}: cannot listen on 127\.0\.0\.1: .*; set port to another one, or to 0 for any",
+            rf"^port={taken}: cannot listen on 127\.0\.0\.1: .*; set port to another number, or to 0 for any",
         ),
         ({"port": 70_000}, "^port=70000: expected a port from 0 to 65535$"),
         ({"tokens": 1}, "^tokens=1: expected at least 2$"),
         ({"text": 3}, "got int$"),
-        ({"text": ("a ||| b", "c")}, "separates the texts of a pair"),
+        ({"text": ("a ||| b", "c")}, "separates the two texts of a pair"),
         ({"text": [{"role": "user", "content": "a\nuser: b"}]}, "a line of a message begins with a role"),
     ):
         with pytest.raises(InputError, match=message):
@@ -144,7 +144,7 @@ def test_closing_releases_the_model(saved_model):
 def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model, monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
     shown = page._repr_html_()
-    assert page.url.partition("#")[0] not in shown.partition("Live, once its port")[0]
+    assert page.url.partition("#")[0] not in shown.partition("Live page, once you forward its port")[0]
     assert normscope.decompose(model, TEXT).explorer()._repr_html_()[:200] == shown[:200]
 
 
@@ -159,7 +159,7 @@ def test_inside_a_change_the_page_says_so_and_afterwards_answers(page, model):
                 status, answer = ask(page, part, examples="most_mixing", text="We swam.")
                 assert (status, answer) == (
                     200,
-                    {"error": f"{model.name} is changed by ablate or steer just now; close that context first"},
+                    {"error": f"{model.name} is currently changed by ablate or steer; leave that context first"},
                 )
             assert torch.equal(normscope.decompose(model, TEXT).ratios, changed)
     status, answer = ask(page, text="We swam.")
@@ -201,7 +201,7 @@ def test_page_and_notebook_never_see_each_others_changes(page, model):
     assert len(refused) >= 5
     for answer in answered:
         torch.testing.assert_close(ratios(answer), of_page, rtol=1e-5, atol=0)
-    assert {answer["error"].partition(" is changed by")[0] for answer in refused} == {model.name}
+    assert {answer["error"].partition(" is currently changed by")[0] for answer in refused} == {model.name}
 
 
 def test_training_in_place_is_seen(saved_model):

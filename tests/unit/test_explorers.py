@@ -240,6 +240,7 @@ def test_several_texts_have_a_map_each(causal):
     page = found.explorer().page
     assert [each["keys"] for each in data_of(page)["sentences"]] == [list(each.tokens) for each in found]
     assert "<title>Attribution: " in page
+    assert repr(found.explorer()).startswith("Attribution, 2 maps;")
     assert "biases are left out" in page
     assert "predicts the next one" not in page
     with pytest.raises(InputError, match="explorer: expected at least one attribution"):
@@ -255,7 +256,7 @@ def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
     strongest = np.abs(found.scores).argmax()
     seen = html.unescape(re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1]))
     name = found.tokens[strongest]
-    first = f"What adds to “{found._said}”{name}"
+    first = f"Largest values of “{found._said}”{name}"
     sign = "\u2212" if found.scores[strongest] < 0 else "+"
     assert re.match(rf"{re.escape(first)}( \({strongest}\))?{re.escape(sign)}", seen)
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
@@ -266,13 +267,13 @@ def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
 def test_the_advice_for_a_page_that_is_too_large_names_what_was_asked(causal, monkeypatch):
     found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
     monkeypatch.setattr(explorers, "_LARGEST", 20)
-    with pytest.raises(InputError, match=r"or leave out head in by$"):
+    with pytest.raises(InputError, match=r"fewer targets, or leave \"head\" out of by$"):
         found.explorer()
 
 
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
     monkeypatch.setattr(explorers, "_LARGEST", 100)
-    with pytest.raises(InputError, match=r"explorer: .+ expected at most 100: .+, or leave out heads=True"):
+    with pytest.raises(InputError, match=r"explorer: expected at most 100 values .+, or leave out heads=True"):
         normscope.decompose(model, TEXT, heads=True).explorer()
     with pytest.raises(InputError, match=r"take shorter or fewer texts$"):
         normscope.decompose(model, TEXT).explorer()

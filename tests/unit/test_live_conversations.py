@@ -125,7 +125,7 @@ def test_a_long_conversation_is_cut(model):
     assert 57 <= len(roles_of(model, cut.given)) <= 60
     assert len(units_of(model, cut, "token").places) <= 60
     with pytest.raises(
-        InputError, match="^text: the chat template of .* needs more than 5 tokens \\(report.tokens\\)$"
+        InputError, match="^text: the chat template of .* alone takes more than 5 tokens \\(report.tokens\\)$"
     ):
         read(model, text, Limit(5), chat=True)
 

@@ -159,7 +159,7 @@ def test_an_error_is_passed_on_and_the_next_computation_runs(engine):
 def test_too_many_requests_are_refused(engine):
     held = Held(engine)
     futures = [engine.submit(ONCE, number, lambda _: None) for number in range(64)]
-    with pytest.raises(Busy, match="64 requests wait"):
+    with pytest.raises(Busy, match="64 requests are waiting"):
         engine.submit(ONCE, 64, lambda _: None)
     held.go.set()
     for future in futures:

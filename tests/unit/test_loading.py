@@ -269,6 +269,27 @@ def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(minilm_fo
         load(options, EXACTLY)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("olmo", {"clip_qkv": 0.5}, "in attention 1, queries or keys are not split into heads"),
+        (
+            "bloom",
+            {"slow_but_exact": True, "pretraining_tp": 2},
+            "in attention 1, the outputs of the heads are not read",
+        ),
+        ("deberta", {"talking_head": True}, "no softmax over all tokens"),
+        # transformers adds the biases of positions a second time when it returns weights
+        ("falcon", {"alibi": True, "new_decoder_architecture": False}, "the attention output of layer 1 differs"),
+    ],
+)
+def test_configs_of_known_families_that_cannot_be_exact_are_refused(minilm_folder, family, changes, reason):
+    architecture = FAMILY_CONFIGS[family] | {"vocab_size": 30522} | changes
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    with pytest.raises(InputError, match=f"cannot be observed exactly: {reason}"):
+        _ = load(options, EXACTLY).verification
+
+
 # Vocabularies.
 
 

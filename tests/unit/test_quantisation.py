@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.layout import weight_and_bias
+from normscope.models.linear_layers import weight_and_bias
 from normscope.models.loading import load, open_model
 from normscope.models.observer import Observer
 from normscope.models.options import DeviceMap, DeviceOptions, ModelOptions, Quantization

@@ -22,7 +22,7 @@ from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.models.block import AttentionBlock
-from normscope.models.layout import stacked_heads
+from normscope.models.linear_layers import stacked_heads
 from normscope.models.observer import Observer
 from normscope.reporting.drawing import png
 from normscope.rounding import brief, brief_share

@@ -203,7 +203,7 @@ def attribution_maps(
     Examples:
         >>> import normscope
         >>> maps = normscope.attribution_maps(normscope.load(), "A short text.", "alti")
-        >>> maps["alti"].total.sum(axis=1).round(3).tolist()  # the shares of all tokens, for each token
+        >>> maps["alti"].total.sum(axis=1).round(3).tolist()  # each token's shares add up to 1
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
     Raises:

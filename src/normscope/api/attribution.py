@@ -114,10 +114,10 @@ class Attribution:
                 return self._matrix_picture()
 
     def explorer(self) -> Explorer:
-        """The scores as an interactive page like in a report, with the answer's tokens, effects and spans that are known.
+        """The scores on an interactive page, like the explorer of a report, with whatever else is known of the target.
 
-        The menu of sentences leads from one to the other. Effects by layer and token have a map for each layer, and for each
-        head if these are known as well.
+        The menu `map` switches to the tokens of an answer, to effects and to spans. Effects by layer and token have one map per
+        layer, and one per head if they are split by head as well.
 
         Raises:
             InputError: If there are too many values for one page.
@@ -282,10 +282,10 @@ class Attributions(Several[Attribution]):
         return text_picture(self)
 
     def explorer(self) -> Explorer:
-        """All attributions on one interactive page like in a report, with one row for each target of a text.
+        """All attributions on one interactive page, like the explorer of a report, with one row per target of a text.
 
         Raises:
-            InputError: If there are none, or too many values for one page.
+            InputError: If there are no attributions, or too many values for one page.
         """
         if not self:
             raise InputError("explorer: expected at least one attribution")

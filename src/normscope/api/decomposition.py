@@ -229,7 +229,7 @@ class Decomposition:
         return Explorer(self.figure(), [self.token_maps()])
 
     def token_maps(self) -> TokenMaps:
-        """The maps as the explorer takes them, in float32."""
+        """The maps in the form that the explorer takes, in float32."""
         weights = self.weights[:, None] if self.head_weights is None else self.head_weights
         norms, head_maps = None, {}
         if self.head_vectors is not None and self.level is Level.word:
@@ -380,7 +380,7 @@ def decompose(
         >>> result = normscope.decompose(normscope.load(), "A short text.")
         >>> result.tokens
         ('[CLS]', 'a', 'short', 'text', '.', '[SEP]')
-        >>> round(float(result.table.loc[6, "attnresln_n"]), 2)  # the mean mixing ratio of the last attention block
+        >>> round(float(result.table.loc[6, "attnresln_n"]), 2)  # mean mixing ratio of the last attention block
         0.22
 
     Raises:

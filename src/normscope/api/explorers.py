@@ -14,6 +14,7 @@ from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explorer_page, pairs_page
+from normscope.rounding import counted
 
 _HEIGHT = 820
 """Pixels of the frame, enough for the controls and the map of a sentence; the reader can make it taller."""
@@ -79,12 +80,12 @@ class Explorer(Framed):
     def __post_init__(self) -> None:
         values = sum(sentence.values for sentence in self.sentences)
         if values > _LARGEST:
-            tokens = sum(len(sentence.queries) for sentence in self.sentences)
-            without = "head in by" if any(sentence.of_targets for sentence in self.sentences) else "heads=True"
-            heads = f", or leave out {without}" if any(sentence.heads for sentence in self.sentences) else ""
+            of_targets = any(sentence.of_targets for sentence in self.sentences)
+            fewer = "take shorter texts or fewer targets" if of_targets else "take shorter or fewer texts"
+            without = 'leave "head" out of by' if of_targets else "leave out heads=True"
+            heads = f", or {without}" if any(sentence.heads for sentence in self.sentences) else ""
             raise InputError(
-                f"explorer: {values:,} values of {tokens:,} tokens; expected at most {_LARGEST:,}: "
-                f"take shorter or fewer texts{heads}"
+                f"explorer: expected at most {_LARGEST:,} values on one page, got {values:,}; {fewer}{heads}"
             )
 
     @cached_property
@@ -94,7 +95,11 @@ class Explorer(Framed):
 
     def __repr__(self) -> str:
         count = len(self.sentences)
-        return f"Token maps of {count} text{'' if count == 1 else 's'}; .save('map.html') makes a page to open in a browser"
+        if any(sentence.of_targets for sentence in self.sentences):
+            what = f"Attribution, {counted(count, 'map')}"
+        else:
+            what = f"Token maps of {counted(count, 'text')}"
+        return f"{what}; .save('map.html') makes a page to open in a browser"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

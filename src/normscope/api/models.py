@@ -64,7 +64,7 @@ def load(
         target_language: Target language of such a model, as a code of its tokenizer.
         allow_pickle: Whether to read pickled weights, which can run code; by default only safetensors are read.
         trust_remote_code: Whether to run the Python files that come with a checkpoint. They can do anything that you can, so
-            read them first. Unknown families are rejected nevertheless.
+            read them first. A model that cannot be observed exactly is rejected all the same.
 
     Examples:
         >>> import normscope
@@ -73,7 +73,7 @@ def load(
         ('bert', 6)
 
     Raises:
-        InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
+        InputError: If the model cannot be loaded, cannot be observed exactly, or observation changes its results.
     """
     with in_terms_of_arguments({"model.name": "name"}):
         loaded = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None

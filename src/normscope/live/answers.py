@@ -69,7 +69,11 @@ class Answers:
             heads = values * (7 + model.layout.heads) <= _LARGEST and model.layout.gate is None
             decomposed = decompose(model, typed.given, heads=heads, level=str(level))
             if not heads:
-                why = "it gates its heads" if model.layout.gate is not None else f"{self.limit.name} is large"
+                why = (
+                    "its heads are gated"
+                    if model.layout.gate is not None
+                    else f"{self.limit.name} is too large for them"
+                )
                 notes.append(f"{model.name} is shown without single heads: {why}.")
             units = units_of(model, typed, level)
             return {

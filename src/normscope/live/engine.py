@@ -114,7 +114,7 @@ class Engine:
             elif key in self._open:
                 self._open[key].waiting.append((ask, future))
             elif len(self._open) > _MOST_WAITING:  # and one that runs
-                raise Busy(f"the server is busy: {_MOST_WAITING} requests wait; try again")
+                raise Busy(f"the server is busy: {_MOST_WAITING} requests are waiting; try again")
             else:
                 self._open[key] = _Job(key, compute, [(ask, future)])
                 self._jobs.put(self._open[key])

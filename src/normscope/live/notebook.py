@@ -32,26 +32,27 @@ _TEXT = "The old bridge was closed, so we crossed the river."
 def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int = 64) -> "LivePage":
     """The live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
 
-    A thread serves it to this machine alone, with a token in its address, until it is closed or Python ends. The page and your
-    own calls take turns, so you may use the model meanwhile; inside `ablate` and `steer`, the page says that the model is
-    changed. A module that the model was wrapped from shares its weights: while the page measures without a head, that module
-    runs without it too.
+    A background thread serves the page until you close it or Python exits: only to this machine, and only to those who have the
+    token in its address. The page and your own calls take turns, so you can keep using the model; inside `ablate` and `steer`,
+    the page says that the model is changed. If you wrapped a module of your own, the model shares its weights: while the page
+    measures without a head, your module runs without it as well.
 
-    Where the reader's browser is on another machine (JupyterHub, Colab), the notebook shows the text's maps instead, which need
-    no server.
+    If the browser runs on another machine (JupyterHub, Colab), the notebook shows the maps of the text instead, which need no
+    server.
 
     Args:
         model: See `load` and `wrap`.
-        text: What is shown at first: a text, a pair (tuple) of texts, or a conversation (messages with `role` and `content`).
-        port: The port to listen on; 0 takes any that is free.
-        tokens: The longest text, in tokens; longer ones are cut.
+        text: What the page shows first: a text, a pair (tuple) of texts, or a conversation (messages with `role` and
+            `content`).
+        port: The port to listen on; 0 takes any free one.
+        tokens: The maximum length of a text, in tokens; longer texts are cut.
 
     Examples:
         >>> import normscope
         >>> page = normscope.explore(normscope.load(), "The film was not good.")  # a notebook shows it
         >>> page.url.startswith("http://127.0.0.1:")  # the same in a browser
         True
-        >>> page.close()  # or use it in a `with` statement
+        >>> page.close()  # or use the page in a `with` statement
 
     Raises:
         InputError: If the extra `live` is not installed, the port is in use, or an argument is invalid.
@@ -85,11 +86,11 @@ class LivePage:
 
     @property
     def url(self) -> str:
-        """The address of the page, with its token. Only this machine reaches it."""
+        """The address of the page, with its token. Only this machine can reach it."""
         return f"{self._address}#{self._fragment}"
 
     def close(self) -> None:
-        """Stop serving the page, and let go of the model."""
+        """Stop serving the page, and release the model."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -115,7 +116,7 @@ class LivePage:
             return f"<p>{html.escape(repr(self))}</p>"
         address = html.escape(self.url)
         if _is_elsewhere():
-            return f"{self._static()._repr_html_()}<p>Live, once its port is forwarded: <code>{address}</code></p>"
+            return f"{self._static()._repr_html_()}<p>Live page, once you forward its port: <code>{address}</code></p>"
         style = f"width: 100%; height: {_HEIGHT}px; border: 0; resize: vertical; overflow: auto"
         return (
             f'<iframe src="{address}" title="normscope live" style="{style}"></iframe>'

@@ -19,7 +19,7 @@ class LiveOptions:
     """Address to listen on. Any but this machine's own, such as `0.0.0.0`, demands the token that is printed with the page's
     address."""
     port: int = field(default=8765, metadata=_PORT)
-    """Port to listen on; 0 takes any that is free."""
+    """Port to listen on; 0 takes any free one."""
     models: list[str] = field(
         default_factory=list, metadata=each(rule("a model", lambda name: bool(name.strip()), (" ",), repr))
     )

@@ -41,8 +41,8 @@ def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
     except OSError as error:
         listening.close()
         raise InputError(
-            f"{key}={port}: cannot listen on {host}: {one_line(error)}; set {key} to another one, or to 0 for any "
-            "that is free"
+            f"{key}={port}: cannot listen on {host}: {one_line(error)}; set {key} to another number, or to 0 for any "
+            "free port"
         ) from error
     return listening
 

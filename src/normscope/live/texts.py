@@ -49,13 +49,14 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
     """
     given = as_given(model, text, chat=chat)
     longest = limit.tokens if model.max_length is None else min(limit.tokens, model.max_length)
+    which = limit.name if longest == limit.tokens else f"the limit of {model.name}"
     if chat:
         if len(roles_of(model, given)) <= longest:
             return Read(text, given, "", chat)
         cut = _cut(text, lambda part: _conversation_fits(model, part, longest))
         if not cut:
             raise InputError(
-                f"text: the chat template of {model.name} needs more than {counted(longest, 'token')} ({limit.name})"
+                f"text: the chat template of {model.name} alone takes more than {counted(longest, 'token')} ({which})"
             )
     else:
         first, separator, second = text.partition(SEPARATOR)
@@ -66,7 +67,6 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
         if separator:
             before = cut
             cut += SEPARATOR + _cut(second, lambda part: _fits(model, (before, part), longest))
-    which = limit.name if longest == limit.tokens else f"the limit of {model.name}"
     note = f"The text is cut to at most {counted(longest, 'token')} ({which})."
     return Read(cut, as_given(model, cut, chat=chat), note, chat)
 

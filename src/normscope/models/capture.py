@@ -16,7 +16,9 @@ from normscope.models.block import AttentionBlock, BlockParameters, full_precisi
 from normscope.models.experts import Routes, SharedNetwork
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockModules, mapped_queries, normalises_heads, stacked_heads
+from normscope.models.layout import BlockModules, mapped_queries
+from normscope.models.linear_layers import stacked_heads
+from normscope.models.norm_weights import normalises_heads
 
 
 @dataclasses.dataclass
@@ -188,7 +190,7 @@ class FeedForwardCapture:
                 "runs it outside the layer; pass a model whose modules are unchanged"
             )
         if self.modules.layout.fused:
-            u, w = u.chunk(2, dim=-1)
+            u, w = self.modules.halves(u)
         axes = self.attention.inputs.shape[:2]  # OPT's network reads all tokens of a batch in one row
 
         def by_token(vectors: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout, weight_and_bias
+from normscope.models.layout import BlockLayout
+from normscope.models.linear_layers import weight_and_bias
 from normscope.models.loaded import LoadedModel
 from normscope.models.stream_changes import StreamChange, noted
 

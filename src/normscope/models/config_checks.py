@@ -6,26 +6,6 @@ from transformers import PretrainedConfig
 from normscope.errors import InputError
 from normscope.models.quantised_checkpoints import check_readable
 
-_CLIPPED = ("clip_qkv", None, "queries, keys and values are clipped after their projections")
-
-# Keys that change what a block does in a way that no layout describes: key, the only value supported, and why.
-_NOT_EXACT: dict[str, tuple[tuple[str, object, str], ...]] = {
-    "olmo": (_CLIPPED,),
-    "phi": (("qk_layernorm", False, "the norm of the keys has a bias, which belongs to no dimension of the input"),),
-    "bloom": (
-        (
-            "apply_residual_connection_post_layernorm",
-            False,
-            "the residual connections carry the output of the norms instead of their input",
-        ),
-        ("slow_but_exact", False, "projections are computed in slices, outside any module"),
-    ),
-    "falcon": (
-        ("alibi", False, "transformers adds the position biases a second time when it returns attention weights"),
-    ),
-}
-
-
 # Families that share their code: checkpoints of one are published under the name of another.
 _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
 
@@ -91,16 +71,4 @@ def check_supported(config: PretrainedConfig) -> None:
         raise InputError(
             f"position_embedding_type={kind!r} is no longer supported by transformers, expected 'absolute'; set model.name to "
             "another model"
-        )
-    for key, wanted, reason in _NOT_EXACT.get(config.model_type, ()):
-        value = getattr(config, key, wanted)
-        if value not in (wanted, None):
-            raise InputError(
-                f"{key}={value} in the model's config: {reason}, so its attention cannot be observed exactly; expected "
-                f"{key}={wanted}; set model.name to another model"
-            )
-    if getattr(config, "talking_head", False):
-        raise InputError(
-            "talking_head=true: weights mixed across heads may be negative, which is not supported; set model.name to another "
-            "model"
         )

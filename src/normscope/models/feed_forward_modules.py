@@ -16,14 +16,9 @@ from normscope.maths.composition import NormPosition
 from normscope.models.block import full_precision
 from normscope.models.experts import WideWeights, is_mixture, wide_weights
 from normscope.models.feed_forward import FeedForwardParameters
-from normscope.models.layout import (
-    BlockLayout,
-    FeedForwardLayout,
-    LayerParts,
-    normalisation,
-    scaled_projection,
-    weight_and_bias,
-)
+from normscope.models.layout import BlockLayout, FeedForwardLayout, LayerParts
+from normscope.models.linear_layers import scaled_projection, weight_and_bias
+from normscope.models.norm_weights import normalisation
 from normscope.models.plain_operations import BareLinear
 from normscope.models.pointwise import PointwiseLinear
 from normscope.models.stored_weights import weight_values, weights_present
@@ -72,6 +67,11 @@ class FeedForwardModules:
         """Whether a module of its own computes multipliers."""
         return self.multiplier is not None
 
+    def halves(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What belongs to W_1 and to V, of a fused network, along the last axis."""
+        first, second = outputs.chunk(2, dim=-1)
+        return (second, first) if self.layout.multiplier_first else (first, second)
+
     def parameters(self) -> FeedForwardParameters:
         """The weights of the network. Those of a model in float32 or float64 are not copied, but for those of experts."""
         if self.routed:
@@ -80,8 +80,8 @@ class FeedForwardModules:
         multiplier_weight: Tensor | None = None
         multiplier_bias: Tensor | None = None
         if self.layout.fused:
-            input_weight, multiplier_weight = input_weight.chunk(2, dim=1)
-            input_bias, multiplier_bias = (None, None) if input_bias is None else input_bias.chunk(2)
+            input_weight, multiplier_weight = self.halves(input_weight)
+            input_bias, multiplier_bias = (None, None) if input_bias is None else self.halves(input_bias)
         elif self.multiplier is not None:
             multiplier_weight, multiplier_bias = weight_and_bias(self.multiplier)
         output_weight, output_bias = scaled_projection(self.output, self.scale)

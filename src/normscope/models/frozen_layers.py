@@ -24,7 +24,8 @@ from normscope.maths.frozen_convolution import FrozenConvolution
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.layout import BlockLayout
+from normscope.models.norm_weights import normalisation
 from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
-from normscope.models.trace import Call, Operation, Trace, Value
+from normscope.models.trace import Call, Operation, Trace, Value, changed_in_place
 
 MOVEMENTS = frozenset(
     {
@@ -289,6 +289,9 @@ def _run(operation: Operation, known: Mapping[Value, Any]) -> tuple[Any, ...]:
     args, kwargs = tree_map_only(Value, lambda value: known[value], (operation.args, dict(operation.kwargs)))
     if operation.name == "_to_copy":
         return (args[0],)
+    if operation.function is changed_in_place:
+        value, written = operation.reads
+        return (_with_part(value, written, *args),)
     if operation.name.endswith("_"):
         args = (args[0].clone(), *args[1:])
     result = operation.function(*args, **kwargs)
@@ -296,6 +299,22 @@ def _run(operation: Operation, known: Mapping[Value, Any]) -> tuple[Any, ...]:
         result = args[0]
     results = result if isinstance(result, tuple | list) else (result,)
     return tuple(each for each in results if isinstance(each, Tensor))
+
+
+def _with_part(value: Value, written: Value, tensor: Tensor, part: Tensor) -> Tensor:
+    """A tensor after another view of the same memory has been written.
+
+    Args:
+        value: The tensor in the recorded pass.
+        written: The view, likewise.
+        tensor: The tensor before.
+        part: What has been written.
+    """
+    memory = tensor.new_zeros(value.tensor.untyped_storage().nbytes() // value.tensor.element_size())
+    places = [(each.shape, each.tensor.stride(), each.tensor.storage_offset()) for each in (value, written)]
+    for place, data in zip(places, (tensor, part), strict=True):
+        memory.as_strided(*place).copy_(data)
+    return memory.as_strided(*places[0])
 
 
 class NotInferredError(Exception):
@@ -369,13 +388,13 @@ def bias_of(node: Node) -> str | None:
 
 
 def scale_of(node: Node) -> str | None:
-    """The name of the parameter by whose elements a node multiplies the last axis, if the node does nothing else."""
+    """The name of the parameter by which a node multiplies vectors: one number, or one for each dimension."""
     if not is_one_of(node, "mul") or len(node.reads) != 2 or sum(value.tokens for value in node.reads) != 1:
         return None
     (value,) = (value for value in node.reads if not value.tokens)
-    if value.tensor.numel() != node.outputs[0].shape[-1] or value.shape[-1:] != node.outputs[0].shape[-1:]:
-        return None
-    return _parameter(value)
+    last = node.outputs[0].shape[-1:]
+    one_each = value.tensor.numel() == last[0] and value.shape[-1:] == last
+    return _parameter(value) if one_each or value.tensor.numel() == 1 else None
 
 
 def _parameter(value: Value) -> str | None:
@@ -386,9 +405,14 @@ def _parameter(value: Value) -> str | None:
 
 
 def is_movement(node: Node) -> bool:
-    """Whether a node only moves elements, to places that do not depend on the tokens."""
+    """Whether a node only moves elements, to places that do not depend on the tokens, or changes nothing at all."""
     if not isinstance(node, Operation) or sum(value.tokens for value in node.reads) != 1:
         return False
+    # Optional factors and terms that are not in use: x * 1.0, x + 0.0.
+    if is_one_of(node, "mul", "div") and len(node.args) == 2 and node.args[1] in (1, 1.0):
+        return True
+    if is_one_of(node, "add", "sub") and len(node.args) == 2 and node.args[1] in (0, 0.0):
+        return True
     # A cache that is still empty is put in front of keys and values.
     return node.name in MOVEMENTS or (
         node.name == "cat" and all(value.tokens or value.tensor.numel() == 0 for value in node.reads)

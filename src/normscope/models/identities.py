@@ -18,13 +18,8 @@ from normscope.maths.choices import NetworkBias
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import (
-    BlockLayout,
-    BlockModules,
-    mapped_queries,
-    scaled_projection,
-    stacked_heads,
-)
+from normscope.models.layout import BlockLayout, BlockModules, mapped_queries
+from normscope.models.linear_layers import scaled_projection, stacked_heads
 from normscope.models.stored_weights import rounds_activations
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
 
@@ -260,7 +255,7 @@ def rest_of_layer(
         _error(call.output * scale, leaving - output, leaving, tokens)
         for call in reversed(list(record.calls.values()))  # the rest comes last
         for scale in modules.later_scales
-        if call.output is not None and (isinstance(scale, float) or call.output.shape[-1] == len(scale))
+        if call.output is not None and (isinstance(scale, float) or len(scale) in (1, call.output.shape[-1]))
     )
     least = math.inf
     for error in errors:

@@ -193,7 +193,7 @@ class Residual(NamedTuple):
     scale: float
     """The factor on the attention output."""
     scales: str | None
-    """The parameter that holds a factor for each of its dimensions (LayerScale)."""
+    """The parameter that holds a factor on it, or one for each of its dimensions (LayerScale)."""
     beside: tuple[Value, ...]
     """Other branches that are added to the attention output before the residual."""
 
@@ -232,14 +232,19 @@ def _sum_with(graph: Graph, output: Projection, is_residual: Callable[[Value], b
         factor = factor_of(node)
         if isinstance(node, Norm) and norm is None:
             norm, value = node, node.gives
-        elif factor is not None:
-            scale, (value,) = scale * factor, graph.results(node)
         elif norm is None and scales is None and (scales := scale_of(node)) is not None:
             (value,) = graph.results(node)
+        elif factor is not None:
+            scale, (value,) = scale * factor, graph.results(node)
         elif is_sum(node):
             (other,) = [each for each in graph.operands(node) if each is not read]
             if is_residual(graph.same(other)):
                 return Residual(other, node.outputs[0], norm, scale, scales, beside)
+            made = graph.maker(graph.same(other))
+            if isinstance(made, Operation) and factor_of(made) is not None:
+                (carried,) = [each for each in graph.operands(made) if each.tokens]
+                if is_residual(graph.same(carried)):
+                    raise NotInferredError("the residual connection carries a multiple of the stream", made)
             value, beside = node.outputs[0], (*beside, other)
         else:
             raise NotInferredError("the attention output is not added to a residual connection", node)

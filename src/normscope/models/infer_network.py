@@ -49,6 +49,7 @@ class NetworkForm:
     """What W_2 gives."""
     multiplier: str | None = None
     fused: bool = False
+    multiplier_first: bool = False
     routed: bool = False
     """Whether it is a mixture of experts."""
     shared: "NetworkForm | None" = None
@@ -242,9 +243,6 @@ def dense_network(graph: Graph, given: Value) -> NetworkForm:
     assert isinstance(first, Projection)
     assert multiplier is None or isinstance(multiplier, Projection)
     fused = multiplier is first
-    if fused:
-        assert other is not None
-        _check_halves(graph, first, roots[0], other)
     activation = _module_between(graph, roots[0], gate)
     if activation is not None and not activation.startswith(first.path.rpartition(".")[0]):
         activation = None  # a module that layers share
@@ -252,6 +250,7 @@ def dense_network(graph: Graph, given: Value) -> NetworkForm:
         input=first.path,
         multiplier=None if fused or multiplier is None else multiplier.path,
         fused=fused,
+        multiplier_first=fused and other is not None and _in_second_half(graph, first, roots[0], other),
         activation=activation,
         function=_function_between(graph, roots[0], gate) if activation is None else None,
         output=second.path,
@@ -279,13 +278,19 @@ def _gate(graph: Graph, hidden: Value) -> tuple[Value, Value | None]:
     return hidden, None
 
 
-def _check_halves(graph: Graph, first: Projection, activated: Value, multiplied: Value) -> None:
-    width = first.gives.shape[-1]
+def _in_second_half(graph: Graph, first: Projection, activated: Value, multiplied: Value) -> bool:
+    """Whether the activation reads the second half of what a linear layer gives, not the first.
+
+    Raises:
+        NotInferredError: If the outputs that it reads and those that multiply it are no halves.
+    """
+    half = first.gives.shape[-1] // 2
     places = torch.arange(math.prod(first.gives.shape)).view(first.gives.shape)
-    for number, value in enumerate((activated, multiplied)):
-        row = graph.moved(value, first.gives, places).reshape(-1, width // 2)[0]
-        if not torch.equal(row, torch.arange(width // 2) + number * (width // 2)):
-            raise NotInferredError("the two halves of a gated network are interleaved", first)
+    rows = [graph.moved(value, first.gives, places).reshape(-1, half)[0] for value in (activated, multiplied)]
+    for second, ordered in ((False, rows), (True, rows[::-1])):
+        if torch.equal(torch.cat(ordered), torch.arange(2 * half)):
+            return second
+    raise NotInferredError("the two halves of a gated network are interleaved", first)
 
 
 def _roots(graph: Graph, value: Value) -> list[Value]:

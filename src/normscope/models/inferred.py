@@ -13,11 +13,8 @@ from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, layers_of, more_than_a_network, stream_of, swapped_axes
 from normscope.models.infer_network import NoNetworkError
 from normscope.models.inferred_parts import Parts
-from normscope.models.layout import (
-    BlockLayout,
-    Stack,
-    is_measured,
-)
+from normscope.models.layout import BlockLayout, Stack
+from normscope.models.norm_weights import is_measured
 from normscope.models.trace import Operation, Trace, Value
 
 

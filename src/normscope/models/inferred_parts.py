@@ -12,7 +12,8 @@ from normscope.models.infer_heads import Heads
 from normscope.models.infer_layers import Layer, Places
 from normscope.models.infer_network import InferredNetwork, NetworkForm
 from normscope.models.infer_scores import planes_of
-from normscope.models.layout import Columns, FeedForwardLayout, GateLayout, HeadNorms
+from normscope.models.layout import FeedForwardLayout, GateLayout, HeadNorms, HeadsLayout
+from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
 
 
@@ -32,18 +33,15 @@ class Parts:
         """The fields of the layout that are about the parts of blocks."""
         return {
             "attention": self._path("attention", lambda block: block.attention.path),
-            "query": self._linear("W_Q", lambda block: block.scores.query),
-            "key": self._linear("W_K", lambda block: block.scores.key),
-            "value": self._linear("W_V", lambda block: block.value),
+            "query": self._heads("Q", lambda block: block.scores.query),
+            "key": self._heads("K", lambda block: block.scores.key),
+            "value": self._heads("V", lambda block: block.value),
             "reader": self._reader_of_input(),
             "output": self._path("W_O", lambda block: block.output.path),
-            "query_bias": self._bias("b_Q", lambda block: block.scores.query),
-            "value_bias": self._bias("b_V", lambda block: block.value),
             "norm": self._maybe("norm of the block", lambda block: block.norm),
             "attention_norm": self._maybe("norm before attention", lambda block: block.attention_norm),
             "head_norms": self._head_norms(),
             "scaling": self._scaling(),
-            "columns": self._columns(),
             "gate": self.one("gate", self._gate),
             "rotation": self._rotation(),
             "scales": self._scales(),
@@ -153,19 +151,47 @@ class Parts:
             return max(heads, len(block.value.columns)) if isinstance(block.value, Heads) else heads
 
         heads = self.one("number of heads", of)
-        shared = {layer.number: layer.block.scores.key or layer.block.value for layer in self._layers}
-        counts = {number: len(each.columns) for number, each in shared.items() if isinstance(each, Heads)}
+
+        def shared(layer: Layer) -> int:
+            parts = (layer.block.scores.key, layer.block.value)
+            found = {len(each.columns) for each in parts if isinstance(each, Heads)}
+            if len(found) > 1:
+                raise NotInferredError("values and keys have different numbers of heads")
+            return found.pop() if found else heads
+
+        counts = {layer.number: shared(layer) for layer in self._layers}
         return {
             "heads": heads,
             "key_heads": tuple(counts.get(number, heads) for number in range(1, self._count + 1)),
         }
 
-    def _linear(self, what: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> str | None:
-        """The path of W_Q, W_K or W_V; None if it has none."""
-        kinds = {isinstance(of(layer.block), Heads) for layer in self._layers}
-        if len(kinds) > 1:
-            raise NotInferredError(f"{what} is a linear layer in some layers only")
-        return self._path(what, lambda block: _heads(of(block)).path) if kinds == {True} else None
+    def _heads(self, letter: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> HeadsLayout | None:
+        """Where W_Q, W_K or W_V is; None if it is no linear layer.
+
+        Raises:
+            NotInferredError: If it is one in some layers only, if the outputs of a head are not evenly spaced, or if several
+                parameters are added to them.
+        """
+        found = [each for layer in self._layers if isinstance(each := of(layer.block), Heads)]
+        if not found:
+            return None
+        if len(found) < len(self._layers):
+            raise NotInferredError(f"W_{letter} is a linear layer in some layers only")
+        if {len(heads.biases) for heads in found} not in ({0}, {1}):
+            raise NotInferredError(f"b_{letter} is a sum of several parameters")
+
+        def columns(layer: Layer) -> Columns | None:
+            heads = _known(of(layer.block))
+            spaced = None if heads.in_order else Columns.of(heads.columns)
+            if spaced is None and not heads.in_order:
+                raise NotInferredError("the outputs of a linear layer that form a head are not evenly spaced")
+            return spaced
+
+        return HeadsLayout(
+            self._path(f"W_{letter}", lambda block: _known(of(block)).path),
+            self.one("order of the heads", columns),
+            self._path(f"b_{letter}", lambda block: _known(of(block)).biases[0]) if found[0].biases else None,
+        )
 
     def _reader_of_input(self) -> str | None:
         """The module that reads what attention reads, if W_K does not; None if no linear layer does."""
@@ -175,38 +201,6 @@ class Parts:
         return self._path(
             "reader of the input of attention", lambda block: "" if block.reader is None else block.reader.path
         )
-
-    def _bias(self, what: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> str | None:
-        counts = {len(found.biases) for layer in self._layers if isinstance(found := of(layer.block), Heads)}
-        if counts <= {0}:
-            return None
-        if counts != {1}:
-            raise NotInferredError(f"{what} is a sum of several parameters")
-        return self._path(what, lambda block: _heads(of(block)).biases[0])
-
-    def _columns(self) -> tuple[Columns | None, Columns | None, Columns | None] | None:
-        """Where the heads are among the outputs of W_Q, W_K and W_V; None if each is a layer with its own heads, in order.
-
-        Raises:
-            NotInferredError: If the outputs of a head are not evenly spaced, or values and keys differ in number of heads.
-        """
-
-        def of(layer: Layer) -> tuple[Columns | None, ...] | None:
-            block = layer.block
-            value = block.value if isinstance(block.value, Heads) else None
-            parts = (block.scores.query, block.scores.key, value)
-            key = block.scores.key
-            if value is not None and key is not None and len(value.columns) != len(key.columns):
-                raise NotInferredError("values and keys have different numbers of heads")
-            if all(part is None or part.in_order for part in parts):
-                return None
-            found = tuple(None if part is None else Columns.of(part.columns) for part in parts)
-            if any(part is not None and columns is None for part, columns in zip(parts, found, strict=True)):
-                raise NotInferredError("the outputs of a linear layer that form a head are not evenly spaced")
-            return found
-
-        columns: Any = self.one("order of the heads", of)
-        return columns
 
     def _gate(self, layer: Layer) -> GateLayout | None:
         gate = layer.block.gate
@@ -236,6 +230,7 @@ class Parts:
                 output=path(form.output, "W_2"),
                 multiplier=path(form.multiplier, "V"),
                 fused=form.fused,
+                multiplier_first=form.multiplier_first,
                 routed=form.routed,
                 shared=None if form.shared is None else of(form.shared),
                 shared_gate=path(form.shared_gate, "gate of the network beside the experts"),
@@ -251,6 +246,6 @@ class Parts:
         )
 
 
-def _heads(found: Heads | NotInferredError | None) -> Heads:
+def _known(found: Heads | NotInferredError | None) -> Heads:
     assert isinstance(found, Heads)
     return found

@@ -1,14 +1,12 @@
 """Where an architecture keeps the parts of its attention block, as data."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.errors import InputError, one_line
@@ -18,40 +16,22 @@ from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, HeadProjection, full_precision
 from normscope.models.gates import GATES
+from normscope.models.linear_layers import Columns, SideBySide, by_head, first_of, scaled_projection
+from normscope.models.norm_weights import normalisation, normalised_heads, normalises_heads
 from normscope.models.positions import longest_by_positions
 from normscope.models.rotary import Planes
-from normscope.models.stored_weights import weight_values, weights_present
 from normscope.rounding import numbered
 
 
-class Columns(NamedTuple):
-    """Which outputs of a linear layer form the vectors of the heads."""
+class HeadsLayout(NamedTuple):
+    """Where a layer makes the queries, keys or values of all heads, x W + b."""
 
-    first: tuple[int, ...]
-    """The first output of each head."""
-    size: int
-    """Number of dimensions of a head."""
-    step: int = 1
-    """Distance from one dimension of a head to the next."""
-
-    @classmethod
-    def of(cls, indices: Int[Tensor, "head dimension"]) -> "Columns | None":
-        """The columns with these indices; None if they are not evenly spaced within each head."""
-        step = int(indices[0, 1] - indices[0, 0]) if indices.shape[1] > 1 else 1
-        columns = cls(tuple(indices[:, 0].tolist()), indices.shape[1], step)
-        return columns if torch.equal(columns.indices, indices) else None
-
-    @property
-    def indices(self) -> Int[Tensor, "head dimension"]:
-        """The index of each head's outputs."""
-        return torch.tensor(self.first)[:, None] + self.step * torch.arange(self.size)
-
-    def take(self, tensor: Float[Tensor, "*axes output"]) -> Float[Tensor, "*axes head dimension"]:
-        """Split the last axis by head. If the heads lie one after the other, the result shares its memory."""
-        start, heads = self.first[0], len(self.first)
-        if self.step == 1 and self.first == tuple(range(start, start + heads * self.size, self.size)):
-            return tensor[..., start : start + heads * self.size].unflatten(-1, (heads, self.size))
-        return tensor[..., self.indices.to(tensor.device)]
+    projection: str
+    """W and b, a path in the layer. If every head has a linear layer of its own, their paths, joined by `BESIDE`."""
+    columns: Columns | None = None
+    """Its outputs by head; None if it has these heads alone, one after the other."""
+    bias: str | None = None
+    """b, if it is a separate parameter."""
 
 
 class GateLayout(NamedTuple):
@@ -113,6 +93,8 @@ class FeedForwardLayout:
     """V and c of a gated network (Llama's `up_proj`); None if it is not gated."""
     fused: bool = False
     """Whether `input` holds W_1 and V, one after the other, so that the network is gated without a `multiplier`."""
+    multiplier_first: bool = False
+    """Whether it holds V before W_1."""
     norm: str | None = None
     """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
     output_norm: str | None = None
@@ -147,11 +129,11 @@ class BlockLayout:
     module of each that reads the layer's input."""
     attention: str
     """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
-    query: str | None
+    query: HeadsLayout | None
     """W_Q and b_Q. None if queries are more than a linear map of what attention reads, a norm and a rotation."""
-    key: str | None
-    """W_K and b_K, likewise. If every head has its own linear layer, their paths, joined by `BESIDE`; so with W_Q and W_V."""
-    value: str | None
+    key: HeadsLayout | None
+    """W_K and b_K, likewise."""
+    value: HeadsLayout | None
     """W_V and b_V; None if values are computed from each token in another way, as in latent attention."""
     output: str
     """W_O: its input is the concatenated heads, its output the attention output."""
@@ -187,17 +169,10 @@ class BlockLayout:
     sum_consumer: str | None = None
     """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`). Empty if no
     network follows and the layer returns the sum."""
-    columns: tuple[Columns | None, Columns | None, Columns | None] | None = None
-    """Where the heads of queries, keys and values are among the outputs of their linear layers, if these share a layer or
-    hold the heads in another order. None if each layer has its own heads alone, one after the other."""
     reader: str | None = None
     """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
     gate: GateLayout | None = None
     """The gate on the outputs of the heads; None without one."""
-    query_bias: str | None = None
-    """b_Q, if it is a separate parameter."""
-    value_bias: str | None = None
-    """b_V, if it is a separate parameter."""
     head_norms: HeadNorms | None = None
     """The norms of queries and keys; None if no layer has any."""
     rotation: Mapping[int, Planes] = dataclasses.field(default_factory=dict)
@@ -274,9 +249,9 @@ class BlockLayout:
             whole=whole,
             entry=find.entry,
             attention=find.module("attention module", self.attention),
-            query=None if self.query is None else find.projection("W_Q", self.query),
-            key=None if self.key is None else find.projection("W_K", self.key),
-            value=None if self.value is None else find.projection("W_V", self.value),
+            query=None if self.query is None else find.projection("W_Q", self.query.projection),
+            key=None if self.key is None else find.projection("W_K", self.key.projection),
+            value=None if self.value is None else find.projection("W_V", self.value.projection),
             reader=None if self.reader is None else find.module("reader of the input of attention", self.reader),
             output=find.projection("W_O", self.output),
             gate=None if self.gate is None else find.projection("gate", self.gate.projection),
@@ -288,8 +263,11 @@ class BlockLayout:
             key_norm=None if heads is None else find.norm("norm of the keys", heads.key),
             query_norm=None if heads is None else find.norm("norm of the queries", heads.query),
             output_norm=find.norm("norm of its output", self.output_norm),
-            query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
-            value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
+            biases={
+                heads: find.part("separate bias", heads.bias)
+                for heads in (self.query, self.key, self.value)
+                if heads is not None and heads.bias is not None
+            },
             scale=find.scale(number, self.scaling),
             later_scales=(1.0, number, *(find.scale(number, path) for path in later if find.get(path) is not None)),
             layout=self,
@@ -508,8 +486,8 @@ class BlockModules:
     key_norm: nn.Module | None
     query_norm: nn.Module | None
     output_norm: nn.Module | None
-    query_bias: Tensor | None
-    value_bias: Tensor | None
+    biases: Mapping[HeadsLayout, Tensor]
+    """b_Q, b_K and b_V that are separate parameters."""
     scale: float | Tensor
     """Factor on the attention output, possibly one for each dimension; `parameters` has it in W_O and b_O."""
     later_scales: tuple[float | Tensor, ...]
@@ -524,12 +502,12 @@ class BlockModules:
     @property
     def reads_attention_inputs(self) -> nn.Module | None:
         """A module whose input is that of attention; None if no linear layer reads it."""
-        return _first_of(self.key or self.reader)
+        return first_of(self.key or self.reader)
 
     @property
     def reads_query_inputs(self) -> nn.Module | None:
         """A module whose input is that of W_Q, if this is cross-attention, in which W_K reads something else."""
-        return _first_of(self.query) if self.layout.is_cross_attention else None
+        return first_of(self.query) if self.layout.is_cross_attention else None
 
     @property
     def own_scale(self) -> float:
@@ -565,20 +543,19 @@ class BlockModules:
 
     def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
         layout = self.layout
-        of_query, of_key, of_value = layout.columns or (None, None, None)
         repeats = heads // key_heads
         output_weight, output_bias = scaled_projection(self.output, self.scale)
         of_head, of_model = (
             (size, output_weight.device) for size in (len(output_weight) // heads, output_weight.shape[1])
         )
         key_norm = self._normalisation_of_heads(self.key_norm, of_head)
-        key = _by_head(self.key, key_heads, of_key, repeats=repeats)
+        key = self._by_head(layout.key, self.key, key_heads, repeats)
         if key is not None and key_norm is not None and key_norm.centred and not normalises_heads(key_norm, key.weight):
             key = key.centred()
         return BlockParameters(
-            query=_by_head(self.query, heads, of_query, self.query_bias),
+            query=self._by_head(layout.query, self.query, heads),
             key=key,
-            value=_by_head(self.value, key_heads, of_value, self.value_bias, repeats),
+            value=self._by_head(layout.value, self.value, key_heads, repeats),
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
             normalisation=None
@@ -589,6 +566,13 @@ class BlockModules:
             key_normalisation=key_norm,
             query_normalisation=self._normalisation_of_heads(self.query_norm, of_head),
         )
+
+    def _by_head(
+        self, layout: HeadsLayout | None, projection: nn.Module | None, heads: int, repeats: int = 1
+    ) -> HeadProjection | None:
+        if layout is None or projection is None:
+            return None
+        return by_head(projection, heads, layout.columns, self.biases.get(layout), repeats)
 
     def _input_normalisation(self, device: torch.device) -> Normalisation | None:
         # ModernBERT's first layer reads what the norm of the embedding has made, through an identity.
@@ -605,214 +589,11 @@ class BlockModules:
         return norms[0]._replace(weight=torch.stack([norm.weight for norm in norms]))
 
 
-def normalisation(norm: Any, of: tuple[int, torch.device], *, unit_offset: bool = False) -> Normalisation:
-    """The weights of a norm, in float32 or better. Whether it centres, and divides, is what it does to probes.
-
-    Args:
-        norm: The module. γ is 1 if it has no weight.
-        of: The number of dimensions of what it reads, and where, if it has no weights.
-        unit_offset: Whether it stores γ − 1.
-    """
-    with weights_present(norm):
-        vectors = [each for each in norm.parameters() if each.ndim == 1]
-        if vectors and is_measured(norm):
-            return _measured(norm, max(vectors, key=len))
-        weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
-    if weight is None:
-        # A norm without parameters may be a function that a module applies.
-        norm = next((each for each in norm.modules() if hasattr(each, "normalized_shape")), norm)
-        size, device = of
-        size = math.prod(getattr(norm, "normalized_shape", (size,)))
-        weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
-    weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
-    epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
-    if epsilon is None:  # torch's RMSNorm
-        epsilon = torch.finfo(stored).eps
-    centres, divides = _does(norm, weight, stored)
-    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, centres, divides=divides)
-
-
-_EPSILON = 1e-5
-"""ε of norms that do not store it (OLMo's); verification proves it where feed-forward networks are compared."""
-
-_LIBRARIES = ("torch.", "transformers.", "normscope.")
-"""Packages whose norms keep their weights under known names."""
-
-
-def is_measured(norm: nn.Module) -> bool:
-    """Whether the weights of a norm are found by measuring its outputs."""
-    return not type(norm).__module__.startswith(_LIBRARIES)
-
-
-def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
-    """The weights of a norm, measured on a few vectors, whatever its parameters are called and however it computes σ.
-
-    Args:
-        like: One of its parameters, of shape (model).
-    """
-    signs = torch.ones_like(like)
-    signs[1::2] = -1
-    if len(signs) % 2:
-        signs[-3:] = signs.new_tensor([1.0, 1.0, -2.0])  # the mean is zero
-
-    def applied(scale: float) -> Tensor:
-        return norm((scale * signs)[None, None])[0, 0].double()
-
-    centres, divides = _does(norm, like, like.dtype)
-    with torch.no_grad():
-        # A zero input gives β; large inputs with mean zero then give γ.
-        bias = applied(0.0)
-        if not divides:
-            weight = (applied(1.0) - bias) / signs.double()
-            return Normalisation(weight.to(like.dtype), bias.to(like.dtype), 0.0, centres, divides=False)
-        unit = signs.double().square().mean().sqrt()
-        weight = (applied(1e6) - bias) * unit / signs.double()
-        # Small inputs show ε, and whether it is added under the root.
-        small = [scale * float(unit) for scale in _SMALL]
-        deviations = [
-            float((weight * scale * signs.double()).norm() / (applied(scale) - bias).norm()) for scale in _SMALL
-        ]
-    inside = [deviation**2 - size**2 for deviation, size in zip(deviations, small, strict=True)]
-    outside = [deviation - size for deviation, size in zip(deviations, small, strict=True)]
-    is_outside = _spread(outside) < _spread(inside)
-    epsilon = max((outside if is_outside else inside)[0], 0.0)
-    weight, shift = full_precision(weight.to(like.dtype)), bias.to(like.dtype)
-    return Normalisation(
-        weight,
-        full_precision(shift) if bool(shift.any()) else None,
-        float(f"{epsilon:.5e}"),
-        centres,
-        adds_outside=is_outside,
-    )
-
-
-def _spread(pair: list[float]) -> float:
-    """How much two measurements of one number differ, relative to the first."""
-    return abs(pair[0] - pair[1]) / max(pair[0], 1e-12)
-
-
-_SMALL = (1e-4, 1e-3)
-"""Scales of the vectors that show ε."""
-
-
-_done: WeakKeyDictionary[nn.Module, tuple[bool, bool]] = WeakKeyDictionary()
-"""Results of `_does`, which waits for the device: weights that are not kept are read again in every pass."""
-
-
-def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bool]:
-    """Whether a norm subtracts the mean, and whether it divides by the deviation.
-
-    If it centres, a vector and the same with a number added to every dimension have one norm; if it divides, a vector and its
-    double have.
-    """
-    if norm not in _done:
-        probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
-        with torch.inference_mode():
-            one, shifted, double, zero = (
-                norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2, 2 * probe, 0 * probe)
-            )
-        bias = zero.nan_to_num()  # without ε, the norm of zero is not defined
-        # Otherwise the two differ by far more than any rounding.
-        size = (one - bias).norm()
-        _done[norm] = bool((one - shifted).norm() < 0.1 * size), not bool((double - one).norm() > 0.5 * size)
-    return _done[norm]
-
-
 def embeddings_of(model: Any) -> nn.Embedding:
     """The token embedding of a model, or of one of its stacks."""
     embeddings = model.get_input_embeddings()
     assert isinstance(embeddings, nn.Embedding)
     return embeddings
-
-
-def _first_of(module: nn.Module | None) -> nn.Module | None:
-    """The first of linear layers that stand for one; any other module itself."""
-    return module.layers[0] if isinstance(module, SideBySide) else module
-
-
-class SideBySide(nn.Module):
-    """Linear layers with the same input, whose outputs stand one after the other.
-
-    Args:
-        layers: The layers. They become submodules of this module as well, which is never run.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    @property
-    def weight(self) -> Tensor:
-        """W, of shape (input, output)."""
-        return torch.cat([weight_and_bias(layer)[0] for layer in self.layers], dim=1)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """b, zero for layers without one; None if none has one."""
-        parts = [weight_and_bias(layer) for layer in self.layers]
-        if all(bias is None for _, bias in parts):
-            return None
-        return torch.cat([weight.new_zeros(weight.shape[1]) if bias is None else bias for weight, bias in parts])
-
-
-def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
-    with weights_present(projection):
-        weight, bias = weight_values(projection), projection.bias
-    assert bias is None or isinstance(bias, Tensor)
-    weight = weight.T if isinstance(projection, nn.Linear) else weight
-    return full_precision(weight), None if bias is None else full_precision(bias)
-
-
-def scaled_projection(projection: nn.Module, scale: float | Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of a projection whose output is multiplied by a number, or by a vector."""
-    weight, bias = weight_and_bias(projection)
-    unchanged = not isinstance(scale, Tensor) and scale == 1
-    return (weight, bias) if unchanged else (weight * scale, None if bias is None else bias * scale)
-
-
-def _by_head(
-    projection: nn.Module | None,
-    heads: int,
-    columns: Columns | None,
-    added: Tensor | None = None,
-    repeats: int = 1,
-) -> HeadProjection | None:
-    """W_Q, W_K or W_V by head; None if there is none.
-
-    Args:
-        added: A bias outside the linear layer.
-        repeats: How many heads of queries share a head.
-    """
-    if projection is None:
-        return None
-    weight, bias = weight_and_bias(projection)
-    bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
-    if columns is None:
-        weight, bias = (tensor.unflatten(-1, (heads, -1)) for tensor in (weight, bias))
-    else:
-        weight, bias = columns.take(weight), columns.take(bias)
-    weight = weight.transpose(0, 1)
-    if added is not None:
-        bias = bias + full_precision(added).view(heads, -1)
-    if repeats > 1:
-        weight, bias = (part.repeat_interleave(repeats, dim=0) for part in (weight, bias))
-    return HeadProjection(weight, bias)
-
-
-def normalises_heads(norm: Normalisation, vectors: Float[Tensor, "*axes head_dim"]) -> bool:
-    """Whether a norm runs on each head, not on all heads side by side."""
-    return norm.weight.shape[-1] == vectors.shape[-1]
-
-
-def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head token dimension"]) -> Tensor:
-    """Apply a norm to each head, possibly with separate weights for each, or to all heads side by side."""
-    if normalises_heads(norm, vectors):
-        by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
-        return by_head.normalised(vectors)
-    side_by_side = vectors.transpose(1, 2).flatten(2)
-    return norm.normalised(side_by_side).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
 
 
 def mapped_queries(
@@ -829,8 +610,3 @@ def mapped_queries(
 
     turned = keys._replace(factors=None, centred=False)
     return normed(turned(queries)) if keys.turns_first else turned(normed(queries))
-
-
-def stacked_heads(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W + b for every head: (batch, token, model) to (batch, head, token, head_dim)."""
-    return torch.einsum("bkm,hmd->bhkd", vectors, weight) + bias[:, None]

@@ -108,8 +108,8 @@ def _check_own(layout: BlockLayout) -> None:
     """Check that attention which does not call transformers' function can be rebuilt from its weights."""
     if layout.scales is None:
         raise NotInferredError("scores are not a multiple of q·k plus other terms")
-    for what, path in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
-        if path is None:
+    for what, heads in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
+        if heads is None:
             raise NotInferredError(
                 f"no single linear layer maps what attention reads to the {what}, and attention does not call transformers' "
                 "function"

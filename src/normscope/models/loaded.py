@@ -90,7 +90,7 @@ class LoadedModel:
         """
         with self._turns.alone():
             if self._turns.changes:
-                raise InputError(f"{self.name} is changed by ablate or steer just now; close that context first")
+                raise InputError(f"{self.name} is currently changed by ablate or steer; leave that context first")
             yield self
 
     def changing(self) -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ class LoadedModel:
 
     @property
     def version(self) -> int:
-        """A number that grows when weights are changed in place, as in training. Changes by `changes.py` do not count."""
+        """A number that grows when weights are changed in place, as in training; changes by `changes.py` do not raise it."""
         return sum(0 if each.is_inference() else each._version for each in self.model.parameters())
 
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:

@@ -274,7 +274,8 @@ class OpenedModel:
             what = "random weights" if self._random else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
         layout = self.layout
-        if not layout.registry or layout.query_bias is not None or layout.value_bias is not None:
+        apart = any(heads is not None and heads.bias is not None for heads in (layout.query, layout.key, layout.value))
+        if not layout.registry or apart:
             raise InputError(
                 f"device.map=auto: expected a family with all its weights in linear layers and norms, got "
                 f"{layout.family}; leave out device.map"

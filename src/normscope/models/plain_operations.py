@@ -8,6 +8,7 @@ linear layers and norms are submodules of the module that owns the parameter, an
 
 import dataclasses
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
@@ -32,14 +34,17 @@ class _View(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     inputs: int
+    copied: "_View | None" = None
+    """What has been copied from the parameter, if this is a part of the copy: a reshape of permuted axes makes one."""
 
     @classmethod
-    def of(cls, tensor: Tensor, inputs: int) -> "_View":
-        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), inputs)
+    def of(cls, tensor: Tensor, inputs: int, copied: "_View | None" = None) -> "_View":
+        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), inputs, copied)
 
     def take(self, parameter: Tensor) -> Tensor:
         """The matrix (input, output)."""
-        return torch.as_strided(parameter, self.size, self.stride, self.offset).reshape(self.inputs, -1)
+        memory = parameter if self.copied is None else self.copied.take(parameter).contiguous()
+        return torch.as_strided(memory, self.size, self.stride, self.offset).reshape(self.inputs, -1)
 
 
 class BareLinear(nn.Module):
@@ -120,6 +125,19 @@ class UnweightedNorm(nn.Module):
         return self.function(vectors, self.normalized_shape, eps=self.eps)
 
 
+class BareEmbedding(nn.Embedding):
+    """Token embeddings in a parameter of another module.
+
+    Args:
+        table: The parameter, (token, model).
+    """
+
+    def __init__(self, table: nn.Parameter) -> None:
+        tokens, width = table.shape
+        super().__init__(tokens, width, _weight=table)
+        self.weight = table
+
+
 class _Pending(NamedTuple):
     """A product whose bias the model may add later."""
 
@@ -139,6 +157,9 @@ class _Running:
     norms: int = 0
     """How many norms without parameters it has applied."""
 
+
+_COPIES = 8
+"""Number of copies of parameters that are remembered: a layer makes a few before it multiplies with them."""
 
 _PENDING = 4
 """Number of products that are remembered: queries, keys and values may be computed before any bias is added."""
@@ -171,8 +192,12 @@ class PlainOperations(TorchFunctionMode):
         self._running: list[_Running] = []
         self._handles: list[RemovableHandle] = []
         self._pending: list[_Pending] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        """Copies of parameters in another order, with the views that were copied."""
         self.looked_up: list[tuple[Tensor, Tensor]] = []
         """Ids and weights of embeddings that were looked up."""
+        self.complete: tuple[Tensor, Tensor] | None = None
+        """What `isnan` returned last, and the tensor that it read, if no element is NaN."""
 
     def __enter__(self) -> "PlainOperations":
         if self._watches:
@@ -210,8 +235,23 @@ class PlainOperations(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def bare(self, tensor: object) -> tuple[nn.Module, str, nn.Parameter] | None:
-        """The bare parameter to which a tensor belongs: the module that owns it, its name, and the parameter."""
-        return self._owners.get(_storage(tensor)) if isinstance(tensor, Tensor) else None
+        """The bare parameter to which a tensor, or what it is a copy of, belongs: its owner, its name, and the parameter."""
+        if not isinstance(tensor, Tensor):
+            return None
+        copied = self._copied(tensor)
+        return self._owners.get(_storage(tensor if copied is None else copied))
+
+    def note_copy(self, made: Tensor, tensor: Tensor) -> None:
+        """Remember a copy of a bare parameter."""
+        if self._owners.get(_storage(tensor)) is not None and _storage(made) != _storage(tensor):
+            self._copies = [*self._copies[1 - _COPIES :], (made, tensor)]
+
+    def _copied(self, tensor: Tensor) -> Tensor | None:
+        return next((each for made, each in self._copies if _storage(made) == _storage(tensor)), None)
+
+    def _view(self, tensor: Tensor, inputs: int) -> _View:
+        copied = self._copied(tensor)
+        return _View.of(tensor, inputs, None if copied is None else _View.of(copied, 1))
 
     def linear(
         self, vectors: Tensor, matrix: Tensor, inputs: int, move: Callable[[Tensor], Tensor], bias: Tensor | None = None
@@ -228,7 +268,7 @@ class PlainOperations(TorchFunctionMode):
         owner = self.bare(matrix)
         if owner is None or (bias is not None and self.bare(bias) is None):
             return NotImplemented
-        linear = self._linear(owner, _View.of(matrix, inputs), bias)
+        linear = self._linear(owner, self._view(matrix, inputs), bias)
         if linear is None:
             return NotImplemented
         if bias is not None or not (self._discover or linear.adds_later):
@@ -259,7 +299,7 @@ class PlainOperations(TorchFunctionMode):
     def _add_bias(self, linear: BareLinear, bias: Tensor) -> None:
         owner = self.bare(bias)
         assert owner is not None
-        linear.bias_parameter, linear.bias_view = owner[2], _View.of(bias, 1)
+        linear.bias_parameter, linear.bias_view = owner[2], self._view(bias, 1)
 
     def add(self, first: object, second: object, alpha: float = 1) -> Any:
         """A sum: if it adds a bias to a product, that is the output of the linear layer."""
@@ -275,6 +315,23 @@ class PlainOperations(TorchFunctionMode):
             if linear.adds_later:
                 return pending.move(linear(pending.vectors))
         return NotImplemented
+
+    def look_up(self, table: Tensor, ids: Tensor) -> Any:
+        """Rows of a table that is a bare parameter, as those of an embedding."""
+        owner = self.bare(table)
+        if owner is None or table is not owner[2]:
+            return NotImplemented
+        module, name, parameter = owner
+        embedding = next((each for each in module.children() if isinstance(each, BareEmbedding)), None)
+        if embedding is None:
+            if not self._discover:
+                return NotImplemented
+            embedding = BareEmbedding(parameter)
+            module.add_module(_child(module, f"{name}[ids]"), embedding)
+        if embedding.weight is not parameter:
+            return NotImplemented
+        self.looked_up.append((ids, parameter))
+        return embedding(ids)
 
     def norm(
         self,
@@ -379,10 +436,42 @@ def _addmm(
 def _einsum(mode: PlainOperations, equation: Any, *operands: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
-    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
+    if not isinstance(equation, str) or len(operands) < 2 or "->" not in equation:
         return NotImplemented
-    terms, made = equation.replace(" ", "").split("->")
-    first, second = terms.split(",")
+    axes = _axes(equation, operands)
+    if axes is None:
+        return NotImplemented
+    (first, second, *others), made = axes
+    if not others:
+        return _einsum_of_two(mode, (first, second, made), operands)
+    # From left to right: the first two, then what they make and the rest.
+    kept = "".join(letter for letter in dict.fromkeys(first + second) if letter in made + "".join(others))
+    between = _einsum_of_two(mode, (first, second, kept), operands[:2])
+    if between is NotImplemented:
+        between = torch.einsum(f"{first},{second}->{kept}", *operands[:2])
+    rest = f"{','.join((kept, *others))}->{made}"
+    result = _einsum(mode, rest, between, *operands[2:])
+    return torch.einsum(rest, between, *operands[2:]) if result is NotImplemented else result
+
+
+def _axes(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str] | None:
+    """The axes of the operands and of the result of an einsum, a letter for each; None if operands are broadcast."""
+    given, made = equation.replace(" ", "").split("->")
+    terms = given.split(",")
+    unnamed = {
+        tensor.ndim - len(term.replace("...", ""))
+        for term, tensor in zip(terms, operands, strict=True)
+        if "..." in term
+    }
+    if len(unnamed) > 1:
+        return None
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    more = "".join(free[: next(iter(unnamed), 0)])
+    return [term.replace("...", more) for term in terms], made.replace("...", more)
+
+
+def _einsum_of_two(mode: PlainOperations, terms: tuple[str, str, str], operands: Sequence[Tensor]) -> Any:
+    first, second, made = terms
     if any(len({*term}) != len(term) for term in (first, second, made)):
         return NotImplemented
     if mode.bare(operands[0]) is not None:
@@ -476,6 +565,39 @@ def _rms_norm(
 
 def _embedding(mode: PlainOperations, ids: Tensor, weight: Tensor, *_arguments: Any, **_keywords: Any) -> Any:
     mode.looked_up.append((ids, weight))
+    return NotImplemented
+
+
+def _rows_of(mode: PlainOperations, table: Any, index: Any) -> Any:
+    """`table[ids]` or `table[ids, :]`."""
+    ids, *rest = index if isinstance(index, tuple) else (index,)
+    if not isinstance(ids, Tensor) or ids.dtype is not torch.long or ids.ndim != 2 or table.ndim != 2:
+        return NotImplemented
+    return mode.look_up(table, ids) if rest in ([], [slice(None)]) else NotImplemented
+
+
+def _reshape(mode: PlainOperations, tensor: Tensor, *shape: Any, **keywords: Any) -> Tensor:
+    made = torch.Tensor.reshape(tensor, *shape, **keywords)
+    mode.note_copy(made, tensor)
+    return made
+
+
+def _zeros_like(_mode: PlainOperations, like: Tensor, **keywords: Any) -> Tensor:
+    with no_dispatch():  # its elements do not depend on those of `like`
+        return torch.zeros_like(like, **keywords)
+
+
+def _isnan(mode: PlainOperations, tensor: Tensor) -> Tensor:
+    with no_dispatch():  # read by `where` alone, which is left out
+        missing = torch.isnan(tensor)
+        mode.complete = None if bool(missing.any()) else (missing, tensor)
+    return missing
+
+
+def _where(mode: PlainOperations, condition: Tensor, *values: Any) -> Any:
+    """`where(isnan(x), …, x)`, by which TransformerLens replaces weights of queries that see no key, if there is none."""
+    if mode.complete is not None and condition is mode.complete[0] and values and values[-1] is mode.complete[1]:
+        return values[-1]
     return NotImplemented
 
 
@@ -587,6 +709,11 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.layer_norm: lambda mode, *args, **_: _layer_norm(mode, *args[:5]),
     functional.rms_norm: _rms_norm,
     functional.embedding: _embedding,
+    Tensor.__getitem__: _rows_of,
+    **dict.fromkeys((torch.reshape, Tensor.reshape), _reshape),
+    torch.zeros_like: _zeros_like,
+    **dict.fromkeys((torch.isnan, Tensor.isnan), _isnan),
+    torch.where: _where,
     functional.scaled_dot_product_attention: _scaled_dot_product_attention,
     functional.multi_head_attention_forward: _multi_head_attention,
 }

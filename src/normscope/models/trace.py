@@ -160,7 +160,7 @@ class _Recorder(TorchDispatchMode):
         if written is not None and number >= self._seen[id(tensor)] and written.tensor is not tensor:
             # Another view of the same storage has been changed in place.
             operation = Operation(
-                len(self.operations), _changed_in_place, (value, written), {}, self._open[-1] if self._open else None
+                len(self.operations), changed_in_place, (value, written), {}, self._open[-1] if self._open else None
             )
             operation.reads = (value, written)
             self.operations.append(operation)
@@ -249,7 +249,7 @@ def _mapped(tree: Any, of: Callable[[Tensor], Any]) -> Any:
     return tree
 
 
-def _changed_in_place(value: Tensor, _written: Tensor) -> Tensor:
+def changed_in_place(value: Tensor, _written: Tensor) -> Tensor:
     """Stands for the effect of an in-place operation on another view of the same memory."""
     return value
 

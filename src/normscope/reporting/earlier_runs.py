@@ -50,14 +50,16 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The results of a run: schema, status, metrics and provenance.
 
     Raises:
-        InputError: If results.json is missing, was not written by a run, or has a schema that is not known yet.
+        InputError: If results.json is missing, was not written by a run, or has a schema that this version does not know.
     """
     path = folder / RESULTS
     results = {"schema": _FIRST_SCHEMA} | json_mapping(path, _MOST_RESULTS)
     require(path, results, "schema", "a whole number")
     if not _FIRST_SCHEMA <= results["schema"] <= RUN_SCHEMA:
         newer = "; upgrade normscope to read this run" if results["schema"] > RUN_SCHEMA else ""
-        raise InputError(f"{path}: expected a schema of at most {RUN_SCHEMA}, got {results['schema']}{newer}")
+        raise InputError(
+            f"{path}: expected a schema from {_FIRST_SCHEMA} to {RUN_SCHEMA}, got {results['schema']}{newer}"
+        )
     require(path, results, "status", "a text")
     for key in ("metrics", "provenance"):
         require(path, results, key, "a mapping")

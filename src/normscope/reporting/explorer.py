@@ -31,12 +31,12 @@ MEASURES = {
 
 TARGET_MEASURES = {
     "token_score": "score (what the token adds to the target)",
-    "attention": "attention (what heads add)",
+    "attention": "attention (what the heads add)",
     "network": "network (what the feed-forward network adds)",
     "embeddings": "embeddings (what the token's own embedding adds)",
-    "bypass": "bypass (what the residual connection carries past the layer's block)",
+    "bypass": "bypass (what goes around the layer's attention)",
 }
-"""The same for maps whose rows are targets: numbers that a model computes, and what each token adds to them."""
+"""The same for maps with targets as rows: numbers that a model computes, and what each token adds to them."""
 
 SIGNED_MEASURES = ("share", *TARGET_MEASURES)
 """Measures whose values may be negative, which are drawn on a diverging scale."""
@@ -76,7 +76,7 @@ class TokenMaps:
     is_cross_attention: bool
     """Whether the keys belong to another sequence."""
     layers: tuple[int, ...]
-    """Layers count from 1; 0 stands for all of them together."""
+    """Layers, counted from 1; 0 stands for all of them together."""
     single_heads: bool
     """Whether there are maps of single heads besides those of the block."""
     weights: np.ndarray | None

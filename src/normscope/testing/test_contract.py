@@ -112,10 +112,12 @@ def _folder(options: RunOptions, folder: Path) -> Path:
 
 
 def test_plug_ins_are_installed_and_can_be_imported() -> None:
-    """A plug-in that cannot be imported, or whose name is taken, is skipped with a warning; here it is an error."""
+    """Runs skip a plug-in that cannot be imported, or whose name is taken, with a warning; here it is an error."""
     found = entry_points(group=ENTRY_POINTS)
-    assert found, f"no installed package has an entry point in {ENTRY_POINTS}: pip install -e . in the folder of yours"
-    assert len(INSTALLED) == len(found), f"of {[entry.value for entry in found]}, these can be used: {list(INSTALLED)}"
+    assert found, (
+        f"no installed package has an entry point in {ENTRY_POINTS}: run `pip install -e .` in the folder of yours"
+    )
+    assert len(INSTALLED) == len(found), f"only {list(INSTALLED)} of {[entry.value for entry in found]} can be used"
 
 
 def test_it_declares_itself(info: AnalysisInfo) -> None:
@@ -144,7 +146,7 @@ def test_it_declares_what_it_publishes(info: AnalysisInfo) -> None:
 def test_its_tables_are_those_that_it_declares(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
     """Names, columns, kinds, and rows that differ in the values of their axes."""
     tables = _own(info, run(info.name).tables)
-    assert tables, "it has written no table"
+    assert tables, "it wrote no table"
     for name, rows in tables.items():
         assert name in info.published.tables, f"the table {name} is not declared"
         table = info.published.tables[name]
@@ -166,12 +168,12 @@ def test_its_metrics_are_those_that_it_declares(info: AnalysisInfo, run: Callabl
 
 
 def test_it_does_not_depend_on_batches(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
-    """Padding and the number of texts in a batch change no number."""
+    """Neither padding nor the number of texts in a batch changes a number."""
     _agree(run(info.name), run(info.name, batch_tokens=200))
 
 
 def test_parts_of_a_corpus_add_up(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
-    """The states of two parts, saved and merged, give the numbers of the whole: so do processes and resumed runs."""
+    """The states of two parts, saved and merged, give the numbers of the whole, as with several processes and resumed runs."""
     _agree(run(info.name), run(info.name, merge=2))
 
 
@@ -210,7 +212,7 @@ def _check_kind(name: str, values: "pd.Series[Any]", kind: str) -> None:
         "whole": pd.api.types.is_integer_dtype,
         "number": pd.api.types.is_numeric_dtype,
     }
-    assert types[kind](values), f"{name} is declared as {kind}, and holds {values.dtype}"
+    assert types[kind](values), f"{name} is declared as {kind}, but holds {values.dtype}"
 
 
 def _agree(one: SavedRun, other: SavedRun) -> None:

@@ -6,7 +6,7 @@ const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
 
-// A token with its place; a target, and a head or span beside it, by its name alone.
+// A token with its place; a target, a head or a span by its name alone.
 function nameOf(map, side, at) {
   const names = map[side];
   const speaks = map.ofTargets && (side === "rows" || new Set(names).size === names.length);
@@ -271,7 +271,7 @@ class Explorer {
     const [row, column] = [Math.floor(at / columns), at % columns];
     const value = formatNumber(this.map.values[at], this.signed);
     const [to, from] = [nameOf(this.map, "rows", row), nameOf(this.map, "columns", column)];
-    this.live.textContent = `${to} receives ${value} from ${from}`;
+    this.live.textContent = this.map.ofTargets ? `${from} adds ${value}: ${to}` : `${to} receives ${value} from ${from}`;
     return { value, tokens: `${to} ← ${from}` };
   }
 
@@ -289,7 +289,7 @@ class Explorer {
     const where = this.state.head === EVERY_HEAD ? " (all heads)" : "";
     this.view.markPinned(pinned, this.sentence.is_cross_attention ? undefined : pinned);
     const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
-    const title = this.sentence.of_targets ? `What adds to “${token}”` : `“${token}” receives from`;
+    const title = this.sentence.of_targets ? `Largest values of “${token}”` : `“${token}” receives from`;
     const lists = [[`${title}${where}`, ranking(map, "columns", received)]];
     if (!this.sentence.is_cross_attention) {
       lists.push([`“${token}” contributes to${where}`, ranking(map, "rows", map.rows.map((_, row) => map.values[row * columns + pinned]))]);

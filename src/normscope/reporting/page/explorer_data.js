@@ -88,7 +88,7 @@ function rowShares(values, m) {
   return shares;
 }
 
-// Rows and columns of what is shown: tokens, or words where the reader wants them; `roles` is who says each in a conversation.
+// The rows and columns of the map: tokens, or words if the reader wants them; `roles` has the role of each in a conversation.
 function axesOf(sentence, byWord) {
   const { roles } = sentence;
   const label = (tokens, members) => members.map((word) => word.map((token, at) => bare(tokens[token], at > 0)).join(""));

@@ -2,7 +2,7 @@
 
 const CELL = { smallest: 18, largest: 52 };
 const LONGEST_LABEL = 16;
-const LONGEST_TARGET = 44; // of a row that is no token
+const LONGEST_TARGET = 44; // of a row that is a target
 const ROLE_WIDTH = 62; // of the longest name of a role
 
 const clipped = (token, longest = LONGEST_LABEL) => (token.length > longest ? `${token.slice(0, longest - 1)}…` : token);

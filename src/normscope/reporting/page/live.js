@@ -165,8 +165,8 @@ class LivePage {
     return this.asker.ask(part, side, asked);
   }
 
-  // The maps, and if wanted those up to each layer, of which some take longer. What is chosen from a menu stays chosen while its map
-  // is on its way.
+  // The maps and, if wanted, those up to each layer, some of which take longer. A choice from a menu stays selected while its map is
+  // on its way.
   async askMaps(asked, sides) {
     const answers = await Promise.all(sides.map((side) => this.ask("maps", side, asked)));
     await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));

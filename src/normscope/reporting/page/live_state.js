@@ -51,11 +51,11 @@ const VIEW = ["sentence", "layer", "head", "measure", "minus", "scale", "token",
 // An answer that is not needed any more.
 class Outdated extends Error {}
 
-// Parts that are asked for by themselves; all others belong to a state of the page.
+// Parts that are requested on their own; all others belong to a state of the page.
 const ALONE = new Set(["code", "examples"]);
 
-// Asks the server. What an older state of the page still waits for is not needed once there is a newer one; the server leaves it
-// in the middle.
+// Asks the server. Once the page has a newer state, it no longer needs what older ones are waiting for; the server stops computing
+// it.
 class Asker {
   constructor() {
     this.tab = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -26,7 +26,7 @@ class TextView {
 
   // Whether the text is a conversation.
   set chat(chat) {
-    this.hint.textContent = chat ? "conversation (each message begins with system:, user: or assistant:)" : "text (two texts: first ||| second)";
+    this.hint.textContent = chat ? "conversation (start each message with system:, user: or assistant:)" : "text (two texts: first ||| second)";
   }
 
   // The text that is compared; undefined for none.
