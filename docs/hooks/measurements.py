@@ -1,4 +1,6 @@
-"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs."""
+"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs, and
+`<!-- machine of shapes -->` where the machine does.
+"""
 
 import contextlib
 import csv
@@ -29,8 +31,15 @@ PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
 
 def with_tables(page: str) -> str:
-    """A page in Markdown, with the tables that it asks for."""
-    return _MARKER.sub(lambda found: TABLES[found[1]](), page)
+    """A page in Markdown, with the tables and the machines that it asks for."""
+    return _MARKER.sub(lambda found: TABLES[found[1]](), _MACHINE.sub(lambda found: _machine(found[1]), page))
+
+
+def _machine(suite: str) -> str:
+    """The machine of a suite, or the machines."""
+    if not (MEASURED / f"{suite}.csv").exists():
+        return "no machine yet"
+    return "; ".join(dict.fromkeys(str(row["machine"]) for row in _rows(suite)))
 
 
 def _rows(suite: str) -> list[dict[str, Any]]:
@@ -171,3 +180,4 @@ TABLES: dict[str, Callable[[], str]] = {
 """The table of each marker."""
 
 _MARKER = re.compile(rf"<!-- ({'|'.join(TABLES)}) -->")
+_MACHINE = re.compile(r"<!-- machine of ([\w-]+) -->")
