@@ -97,7 +97,7 @@ def measured_growth(parts: Sequence[str] | None = None, sizes: Sizes | None = No
         parts: Some of PARTS; all by default.
         sizes: Some of the sizes of a part; by default, all but corpora larger than LARGEST.
     """
-    for part in parts or PARTS:
+    for part in PARTS if parts is None else parts:
         yield from PARTS[part](sizes or Sizes())
 
 

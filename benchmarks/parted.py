@@ -32,7 +32,7 @@ SUITES: Mapping[str, Suite] = {
     "peers": Suite(tuple(peer_tasks.TASKS), peers.CELL, lambda asked: peers.measured_peers(asked.parts, asked.repeats)),
     "growth": Suite(tuple(growth.PARTS), growth.CELL, lambda asked: growth.measured_growth(asked.parts, asked.sizes)),
 }
-PARTS = tuple(part for suite in SUITES.values() for part in suite.parts)
+PARTS = tuple(dict.fromkeys(part for suite in SUITES.values() for part in suite.parts))
 
 
 def measure(suite: str, parts: Sequence[str] | None, repeats: int, sizes: growth.Sizes, folder: Path) -> None:

@@ -37,7 +37,7 @@ def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> list
         models = Path(folder)
         (models / ENCODER).symlink_to(default_model())
         save_causal(models / CAUSAL)
-        for name in parts or TASKS:
+        for name in TASKS if parts is None else parts:
             rows += _measured(name, models, repeats)
     return rows
 

@@ -110,6 +110,12 @@ def test_parts_have_the_sizes_that_were_asked_for(monkeypatch):
     ]
 
 
+def test_parts_of_the_other_suite_measure_nothing(tmp_path):
+    parted.measure("growth", ["word"], 1, growth.Sizes(), tmp_path)
+    assert not [*tmp_path.iterdir()]
+    assert [*growth.measured_growth([])] == []
+
+
 def test_a_corpus_has_as_many_texts_as_asked_for():
     with growth._corpus(601, 3) as path:
         texts = path.read_text().splitlines()
