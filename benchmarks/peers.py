@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,19 @@ CELL = ("task", "tool")
 """What a row is about."""
 
 
-def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> list[dict[str, object]]:
+def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> Iterator[dict[str, object]]:
     """One row per task and tool.
 
     Args:
         parts: Some of TASKS; all by default.
         repeats: Processes per tool, of which the median time and the highest memory count.
     """
-    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
         (models / ENCODER).symlink_to(default_model())
         save_causal(models / CAUSAL)
         for name in TASKS if parts is None else parts:
-            rows += _measured(name, models, repeats)
-    return rows
+            yield from _measured(name, models, repeats)
 
 
 def _measured(name: str, models: Path, repeats: int) -> list[dict[str, object]]:
