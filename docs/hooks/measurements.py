@@ -1,16 +1,19 @@
-"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs."""
+"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs, and
+`<!-- machine of shapes -->` where the machine does.
+"""
 
 import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.answers import INTEGRATED_GRADIENTS
 from benchmarks.answers import WAYS as PREDICTED
 from benchmarks.commands import PHASES as COMMAND_PHASES
 from benchmarks.commands import TOGETHER
+from docs.hooks import tables_in_parts
 from docs.hooks.markdown import ROOT, table
 from normscope.analyses.attribution.published import METHODS
 
@@ -32,8 +35,15 @@ PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
 
 def with_tables(page: str) -> str:
-    """A page in Markdown, with the tables that it asks for."""
-    return _MARKER.sub(lambda found: TABLES[found[1]](), page)
+    """A page in Markdown, with the tables and the machines that it asks for."""
+    return _MARKER.sub(lambda found: TABLES[found[1]](), _MACHINE.sub(lambda found: _machine(found[1]), page))
+
+
+def _machine(suite: str) -> str:
+    """The machine of a suite, or the machines."""
+    if not (MEASURED / f"{suite}.csv").exists():
+        return "no machine yet"
+    return "; ".join(dict.fromkeys(str(row["machine"]) for row in _rows(suite)))
 
 
 def _rows(suite: str) -> list[dict[str, Any]]:
@@ -171,6 +181,11 @@ def _agreement() -> str:
     return _truth("agreement", {"first": "subject scores highest"})
 
 
+def _parted(suite: str, shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    """A table of a suite that is measured in parts, as far as it has been."""
+    return shown(_rows(suite)) if (MEASURED / f"{suite}.csv").exists() else tables_in_parts.NOT_RECORDED
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "shapes": _shapes,
     "shares": _shares,
@@ -182,7 +197,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "attributions": _attributions,
     "retrieval": _retrieval,
     "agreement": _agreement,
+    "peers": lambda: _parted("peers", tables_in_parts.peers),
+    "growth": lambda: _parted("growth", tables_in_parts.growth),
+    "plan": lambda: _parted("growth", tables_in_parts.plan),
 }
 """The table of each marker."""
 
 _MARKER = re.compile(rf"<!-- ({'|'.join(TABLES)}) -->")
+_MACHINE = re.compile(r"<!-- machine of ([\w-]+) -->")

@@ -26,6 +26,14 @@ def test_a_table_takes_the_place_of_its_name(name):
     assert re.fullmatch(r"Before\.\n\n(\|.*\|\n){3,}(\n!\[.*\]\(\S+\)\n)?\n\nBehind\.\n", page)
 
 
+def test_a_page_names_the_machine_of_a_suite(monkeypatch, tmp_path):
+    asked = "Measured on: <!-- machine of shapes -->."
+    page = measurements.with_tables(asked)
+    assert re.fullmatch(r"Measured on: .*, torch .* threads\.", page)
+    monkeypatch.setattr(measurements, "MEASURED", tmp_path)
+    assert measurements.with_tables(asked) == "Measured on: no machine yet."
+
+
 def test_a_table_has_the_numbers_that_were_measured():
     with (measurements.MEASURED / "retrieval.csv").open(newline="") as file:
         measured = [(f"{float(row['precision']):.3f}", f"{float(row['first']):.3f}") for row in csv.DictReader(file)]
