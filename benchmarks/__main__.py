@@ -2,8 +2,8 @@
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), the answers of the live page, whole commands by phase, and the shapes on CUDA if available; `--only`
-selects some of them. Writes tables and figures that name the machine. `--profile` measures the cost of each analysis for one
+that decide an answer), the answers of the live page, similarities beside embedding, whole commands by phase, and
+the shapes on CUDA if available; `--only` selects some of them. Writes tables and figures that name the machine. `--profile` measures the cost of each analysis for one
 shape instead, and writes a trace. Only if asked for: how cost grows (`growth`), and other tools (`peers`, in an environment of
 its own).
 """
@@ -35,6 +35,7 @@ from benchmarks.scenarios import (
     prepare,
     state_sizes,
 )
+from benchmarks.similarity import measured_similarity
 from benchmarks.startup import measured_startup
 
 RUNS = {
@@ -44,6 +45,7 @@ RUNS = {
     "retrieval": measured_retrieval,
     "agreement": measured_agreement,
     "live": measured_live,
+    "similarity": measured_similarity,
 }
 """Suites of complete runs."""
 COMMANDS = "commands"

@@ -157,6 +157,20 @@ def _live() -> str:
     return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)
 
 
+def _similarity() -> str:
+    rows = [
+        (
+            row["pairs"],
+            f"{row['tokens']:,}",
+            f"{row['embedding_seconds']:.1f}",
+            f"{row['sums_seconds']:.1f}",
+            f"{row['time_ratio']:.1f}",
+        )
+        for row in _rows("similarity")
+    ]
+    return table(("pairs of texts", "tokens", "embedding, seconds", "sums, seconds", "ratio"), rows)
+
+
 def _attributions() -> str:
     """What a language model predicts: one column per model and length, as multiples of the bare pass."""
     ways = (*PREDICTED, INTEGRATED_GRADIENTS)
@@ -194,6 +208,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "corpora": _corpora,
     "commands": _commands,
     "live": _live,
+    "similarity": _similarity,
     "attributions": _attributions,
     "retrieval": _retrieval,
     "agreement": _agreement,
