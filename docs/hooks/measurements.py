@@ -29,7 +29,6 @@ WAYS = {
 }
 """What the measurements call combinations of analyses, in words."""
 
-NOT_RECORDED = "*(No run is recorded yet.)*"
 
 PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
@@ -134,7 +133,7 @@ def _corpora() -> str:
 def _commands() -> str:
     """Commands by model and number of examples: seconds, and what their phases cost beside a bare pass."""
     if not (MEASURED / "commands.csv").exists():
-        return NOT_RECORDED
+        return tables_in_parts.NOT_RECORDED
     columns = ("ratio", *(f"{phase}_ratio" for phase in COMMAND_PHASES))
     rows = [
         (
