@@ -7,9 +7,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
 
+from benchmarks import commands
 from benchmarks.scenarios import BARE
 from normscope.reporting.palette import LINE_COLOURS, MARKERS, STYLE
 
@@ -33,8 +35,8 @@ def show(rows: list[dict[str, object]]) -> None:
     print(pd.DataFrame(rows).to_string(index=False), flush=True)
 
 
-_CELL = ["shape", "device", "dtype", "sequences", "length", "layers", "way"]
-"""What a row of a scenario is about."""
+_CELL = ["shape", "device", "dtype", "sequences", "length", "layers", "examples", "way"]
+"""What a row is about, as far as its suite has these columns."""
 
 
 def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool = False) -> None:
@@ -53,10 +55,13 @@ def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool
     path = folder / f"{suite}.csv"
     if adds and path.is_file():
         both = pd.concat([pd.read_csv(path), table], ignore_index=True)
-        table = both.drop_duplicates(_CELL, keep="last", ignore_index=True)
+        cell = [name for name in _CELL if name in both]
+        table = both.drop_duplicates(cell, keep="last", ignore_index=True)
     table.to_csv(path, index=False)
     if suite == "lengths":
         _draw_lengths(table, folder / "lengths.png")
+    if suite == "commands":
+        _draw_commands(table, folder / "commands.png")
 
 
 def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
@@ -82,5 +87,39 @@ def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
                 axis.set_ylabel("relative to the bare pass")
         axes[0][0].legend(frameon=False, fontsize=8)
         figure.supxlabel("\n".join(textwrap.wrap(table["machine"][0], 100)), fontsize=7, color="grey")
+        figure.savefig(path, dpi=160)
+        plt.close(figure)
+
+
+def _draw_commands(table: pd.DataFrame, path: Path) -> None:
+    """The phases of commands, one after the other, as multiples of the bare pass."""
+    order = {way: place for place, way in enumerate(commands.WAYS)}
+    cells = list(table.groupby(["shape", "examples"], sort=False))
+    with mpl.rc_context(STYLE):
+        height = 0.9 + 0.25 * max(len(rows) for _, rows in cells)
+        figure, axes = plt.subplots(
+            (len(cells) + 1) // 2,
+            2,
+            figsize=(7.5, height * ((len(cells) + 1) // 2)),
+            squeeze=False,
+            layout="constrained",
+        )
+        for axis, ((shape, examples), rows) in zip(axes.flat, cells, strict=False):
+            rows = rows.sort_values("way", key=lambda ways: ways.map(order), ascending=False)
+            names = [way.replace(commands.TOGETHER, "all of them") for way in rows["way"]]
+            end = np.zeros(len(rows))
+            for number, phase in enumerate(commands.PHASES):
+                width = rows[f"{phase}_ratio"].to_numpy()
+                axis.barh(names, width, left=end, color=LINE_COLOURS[number], label=phase)
+                end += width
+            axis.axvline(1, color="grey", linewidth=0.8)
+            axis.set_title(f"{shape}, {examples:,} examples")
+            axis.set_xlabel("× the bare pass")
+        for axis in axes.flat[len(cells) :]:
+            axis.set_axis_off()
+        figure.legend(
+            *axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False, fontsize=8
+        )
+        figure.supxlabel("\n".join(textwrap.wrap(table["machine"].iloc[0], 100)), fontsize=7, color="grey")
         figure.savefig(path, dpi=160)
         plt.close(figure)

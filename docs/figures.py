@@ -37,6 +37,8 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 TOUR = ROOT / "experiments" / "tour.ipynb"
 BENCHMARKS = ROOT / "benchmarks" / "measured"
+COMMANDS = "commands"
+"""The picture of what commands cost, once that has been measured."""
 
 CONTACT_SHEET = ROOT / "outputs" / "contact_sheet.png"
 COLUMNS, COLUMN_WIDTH = 3, 720
@@ -78,7 +80,10 @@ body { visibility: hidden }
 def shown() -> set[str]:
     """The names of the pictures that the README and the pages show."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    return {name for page in pages for name in re.findall(r"images/([\w-]+)\.png\)", page.read_text())}
+    measured = {COMMANDS} & {
+        path.stem for path in BENCHMARKS.glob("*.png")
+    }  # below its table (docs/hooks/measurements.py)
+    return measured | {name for page in pages for name in re.findall(r"images/([\w-]+)\.png\)", page.read_text())}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,14 +1,19 @@
-"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs."""
+"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs, and
+`<!-- machine of shapes -->` where the machine does.
+"""
 
 import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.answers import INTEGRATED_GRADIENTS
 from benchmarks.answers import WAYS as PREDICTED
+from benchmarks.commands import PHASES as COMMAND_PHASES
+from benchmarks.commands import TOGETHER
+from docs.hooks import tables_in_parts
 from docs.hooks.markdown import ROOT, table
 from normscope.analyses.attribution.published import METHODS
 
@@ -24,12 +29,20 @@ WAYS = {
 }
 """What the measurements call combinations of analyses, in words."""
 
+
 PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
 
 def with_tables(page: str) -> str:
-    """A page in Markdown, with the tables that it asks for."""
-    return _MARKER.sub(lambda found: TABLES[found[1]](), page)
+    """A page in Markdown, with the tables and the machines that it asks for."""
+    return _MARKER.sub(lambda found: TABLES[found[1]](), _MACHINE.sub(lambda found: _machine(found[1]), page))
+
+
+def _machine(suite: str) -> str:
+    """The machine of a suite, or the machines."""
+    if not (MEASURED / f"{suite}.csv").exists():
+        return "no machine yet"
+    return "; ".join(dict.fromkeys(str(row["machine"]) for row in _rows(suite)))
 
 
 def _rows(suite: str) -> list[dict[str, Any]]:
@@ -117,9 +130,28 @@ def _corpora() -> str:
     return table(("processes", "examples", "seconds", "seconds per thousand", "peak MiB of a process"), rows)
 
 
+def _commands() -> str:
+    """Commands by model and number of examples: seconds, and what their phases cost beside a bare pass."""
+    if not (MEASURED / "commands.csv").exists():
+        return tables_in_parts.NOT_RECORDED
+    columns = ("ratio", *(f"{phase}_ratio" for phase in COMMAND_PHASES))
+    rows = [
+        (
+            row["shape"],
+            f"{row['examples']:,}",
+            "all eight" if row["way"] == TOGETHER else row["way"],
+            f"{row['seconds']:.0f}",
+            f"{row['bare_pass']:.1f}",
+            *(f"{row[column]:.2f}" for column in columns),
+        )
+        for row in _rows("commands")
+    ]
+    header = ("model", "examples", "analysis", "seconds", "of a bare pass", "all phases / bare", *COMMAND_PHASES)
+    picture = "\n![The phases of commands as multiples of the bare pass](../images/commands.png)\n"
+    return table(header, rows) + (picture if (ROOT / "docs" / "images" / "commands.png").exists() else "")
+
+
 def _live() -> str:
-    if not (MEASURED / "live.csv").exists():
-        return "*(No run is recorded yet.)*"
     rows = [(row["where"], row["step"], f"{row['milliseconds']:.0f}", f"{row['slowest']:.0f}") for row in _rows("live")]
     return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)
 
@@ -162,18 +194,28 @@ def _agreement() -> str:
     return _truth("agreement", {"first": "subject scores highest"})
 
 
+def _parted(suite: str, shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    """A table of a suite that is measured in parts, as far as it has been."""
+    return shown(_rows(suite)) if (MEASURED / f"{suite}.csv").exists() else tables_in_parts.NOT_RECORDED
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "shapes": _shapes,
     "shares": _shares,
     "lengths": _lengths,
     "startup": _startup,
     "corpora": _corpora,
+    "commands": _commands,
     "live": _live,
     "similarity": _similarity,
     "attributions": _attributions,
     "retrieval": _retrieval,
     "agreement": _agreement,
+    "peers": lambda: _parted("peers", tables_in_parts.peers),
+    "growth": lambda: _parted("growth", tables_in_parts.growth),
+    "plan": lambda: _parted("growth", tables_in_parts.plan),
 }
 """The table of each marker."""
 
 _MARKER = re.compile(rf"<!-- ({'|'.join(TABLES)}) -->")
+_MACHINE = re.compile(r"<!-- machine of ([\w-]+) -->")

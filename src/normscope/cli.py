@@ -4,6 +4,7 @@
 130: interrupted.
 """
 
+import atexit
 import dataclasses
 import functools
 import gc
@@ -34,6 +35,7 @@ from normscope.config.composition import explain
 from normscope.data.options import DatasetOptions
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
+from normscope.first_seconds import process_began, starting
 from normscope.help_page import help_page
 from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
@@ -78,6 +80,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     if not _is_first():
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
+    atexit.register(gc.freeze)  # as Python ends, the garbage collector would look once more at all that is in memory
     signal.signal(signal.SIGTERM, terminate)
     if not command_line.asks_for_json():
         sys.exit(_finished(main))
@@ -193,6 +196,7 @@ def job(config: DictConfig) -> dict[str, float]:
 
     Jobs raise and never exit, so that Hydra's launchers notice failures and continue with the next job.
     """
+    started = process_began() if _sweep.jobs == 0 else time.monotonic()
     _sweep.jobs += 1
     hydra = HydraConfig.get()
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as typed
@@ -225,10 +229,13 @@ def job(config: DictConfig) -> dict[str, float]:
         if _instead is not None:
             _instead(options, run_folder)
             return {}
-        run_pipeline = _import_pipeline(options.dataset)
+        with starting(quiet=options.verbosity is Verbosity.quiet or not _is_first()):
+            run_pipeline = _import_pipeline(options.dataset)
         memory = _sweep.corpora() if sweeping else None
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
-        done = run_pipeline(options, run_folder, command, fresh=fresh, memory=memory, claimed=_sweep.note_run)
+        done = run_pipeline(
+            options, run_folder, command, fresh=fresh, memory=memory, claimed=_sweep.note_run, begun=started
+        )
         _show(done, before)
         return done.metrics
     except Exception as error:

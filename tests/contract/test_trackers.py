@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
 from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions, check_tracking
+from normscope.reporting.trackers import weights_and_biases
 from normscope.reporting.tracking import with_environment
 from normscope.running.options import RunOptions
 from normscope.running.status import describe
@@ -451,3 +453,17 @@ def test_disabled_trackers_log_nothing(tmp_path):
         "figures",
         "report.html",
     ]
+
+
+def test_wandb_looks_for_staged_inputs_only_where_its_launcher_has_been_imported(monkeypatch):
+    """Importing it takes a second. If the name has gone, wandb no longer does what is prevented here, or does it elsewhere."""
+    name = "_detect_and_apply_job_inputs"
+    look = vars(wandb.Run)[name]
+    monkeypatch.delitem(sys.modules, "wandb.sdk.launch", raising=False)
+    with weights_and_biases._without_launcher():
+        assert vars(wandb.Run)[name] is not look
+        assert vars(wandb.Run)[name](None) is None
+    assert vars(wandb.Run)[name] is look
+    monkeypatch.setitem(sys.modules, "wandb.sdk.launch", types.ModuleType("wandb.sdk.launch"))
+    with weights_and_biases._without_launcher():
+        assert vars(wandb.Run)[name] is look

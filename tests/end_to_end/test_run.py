@@ -137,6 +137,7 @@ NOT_BEFORE_THE_FIRST_BATCH = {
 }
 NEVER_IMPORTED = {
     *("captum", "datasets", "IPython", "matplotlib.pyplot", "mlflow", "scipy.stats", "sklearn", "tensorboard"),
+    "wandb.sdk.launch",
 }
 
 

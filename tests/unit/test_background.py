@@ -160,7 +160,7 @@ def test_the_warning_of_a_tracker_that_cannot_start_has_its_own_line_beside_a_pr
         yield NoTracker()
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with started_in_background(opened()) as tracker, CorpusBar(500) as bar:
+    with started_in_background(opened()) as tracker, CorpusBar(500, "pass") as bar:
         bar.update(state())
         tracker.progress(200, {})
         shown.set()

@@ -4,13 +4,15 @@ import dataclasses
 import json
 import sys
 import time
+from pathlib import Path
 from unittest import mock
 
 import pandas as pd
 import pytest
 import torch
 
-from benchmarks import answers, measuring, startup
+from benchmarks import answers, commands, measuring, startup
+from benchmarks.__main__ import main as benchmark
 from benchmarks.measuring import measured
 from benchmarks.results import write
 from benchmarks.scenarios import (
@@ -27,8 +29,10 @@ from benchmarks.scenarios import (
     layers_that_fit,
     random_batch,
 )
+from docs.hooks import measurements
 from normscope import cli
 from normscope.analyses.base import state_of
+from normscope.analyses.registry import analyses, plug_ins
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 GIBIBYTE = 2**30
@@ -202,3 +206,140 @@ def test_phases_are_medians_and_add_up(monkeypatch):
     bare, run = startup.measured_startup()
     assert bare == {"way": "bare imports", "whole": 12.0}
     assert run == {"way": "default run", "to_first_batch": 7, "pass": 1, "after_last_batch": 6, "whole": 14.0}
+
+
+def test_a_bare_command_runs_the_untouched_model_on_all_batches(monkeypatch, saved_model, tmp_path):
+    monkeypatch.setattr(cli, "_import_pipeline", cli._import_pipeline)
+    arguments = [
+        f"model.name={saved_model}",
+        "dataset.limit=5",
+        "device.batch_tokens=64",
+        f"output_dir={tmp_path / 'run'}",
+    ]
+    monkeypatch.setattr(sys, "argv", ["commands.py", *arguments])
+    bare, tokens, runs = commands._bare, [], []
+
+    def counted(run, file):
+        model = run.plan.model.model
+        forward = model.forward
+
+        def counting(**inputs):
+            assert model.config._attn_implementation == "sdpa"
+            tokens.append(int(inputs["attention_mask"].sum()))
+            return forward(**inputs)
+
+        monkeypatch.setattr(model, "forward", counting)
+        runs.append(run)
+        bare(run, file)
+
+    monkeypatch.setattr(commands, "_bare", counted)
+    with pytest.raises(SystemExit, match="0"):
+        commands._run(tmp_path / "seconds")
+    mock.patch.stopall()
+    assert json.loads((tmp_path / "seconds").read_text()) > 0
+    assert runs[0].counts.sequences == 5
+    assert sum(tokens) == runs[0].counts.tokens
+    assert len(tokens) > 1
+
+
+def test_phases_of_commands_are_divided_by_the_bare_pass_before_them():
+    runs = [
+        {
+            "whole": 20.0,
+            "bare": 2.0,
+            "start": 3.0,
+            "model": 1.0,
+            "corpus": 0.5,
+            "pass": 3.0,
+            "results": 1.0,
+            "publishing": 2.0,
+        },
+        {
+            "whole": 30.0,
+            "bare": 4.0,
+            "start": 4.0,
+            "model": 1.0,
+            "corpus": 0.5,
+            "pass": 4.0,
+            "results": 1.0,
+            "publishing": 3.0,
+        },
+        {
+            "whole": 10.0,
+            "bare": 1.0,
+            "start": 2.0,
+            "model": 1.0,
+            "corpus": 0.5,
+            "pass": 4.0,
+            "results": 1.0,
+            "publishing": 9.0,
+        },
+    ]
+    assert commands.medians(runs) == {
+        "seconds": 20.0,
+        "before_first_batch": 4.5,
+        "bare_pass": 2.0,
+        "repeats": 3,
+        "ratio": 3.0,
+        "pass_ratio": 1.5,
+        "interventions_ratio": 0.0,
+        "results_ratio": 0.5,
+        "maps_ratio": 0.0,
+        "publishing_ratio": 1.0,
+    }
+
+
+def test_commands_are_measured_beside_bare_passes_and_drawn(monkeypatch, tmp_path):
+    started = []
+
+    def timed(*command):
+        started.append(command)
+        if command[0] == "-m":
+            Path(command[2]).write_text("2.0")
+        else:
+            run = Path(command[-1].removeprefix("output_dir="))
+            run.mkdir()
+            phases = {"start": 1.0, "pass": 4.0, "publishing": 1.0}
+            (run / "results.json").write_text(json.dumps({"provenance": {"phases": phases}}))
+        return 8.0
+
+    monkeypatch.setattr(commands, "_timed", timed)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "commands", "--out", str(tmp_path), "--repeats", "2"])
+    benchmark()
+    table = pd.read_csv(tmp_path / "commands.csv")
+    assert table[["shape", "examples"]].drop_duplicates().to_numpy().tolist() == [
+        *(["MiniLM", 120], ["MiniLM", 2000]),
+        *(["BERT-base", 120], ["BERT-base", 2000]),
+    ]
+    assert set(table["way"]) == set(commands.WAYS)
+    assert (table["ratio"] == 2.5).all()
+    assert len(started) == 4 * len(table)
+    assert started[1][:3] == ("run.py", "analysis=[mixing]", "model=minilm")
+    assert (tmp_path / "commands.png").read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setattr(measurements, "MEASURED", tmp_path)
+    assert (
+        "| MiniLM | 120 | mixing | 8 | 2.0 | 2.50 | 2.00 | 0.00 | 0.00 | 0.00 | 0.50 |"
+        in measurements.TABLES["commands"]()
+    )
+    assert "| BERT-base | 2,000 | all eight | 8 |" in measurements.TABLES["commands"]()
+    only = ["--shapes", "MiniLM", "--examples", "120", "--ways", "sinks"]
+    monkeypatch.setattr(
+        sys, "argv", ["benchmarks", "--only", "commands", "--out", str(tmp_path), "--repeats", "1", *only]
+    )
+    benchmark()
+    table = pd.read_csv(tmp_path / "commands.csv")
+    assert len(table) == 4 * len(commands.WAYS)
+    assert table["repeats"].tolist().count(1) == 1
+
+
+def test_a_command_that_fails_says_why():
+    with pytest.raises(RuntimeError, match="exit status 3\nbroken"):
+        commands._timed("-c", "import sys; sys.stderr.write('broken'); sys.exit(3)")
+
+
+def test_commands_cover_the_examples_of_the_sample_in_turn():
+    lines = list(commands.examples(450))
+    assert lines[:200] == lines[200:400]
+    assert len(set(lines)) == 200
+    built_in = {info.name for info in analyses().values() if info not in plug_ins()}
+    assert {*commands.ANALYSES} | {"similarity", "syntax", "alignment"} == built_in

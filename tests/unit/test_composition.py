@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from normscope.maths import composition
 from normscope.maths.composition import STAGES, Composition, Stage
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import as_double
@@ -121,3 +122,12 @@ def test_double_keeps_the_deviation_of_the_model(block):
     assert as_double(single).inputs.dtype == torch.float64
     if single.normalisation is not None:
         assert torch.equal(as_double(single).deviation, single.deviation.double())
+
+
+def test_relative_norms_are_the_same_in_pieces(block, monkeypatch):
+    whole = block.composition.relative_norms()
+    for at_once in (1, 3 * MODEL, 10 * MODEL):
+        monkeypatch.setattr(composition, "ELEMENTS_AT_ONCE", {"cpu": at_once})
+        for stage, norms in dataclasses.replace(block.composition).relative_norms().items():
+            assert norms[0].shape == (BATCH, TOKENS)
+            torch.testing.assert_close(norms, whole[stage], rtol=0, atol=1e-6)

@@ -39,19 +39,20 @@ def test_durations_are_rounded(seconds, text):
 
 
 def test_a_log_gets_a_plain_line_every_half_minute(capsys):
-    with CorpusBar(500) as bar:
+    with CorpusBar(500, "pass") as bar:
         for seconds in (0.0, 29.0, 30.0, 59.0, 61.0):
             bar.update(state(seconds))
-    assert capsys.readouterr().err.splitlines() == [state(30.0).sentence(), state(61.0).sentence()]
+    assert capsys.readouterr().err.splitlines() == [f"pass: {state(each).sentence()}" for each in (30.0, 61.0)]
     assert list(steps_bar("abc", 3, "ablations")) == ["a", "b", "c"]
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_gets_a_bar_with_throughput(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with CorpusBar(500) as bar:
+    with CorpusBar(500, "pass") as bar:
         bar.update(state())
     shown = capsys.readouterr().err
+    assert "pass: " in shown
     assert "200/500" in shown
     assert "1,234 tokens/s" in shown
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from docs import live_pictures
-from docs.figures import EXPLORER, IMAGES, shown
-from docs.hooks import measurements
+from docs.figures import COMMANDS, EXPLORER, IMAGES, shown
+from docs.hooks import measurements, tables_in_parts
 from docs.hooks.markdown import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -21,7 +21,18 @@ def test_every_table_has_its_place_on_one_page():
 @pytest.mark.parametrize("name", measurements.TABLES)
 def test_a_table_takes_the_place_of_its_name(name):
     page = measurements.with_tables(f"Before.\n\n<!-- {name} -->\n\nBehind.\n")
-    assert re.fullmatch(r"Before\.\n\n(\|.*\|\n){3,}\n\nBehind\.\n", page)
+    if tables_in_parts.NOT_RECORDED in page:
+        assert not (measurements.MEASURED / f"{name}.csv").exists()
+        return
+    assert re.fullmatch(r"Before\.\n\n(\|.*\|\n){3,}(\n!\[.*\]\(\S+\)\n)?\n\nBehind\.\n", page)
+
+
+def test_a_page_names_the_machine_of_a_suite(monkeypatch, tmp_path):
+    asked = "Measured on: <!-- machine of shapes -->."
+    page = measurements.with_tables(asked)
+    assert re.fullmatch(r"Measured on: .*, torch .* threads\.", page)
+    monkeypatch.setattr(measurements, "MEASURED", tmp_path)
+    assert measurements.with_tables(asked) == "Measured on: no machine yet."
 
 
 def test_a_table_has_the_numbers_that_were_measured():
@@ -32,6 +43,6 @@ def test_a_table_has_the_numbers_that_were_measured():
 
 
 def test_every_figure_has_its_caption_as_text():
-    """Pictures of whole pages explain themselves; the figure of lengths has its caption on the page."""
-    figures = shown() - {EXPLORER, "lengths", *live_pictures.PICTURES}
+    """Pictures of whole pages explain themselves; the figures of measurements have their captions on the page."""
+    figures = shown() - {EXPLORER, COMMANDS, "lengths", *live_pictures.PICTURES}
     assert not {name for name in figures if not (IMAGES / f"{name}.txt").is_file()}

@@ -23,7 +23,6 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
 from normscope.models.stream_changes import is_changed
 from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of
-from normscope.reporting.terminal import steps_bar
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
 from normscope.running.python_options import run_options
@@ -66,7 +65,7 @@ def run(
         mask_fraction: Fraction of the ordinary tokens that are masked.
         batch_tokens: Maximum number of tokens in a batch, padding included. A batch that does not fit into memory is split.
         seed: Seed of samples and masks.
-        progress: Whether to show a progress bar for analyses that run the model again.
+        progress: Whether to show what the run is doing, and a progress bar for analyses that run the model again.
         **options: Options of the analyses, for every one that has them; `norms={…}` sets options of only that analysis.
 
     Examples:
@@ -86,9 +85,8 @@ def run(
         settings |= {"dataset": dataset | {"kind": "text", "categories": token_categories or {}}}
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
         inputs = InputsInMemory(prepared, GivenTexts(tuple(example_of(prepared, text) for text in listed(texts))))
-        bar = steps_bar if progress else lambda steps, _total, _what: steps
         with generators_restored():
-            outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, bar))
+            outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, progress=progress))
     return Results(outcome.findings, outcome.facts, outcome.depth)
 
 

@@ -25,8 +25,6 @@ from normscope.reporting.text_pairs import payload
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
-_FASTEST = 1
-"""Level of compression: as a rule, answers travel no further than this machine."""
 CHAINED = ("rollout", "norm_rollout", "alti")
 """Methods of maps from the input up to each layer that multiply the maps of single layers; one pass computes all of them."""
 CARRIED = ("decompx",)
@@ -81,7 +79,7 @@ class Answers:
                 "notes": notes,
                 "tokens": decomposed.tokens,
                 "places": units.places,
-                "maps": packed(decomposed.token_maps(), _FASTEST) | ({"roles": units.roles} if units.roles else {}),
+                "maps": packed(decomposed.token_maps()) | ({"roles": units.roles} if units.roles else {}),
                 "by_layer": _mixing(decomposed),
             }
 
@@ -224,7 +222,7 @@ def _maps_up_to(
     packed = {}
     for name, each in maps.items():
         keys = len(each.tokens) + len(each.source_tokens or ())
-        packed[name] = scaled(each.cumulative[:, :, :keys].astype(np.float32), _FASTEST)
+        packed[name] = scaled(each.cumulative[:, :, :keys].astype(np.float32))
     return packed, []
 
 

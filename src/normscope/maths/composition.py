@@ -21,6 +21,7 @@ Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Literal
@@ -42,6 +43,9 @@ from normscope.maths.word_batches import Strip, word_batches
 from normscope.maths.words import WordGroups
 
 NormPosition = Literal["post", "pre", "parallel", "branch"]
+
+ELEMENTS_AT_ONCE = {"cpu": 2**18}
+"""Elements of vectors to measure at once, by device; all of them on others."""
 
 
 class Stage(enum.StrEnum):
@@ -207,12 +211,32 @@ class Composition:
         The factor is 1, except after a `post` norm. There it may be σ_i, which cancels in every ratio: unless `last_parts` are
         there already, it is not computed.
         """
+        if "last_parts" in vars(self):  # where `cached_property` keeps it
+            return self._relative_norms()
+        # Some tokens at a time: what one step writes is in the cache when the next one reads it.
+        at_once = ELEMENTS_AT_ONCE.get(self.inputs.device.type, self.inputs.numel())
+        count = math.ceil(self.inputs.numel() / max(1, at_once))
+        if count <= 1:
+            return self._relative_norms()
+        vectors = (part.flatten(0, 1) for part in (self.inputs, self.attention_output, self.preserving))
+        parts = [
+            dataclasses.replace(self, inputs=x[None], attention_output=attended[None], preserving=own[None])
+            for x, attended, own in zip(*(part.tensor_split(count) for part in vectors), strict=True)
+        ]
+        by_part, shape = [part._relative_norms() for part in parts], self.inputs.shape[:2]
+        norms = {stage: zip(*(part[stage] for part in by_part), strict=True) for stage in by_part[0]}
+        return {
+            stage: (torch.cat(others, dim=1).view(shape), torch.cat(own, dim=1).view(shape))
+            for stage, (others, own) in norms.items()
+        }
+
+    def _relative_norms(self) -> dict[Stage, tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]]:
         mixing = _lengths(self.mixing)
         norms = {Stage.ATTENTION: (mixing, _lengths(self.preserving))}
         residual = self.own(Stage.RESIDUAL) if Stage.RESIDUAL in self.stages else None
         if residual is not None:
             norms[Stage.RESIDUAL] = mixing, _lengths(residual)
-        if "last_parts" in vars(self):  # where `cached_property` keeps it
+        if "last_parts" in vars(self):
             own, others = self.last_parts
             norms[self.stages[-1]] = _lengths(others), _lengths(own)
         elif self.norm_position == "post" and residual is not None:

@@ -62,18 +62,19 @@ def weight_tiles(
     mask = Mask() if mask is None else mask
     (sequences, heads, queries, _), keys = query.shape, key.shape[2]
     start = (-LOG2_E * log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf")).unsqueeze(-1)
-    query, key = query.to(start.dtype).flatten(0, 1), key.to(start.dtype).flatten(0, 1).transpose(1, 2)
+    query, key = query.to(start.dtype), key.to(start.dtype)
     only_causal = mask.causal and mask.keys is None and mask.bias is None and mask.shift is None
     at_once = ENTRIES_AT_ONCE.get(query.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # A power of two near the square root, so that whole tiles fill sequences of common lengths.
     size = 2 ** int(math.log2(max(1, at_once // (sequences * heads))) / 2 + 0.4)
     size = min(max(size, SMALLEST_TILE[only_causal]), max(queries, keys))
     for some in pieces(slice(0, sequences), at_once // (heads * size**2)):
-        of = slice(some.start * heads, some.stop * heads)
         for rows, columns in mask.strips(queries, keys, size):
             for part in pieces(columns, size):
                 term = None if only_causal else _term(mask, some, rows, part, (sequences, queries, keys), query)
-                weights = _exponents(start[some, :, rows], term, query[of, rows], key[of, :, part], scale, cap).exp2_()
+                # Flattened tile by tile: nothing is copied of a single sequence, and the others stay in the cache.
+                vectors = query[some, :, rows].flatten(0, 1), key[some, :, part].flatten(0, 1).transpose(1, 2)
+                weights = _exponents(start[some, :, rows], term, *vectors, scale, cap).exp2_()
                 if only_causal and part.stop > rows.start + 1:
                     weights.tril_(rows.start - part.start)
                 if lone is not None:

@@ -46,6 +46,13 @@ FACTS: Mapping[str, Fact] = {
         "Counts of the pairs whose texts are compared, if other analyses read these pairs as single sequences.",
     ),
     "seconds": Fact("number", "Wall time of the run, in seconds."),
+    "phases": Fact(
+        "object",
+        "Seconds of each phase, in order; `start`, before the run's own time, loads Python's libraries. Of a resumed run: of "
+        "the process that completed it.",
+        "number",
+    ),
+    "steps": Fact("object", "Seconds of the steps that phases consist of, by what they are.", "number"),
     "model_share": Fact(
         "number", "Share of the time of the pass over the corpus in which the model and the analyses ran."
     ),

@@ -40,17 +40,40 @@ def say(*sentences: str) -> None:
         tqdm.write(", ".join(sentences), file=sys.stderr)
 
 
+class PhaseLine:
+    """A line at the bottom of a terminal that says what a run is doing, while no bar does. Elsewhere it is never seen."""
+
+    def __init__(self) -> None:
+        self._line: tqdm[Any] | None = None
+
+    def show(self, text: str) -> None:
+        """Show a text in place of the one before."""
+        if not sys.stderr.isatty() or _quiet:
+            return
+        if self._line is None:
+            self._line = tqdm(bar_format="{desc}", file=sys.stderr, dynamic_ncols=True, leave=False)
+        self._line.set_description_str(text)
+
+    def hide(self) -> None:
+        """Remove the line from the terminal."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+
 class CorpusBar:
     """Progress over a corpus: a bar with throughput and remaining time on a terminal, now and then a plain line in a log.
 
     Args:
         total: Number of examples, if known.
+        title: What the run is doing.
     """
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int | None, title: str) -> None:
         self._bar: tqdm[Any] | None = None
+        self._title = title
         if sys.stderr.isatty() and not _quiet:
-            self._bar = tqdm(total=total, unit=" examples", file=sys.stderr, dynamic_ncols=True)
+            self._bar = tqdm(total=total, desc=title, unit=" examples", file=sys.stderr, dynamic_ncols=True)
         self._printed = 0.0
 
     def __enter__(self) -> "CorpusBar":
@@ -72,7 +95,7 @@ class CorpusBar:
             self._bar.update(throughput.examples - self._bar.n)
         elif throughput.seconds - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = throughput.seconds
-            say(throughput.sentence())
+            say(f"{self._title}: {throughput.sentence()}")
 
 
 def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:

@@ -14,13 +14,14 @@ from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
 from normscope.results.declare import Published
 from normscope.results.rollups import roll_up
+from normscope.running.phases import Phase
 from normscope.running.run import Run, require_examples
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """Wraps an iterable in a progress bar, given its length and a title."""
 
 
-def conclude(run: Run, progress: Progress) -> dict[str, Findings]:
+def conclude(run: Run) -> dict[str, Findings]:
     """Run the interventions of the analyses, and return their findings by name.
 
     Raises:
@@ -28,9 +29,11 @@ def conclude(run: Run, progress: Progress) -> dict[str, Findings]:
     """
     require_examples(run, run.counts)
     missing_categories(run)
-    runner = runner_of(run, progress)
+    run.phases.begin(Phase.INTERVENTIONS)
+    runner = runner_of(run, run.phases.steps)
     for analysis in run.plan.analyses:
         analysis.intervene(runner)
+    run.phases.begin(Phase.RESULTS)
     findings = {
         analysis.info.name: with_rollups(analysis.info.published, analysis.result()) for analysis in run.plan.analyses
     }

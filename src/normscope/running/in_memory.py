@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Findings
-from normscope.running.conclusions import Progress, conclude
+from normscope.running.conclusions import conclude
 from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.options import RunOptions, check, settled
+from normscope.running.phases import Phase, Phases
 from normscope.running.run import Run
 from normscope.running.views import ViewRunner
 
@@ -24,21 +25,23 @@ class Outcome:
     """Number of layers of the model."""
 
 
-def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> Outcome:
+def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> Outcome:
     """Run the enabled analyses over texts in memory, in this process.
 
     Args:
         options: The whole config; nothing in it says where model and texts come from.
         inputs: The model and the texts.
-        progress: Wraps the steps of interventions in a progress bar.
+        progress: Whether a terminal shows what the run is doing.
     """
     options = settled(options)
     check(options)
-    run = Run.in_memory(options, inputs)
+    phases = Phases.of(options, shown=progress)
+    run = Run.in_memory(options, inputs, phases)
     runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
     with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
         with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
+            phases.begin(Phase.PASS)
             for batch, _ in run.stream:
                 runner.run(batch)
-        findings = conclude(run, progress)
+        findings = conclude(run)
     return Outcome(findings, run.provenance.facts(), run.plan.model.layers)

@@ -2,6 +2,7 @@
 
 from normscope.reporting.tracker import Tracker
 from normscope.running.memory import explain_out_of_memory
+from normscope.running.phases import Phase
 from normscope.running.progress import ProgressMeter, progress_meter
 from normscope.running.run import Run
 from normscope.running.shutdown import ShutdownRequest, deferred_signals
@@ -18,6 +19,7 @@ def accumulate(run: Run, tracker: Tracker) -> None:
         KeyboardInterrupt: If a signal requests shutdown; the current batch is finished and the state saved first.
         InputError: If a batch of one sequence does not fit into the device's memory.
     """
+    run.phases.begin(Phase.PASS)
     runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
     with (
         explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device),

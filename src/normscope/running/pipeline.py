@@ -16,6 +16,7 @@ from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.options import RunOptions, check, settled
+from normscope.running.phases import Phase, Phases
 from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
 from normscope.running.run import Run
@@ -43,6 +44,7 @@ def run(
     fresh: bool = False,
     memory: CorpusMemory | None = None,
     claimed: Callable[[Path], None] = lambda _: None,
+    begun: float | None = None,
 ) -> Finished:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
@@ -52,6 +54,7 @@ def run(
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
         memory: What earlier runs of a sweep have read and tokenised, which this one does not read again.
         claimed: Receives the run folder as soon as the main process has claimed it.
+        begun: When the first phase began, by `time.monotonic`, if that was before this call.
 
     Returns:
         The metrics and the run folder, in the main process.
@@ -62,10 +65,16 @@ def run(
     origin = Origin(time.monotonic(), command)
     set_verbosity(options.verbosity)
     options = settled(options)
-    with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
+    with (
+        process_group() as group,
+        _claimed(options, folder, group, fresh=fresh) as results,
+        _phases(options, origin.started if begun is None else begun, group) as phases,
+    ):
         if results is not None:
             claimed(results.path)
-        run = Run.prepare(options, results, group, origin, memory)  # everything that can fail before the first batch
+        run = Run.prepare(
+            options, results, group, origin, phases, memory
+        )  # everything that can fail before the first batch
         if options.merge is not None:
             merge(run, options.merge)
         with tracked(run) as tracker:
@@ -81,9 +90,20 @@ def run(
 
 def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
     # This imports matplotlib, which no process needs before its last batch and many never need.
+    run.phases.begin(Phase.PUBLISHING, quietly=True)
     from normscope.running.publish import publish
 
     return publish(run, results, tracker)
+
+
+@contextlib.contextmanager
+def _phases(options: RunOptions, begun: float, group: ProcessGroup) -> Iterator[Phases]:
+    """The phases of the run, which the main process shows while this context lasts."""
+    phases = Phases.of(options, begun, shown=group.is_main)
+    try:
+        yield phases
+    finally:
+        phases.end()
 
 
 @contextlib.contextmanager

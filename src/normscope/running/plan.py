@@ -45,6 +45,7 @@ from normscope.running.options import (
     chosen_categories,
     enabled_analyses,
 )
+from normscope.running.phases import Phase, Phases
 from normscope.running.prepared import identity as prepared_identity
 from normscope.running.prepared import saved_states
 from normscope.running.shares import Share, Shares
@@ -92,14 +93,16 @@ class Plan:
     """How figures are drawn."""
 
     @classmethod
-    def of(cls, options: RunOptions, inputs: Inputs, shares: Shares, group: ProcessGroup) -> "Plan":
+    def of(cls, options: RunOptions, inputs: Inputs, shares: Shares, group: ProcessGroup, phases: Phases) -> "Plan":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Args:
             inputs: The model and the texts.
             shares: The shares of the corpus, and those of this process.
             group: The processes of the run.
+            phases: Those of the run, which turns to its model and then to its corpus.
         """
+        phases.begin(Phase.MODEL)
         torch.manual_seed(options.seed)
         look = _look(options.figures)
         needs = _needs(options.analysis, options.model.stack, options.level, inputs)
@@ -109,6 +112,7 @@ class Plan:
         feed_forward = any(requirements.feed_forward for requirements in needs.values())
         verification = model.layers_verification if feed_forward else model.verification
         _load_heads(model, needs.values())
+        phases.begin(Phase.CORPUS)
         layers = chosen_layers(options.layers, model.layout)
         encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])

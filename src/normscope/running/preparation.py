@@ -6,6 +6,7 @@ from normscope.reporting.earlier_runs import Status
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
+from normscope.running.phases import Phase
 from normscope.running.prepared import FILE
 from normscope.running.run import Run
 from normscope.running.state_file import packed
@@ -31,6 +32,7 @@ def prepare(run: Run, results: RunFolder, _tracker: Tracker) -> Preparation:
     Raises:
         InputError: If the run folder is not writable.
     """
+    run.phases.begin(Phase.PUBLISHING)
     prepared = run.plan.resources.items()
     states = {name: resource.state for name, resource in prepared if resource.state is not None}
     content = {"identity": run.plan.prepared_identity, "resources": list(states)}

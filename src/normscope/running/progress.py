@@ -81,7 +81,7 @@ class ProgressMeter:
 @contextlib.contextmanager
 def progress_meter(run: Run, tracker: Tracker) -> Iterator[ProgressMeter]:
     """A meter that logs its final values if the corpus has been read to its end."""
-    with CorpusBar(run.plan.total) as bar:
+    with run.phases.corpus_bar(run.plan.total) as bar:
         meter = ProgressMeter(run, tracker, bar)
         yield meter
         meter.finish()

@@ -16,6 +16,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelOptions
 from normscope.models.stored_weights import number_format
 from normscope.models.verification import Verification
+from normscope.running.phases import Phases
 from normscope.running.plan import Plan
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
@@ -36,6 +37,7 @@ class Provenance:
     """The facts of a run, complete at whatever point it ends."""
 
     origin: Origin
+    phases: Phases
     seed: int
     options: ModelOptions
     model: LoadedModel
@@ -47,9 +49,9 @@ class Provenance:
     """Seconds of the whole pass over the corpus, waiting for batches and saving checkpoints included."""
 
     @classmethod
-    def of(cls, plan: Plan, origin: Origin) -> "Provenance":
+    def of(cls, plan: Plan, origin: Origin, phases: Phases) -> "Provenance":
         """The facts of a run that begins."""
-        return cls(origin, plan.options.seed, plan.options.model, plan.model, plan.verification, CorpusCounts())
+        return cls(origin, phases, plan.options.seed, plan.options.model, plan.model, plan.verification, CorpusCounts())
 
     def identity(self) -> dict[str, object]:
         """What distinguishes the numbers of this run from those of others. It is the same in every repetition of the run."""
@@ -88,11 +90,16 @@ class Provenance:
             "tokens_by_category": dict(counts.categories),
             "compared": _of_compared(counts.compared),
             "seconds": round(time.monotonic() - self.origin.started, 3),
+            **self.times(),
             "model_share": round(self.model_seconds / self.corpus_seconds, 4) if self.corpus_seconds else None,
             "verification_error": self.verification.error,
             "verification_layer": self.verification.layer,
             "verification_part": self.verification.part,
         }
+
+    def times(self) -> dict[str, object]:
+        """Seconds of the phases of the run, and of their steps, up to now."""
+        return {"phases": self.phases.seconds(), "steps": self.phases.step_seconds()}
 
 
 def _of_layers(layout: BlockLayout) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,14 @@ from normscope.data.batching import Batch
 from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import draw
 from normscope.reporting.earlier_runs import Status
-from normscope.reporting.explorer import pairs_table
+from normscope.reporting.explorer import TokenMaps, pairs_table
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.latex import tables_of_run
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label, model_label
 from normscope.reporting.run_folder import RunFolder, results_content
-from normscope.reporting.terminal import say, show_comparison, show_findings, steps_bar
+from normscope.reporting.terminal import say, show_comparison, show_findings
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.rounding import counted
 from normscope.running.conclusions import (
@@ -34,6 +34,7 @@ from normscope.running.conclusions import (
     tables_of_all,
 )
 from normscope.running.memory import explain_out_of_memory
+from normscope.running.phases import Phase
 from normscope.running.run import Run
 from normscope.running.token_maps import token_maps
 from normscope.running.views import counts_of
@@ -47,12 +48,14 @@ def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
     """
     with explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device):
         findings = _findings(run)
+        maps = _maps(run)
+        run.phases.begin(Phase.PUBLISHING)
         results.identity = run.provenance.identity() | {"dataset": dataset_label(run.plan.options.dataset)}
         metrics = _write_findings(findings, results, tracker, run.plan.model.layers)
         with _write_figures(findings, results, tracker, run.plan.look):
             comparison = _compare(run, metrics, findings, results, tracker)
             _write_paper_tables(run, findings, results)
-            facts = _write_page(run, findings, comparison, results, tracker)
+            facts = _write_page(run, findings, comparison, maps, results, tracker)
             tracker.summary(metrics, facts)
     with results.writing():
         files = results.published_files()
@@ -73,7 +76,9 @@ class Publication:
 
     def complete(self) -> dict[str, float]:
         """Record that the run has completed and print the summary; returns the metrics."""
-        self.results.finish(Status.COMPLETED, self.metrics, self.facts)
+        self.run.phases.end()
+        # With the time that the tracker took to finish.
+        self.results.finish(Status.COMPLETED, self.metrics, {**self.facts, **self.run.provenance.times()})
         self.run.remove_checkpoints()
         for name, findings in self.findings.items():
             show_findings(name, findings)
@@ -90,7 +95,7 @@ class Publication:
 def _findings(run: Run) -> dict[str, Findings]:
     if run.counts.used:
         _show_counts(run)
-    return conclude(run, steps_bar)
+    return conclude(run)
 
 
 def _show_counts(run: Run) -> None:
@@ -174,6 +179,23 @@ def _compare(
     return comparison
 
 
+def _maps(run: Run) -> tuple[list[TokenMaps], list[str]]:
+    """The token maps of the report, and what is left out of them."""
+    maps = run.plan.maps
+    if not maps.texts:
+        return [], []
+    run.phases.begin(Phase.MAPS)
+    return token_maps(
+        run.plan.model,
+        run.plan.encoder,
+        maps.texts,
+        run.plan.layers,
+        maps.bias_rule,
+        added_maps=maps.added,
+        add=_maps_of_analyses(run),
+    )
+
+
 def _maps_of_analyses(run: Run) -> Callable[[Batch], dict[str, np.ndarray]]:
     """Returns the token maps that the analyses have of a batch of one text."""
     runner = runner_of(run)
@@ -186,19 +208,12 @@ def _write_page(
     run: Run,
     findings: Mapping[str, Findings],
     comparison: Comparison | None,
+    maps: tuple[Sequence[TokenMaps], Sequence[str]],
     results: RunFolder,
     tracker: Tracker,
 ) -> dict[str, object]:
     """Write the token maps and the report; returns the facts of the run."""
-    sentences, left_out = token_maps(
-        run.plan.model,
-        run.plan.encoder,
-        run.plan.maps.texts,
-        run.plan.layers,
-        run.plan.maps.bias_rule,
-        added_maps=run.plan.maps.added,
-        add=_maps_of_analyses(run),
-    )
+    sentences, left_out = maps
     if left_out:
         say(f"token maps: {'; '.join(left_out)}")
     if sentences:

@@ -25,6 +25,7 @@ from normscope.running.checkpoint import Checkpoint, Position, SavedShare
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs, InputsInMemory
 from normscope.running.options import RunOptions
+from normscope.running.phases import Phases
 from normscope.running.plan import Plan
 from normscope.running.provenance import Origin, Provenance
 from normscope.running.reduction import Reduction, State
@@ -65,9 +66,13 @@ class Run:
         results: RunFolder | None,
         group: ProcessGroup,
         origin: Origin,
+        phases: Phases,
         memory: CorpusMemory | None = None,
     ) -> "Run":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
+
+        Args:
+            phases: The phases of the run, which is in its first.
 
         Raises:
             InputError: If the input is invalid, in this process or in another one of the run.
@@ -78,8 +83,10 @@ class Run:
         with group.agreeing():
             shard = None if options.shard is None else Share(options.shard, options.shards)
             shares = Shares.of(shard, folder, group, resumed=options.resume is not None)
-            plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group, memory), shares, group)
-        run = cls(plan, group, results, folder, Provenance.of(plan, origin), warnings)
+            plan = Plan.of(
+                options, ConfiguredInputs(options.model, options.device, group, memory), shares, group, phases
+            )
+        run = cls(plan, group, results, folder, Provenance.of(plan, origin, phases), warnings)
         run.saves = all(group.gathered(PeerFolder(folder).visible))
         with group.agreeing():
             for share in shares.own[:1]:
@@ -90,13 +97,18 @@ class Run:
         return run
 
     @classmethod
-    def in_memory(cls, options: RunOptions, inputs: InputsInMemory) -> "Run":
+    def in_memory(cls, options: RunOptions, inputs: InputsInMemory, phases: Phases) -> "Run":
         """A run on a model and texts in memory, in this process and without a run folder."""
         group, whole = ProcessGroup(), Shares(1, [Share(0, 1)])
-        plan = Plan.of(options, inputs, whole, group)
-        run = cls(plan, group, None, Path(), Provenance.of(plan, Origin(time.monotonic(), "")))
+        plan = Plan.of(options, inputs, whole, group, phases)
+        run = cls(plan, group, None, Path(), Provenance.of(plan, Origin(time.monotonic(), ""), phases))
         run.begin(whole.own[0])
         return run
+
+    @property
+    def phases(self) -> Phases:
+        """What the run is doing, and how long that takes."""
+        return self.provenance.phases
 
     @property
     def counts(self) -> CorpusCounts:

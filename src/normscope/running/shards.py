@@ -19,6 +19,7 @@ from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
 from normscope.running.checkpoint import SavedShare, loading_problem
+from normscope.running.phases import Phase
 from normscope.running.reduction import Reduction
 from normscope.running.run import Run
 from normscope.running.shares import SHARD
@@ -48,6 +49,7 @@ class KeptShard:
 
 def keep(run: Run, results: RunFolder, _tracker: Tracker) -> KeptShard:
     """Leave the file of the share, which the loop has saved, in the run folder."""
+    run.phases.begin(Phase.PUBLISHING)
     return KeptShard(run, results)
 
 
@@ -87,6 +89,7 @@ def merge(run: Run, folders: Sequence[str]) -> None:
     Raises:
         InputError: If the folders are not a complete set, or a shard's state, model or software does not fit this run.
     """
+    run.phases.begin(Phase.MERGING)
     reduction = Reduction(run.plan.analyses)
     for folder in complete_set(folders):
         content, state = _read(folder, unpacked)

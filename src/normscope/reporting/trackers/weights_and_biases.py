@@ -336,6 +336,27 @@ def _cells(values: "pd.Series[Any]") -> list[Any]:
     return values.tolist()
 
 
+@contextlib.contextmanager
+def _without_launcher() -> Iterator[None]:
+    """While this context lasts, W&B does not import its launcher to look for inputs that were staged for it.
+
+    They can only have been staged by code that has imported the launcher. With all our libraries in memory, that import takes a
+    second of processor time, beside the first batches.
+    """
+    from wandb import Run
+
+    name = "_detect_and_apply_job_inputs"
+    look = vars(Run).get(name)
+    if look is None or "wandb.sdk.launch" in sys.modules:
+        yield
+        return
+    setattr(Run, name, lambda _run: None)
+    try:
+        yield
+    finally:
+        setattr(Run, name, look)
+
+
 def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, mode: TrackingMode) -> Any:
     import wandb
 
@@ -346,25 +367,26 @@ def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, 
     if "WANDB_SWEEP_ID" in environment:
         # The sweep's parameters, such as `model: bert`, replace whole sections of the config.
         config["cfg"] = dict(description.config)
-    run = wandb.init(
-        mode=str(mode),  # type: ignore[arg-type]
-        dir=str(folder),
-        project=tracking.project,
-        entity=tracking.entity,
-        group=tracking.group,
-        name=tracking.name or environment.get("WANDB_NAME") or description.name,
-        job_type=tracking.job_type or environment.get("WANDB_JOB_TYPE") or description.job_type,
-        notes=tracking.notes or environment.get("WANDB_NOTES") or description.notes,
-        tags=[*dict.fromkeys([*description.tags, *(tag.strip() for tag in tags if tag.strip())])],
-        config=config,
-        id=earlier,
-        resume=None if earlier is None else "allow",
-        # The next job of a multirun must not continue a failed job's run.
-        reinit="finish_previous",
-        settings=wandb.Settings(
-            silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
-        ),
-    )
+    with _without_launcher():
+        run = wandb.init(
+            mode=str(mode),  # type: ignore[arg-type]
+            dir=str(folder),
+            project=tracking.project,
+            entity=tracking.entity,
+            group=tracking.group,
+            name=tracking.name or environment.get("WANDB_NAME") or description.name,
+            job_type=tracking.job_type or environment.get("WANDB_JOB_TYPE") or description.job_type,
+            notes=tracking.notes or environment.get("WANDB_NOTES") or description.notes,
+            tags=[*dict.fromkeys([*description.tags, *(tag.strip() for tag in tags if tag.strip())])],
+            config=config,
+            id=earlier,
+            resume=None if earlier is None else "allow",
+            # The next job of a multirun must not continue a failed job's run.
+            reinit="finish_previous",
+            settings=wandb.Settings(
+                silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
+            ),
+        )
     (folder / "wandb").mkdir(exist_ok=True)
     (folder / "wandb" / _RUN_ID).write_text(run.id)
     return run

@@ -1,0 +1,146 @@
+"""What a user waits for: whole commands with default options, in seconds, by phase, and as multiples of a bare pass.
+
+A command is a process of its own, which records the seconds of its phases (`provenance.phases` in results.json). Just before
+each, another process reads the same batches and runs the untouched model on them, with fused attention:
+`python -m benchmarks.commands FILE KEY=VALUE...` is such a process. Ratios are medians over these pairs of processes, because
+the machine's load changes from minute to minute.
+"""
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
+
+from normscope.data.corpora import sample_path
+
+if TYPE_CHECKING:
+    from normscope.data.options import DatasetOptions
+    from normscope.reporting.tracker import Tracker
+    from normscope.running.pipeline import Finished
+    from normscope.running.run import Run
+
+MODELS = {"MiniLM": "minilm", "BERT-base": "bert-random"}
+"""The presets of models, by what tables call them; the second has random weights."""
+SIZES = (120, 2_000)
+ANALYSES = ("mixing", "norms", "frequency", "outliers", "score", "sinks", "attribution", "feedforward")
+"""Every analysis of plain text. Others need trees, pairs to compare, or a translation model."""
+TOGETHER = "+".join(ANALYSES)
+WAYS = (*ANALYSES, TOGETHER)
+BEFORE = ("start", "model", "corpus")
+"""The phases before the first batch. They do not grow with the corpus, unless an analysis reads it beforehand."""
+PHASES = ("pass", "interventions", "results", "maps", "publishing")
+"""Those from the first batch on, which are reported one by one."""
+
+
+def measured_commands(
+    repeats: int,
+    shapes: Sequence[str] = tuple(MODELS),
+    sizes: Sequence[int] = SIZES,
+    ways: Sequence[str] = WAYS,
+) -> Iterator[dict[str, object]]:
+    """One row per model, number of examples and command, as soon as it has been measured.
+
+    Args:
+        repeats: How often each command is run.
+        shapes: Keys of MODELS.
+        sizes: Numbers of examples.
+        ways: Names of analyses, several joined by +.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for shape, size in itertools.product(shapes, sizes):
+            corpus = Path(folder, f"{size}.jsonl")
+            corpus.write_text("".join(examples(size)))
+            settings = [f"model={MODELS[shape]}", "device=cpu", "dataset=text", f"dataset.path={corpus}"]
+            for way in ways:
+                runs = [_measured(way, settings, Path(folder)) for _ in range(repeats)]
+                yield {"shape": shape, "examples": size, "way": way} | medians(runs)
+
+
+def examples(number: int) -> Iterator[str]:
+    """So many examples of the sample corpus, again and again, as lines of a file: sentences, and pairs of paragraphs."""
+    with sample_path().open(encoding="utf-8") as file:
+        yield from itertools.islice(itertools.cycle(file.readlines()), number)
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians of what was measured of each run: seconds, and multiples of the bare pass just before it.
+
+    Args:
+        runs: Seconds of the whole command (`whole`), of the bare pass before it (`bare`) and of the phases of the command.
+    """
+
+    def ratio(*phases: str) -> float:
+        return round(statistics.median(sum(run.get(phase, 0.0) for phase in phases) / run["bare"] for run in runs), 3)
+
+    def seconds(*names: str) -> float:
+        return round(statistics.median(sum(run.get(name, 0.0) for name in names) for run in runs), 2)
+
+    return {
+        "seconds": seconds("whole"),
+        "before_first_batch": seconds(*BEFORE),
+        "bare_pass": seconds("bare"),
+        "ratio": ratio(*PHASES),
+        **{f"{phase}_ratio": ratio(phase) for phase in PHASES},
+        "repeats": len(runs),
+    }
+
+
+def _measured(way: str, settings: Sequence[str], folder: Path) -> dict[str, float]:
+    """Seconds of a command, of its phases, and of the bare pass before it."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        bare, run = Path(own, "bare.json"), Path(own, "run")
+        _timed("-m", "benchmarks.commands", str(bare), *settings, f"output_dir={own}/bare")
+        analyses = f"analysis=[{way.replace('+', ',')}]"
+        whole = _timed("run.py", analyses, *settings, "tracking=disabled", f"output_dir={run}")
+        phases = json.loads((run / "results.json").read_text())["provenance"]["phases"]
+        return {"whole": whole, "bare": json.loads(bare.read_text())} | phases
+
+
+def _timed(*command: str) -> float:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
+    return time.monotonic() - started
+
+
+def _bare(run: "Run", file: Path) -> NoReturn:
+    """Run the untouched model on all batches of a run, note the seconds in a file, and end the process."""
+    import torch
+
+    model = run.plan.model
+    model.model.set_attn_implementation("sdpa")
+    started = time.monotonic()
+    with torch.inference_mode(), run.stream.ahead_of(model.device):
+        for batch, _ in run.stream:
+            model.model(**batch.to(model.device).model_inputs())
+    file.write_text(json.dumps(time.monotonic() - started))
+    raise SystemExit(0)
+
+
+def _run(file: Path) -> None:
+    from normscope import cli
+
+    def import_and_replace(dataset: "DatasetOptions") -> "Callable[..., Finished]":
+        run = import_pipeline(dataset)
+
+        def pass_bare(current: "Run", _tracker: "Tracker") -> Any:
+            _bare(current, file)
+
+        mock.patch("normscope.running.pipeline.accumulate", pass_bare).start()
+        return run
+
+    import_pipeline, cli._import_pipeline = cli._import_pipeline, import_and_replace
+    sys.argv.append("tracking=disabled")
+    cli.main()
+
+
+if __name__ == "__main__":
+    _run(Path(sys.argv.pop(1)))

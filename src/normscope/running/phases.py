@@ -1,0 +1,138 @@
+"""The phases of a run: which one it is in, and how long each has taken."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+from normscope.reporting.terminal import CorpusBar, PhaseLine, steps_bar
+from normscope.running.options import RunOptions
+
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """A phase of a run."""
+
+    START = "start"
+    """Python, its libraries and the config are loaded."""
+    MODEL = "model"
+    """The model is loaded, and proved to be what is observed."""
+    CORPUS = "corpus"
+    """The corpus is opened, and read where an analysis needs something of all of it; up to the first batch."""
+    PASS = "pass"
+    """Batches run through the model and the analyses."""
+    MERGING = "merging"
+    """The states of shards are added up, in place of the pass."""
+    INTERVENTIONS = "interventions"
+    """The model runs again: with something replaced, or on sampled sequences."""
+    RESULTS = "results"
+    """Tables, numbers and sentences are made of what was accumulated."""
+    MAPS = "maps"
+    """The token maps of the report are computed."""
+    PUBLISHING = "publishing"
+    """Tables, figures and the report are written, and the tracker finishes."""
+
+
+class Phases:
+    """The phases of a run, known from the start. Each ends where the next one begins, so that no time is left out.
+
+    Args:
+        coming: The phases, in order. The run is in the first.
+        begun: When that began, by `clock`; now by default.
+        shown: Whether a terminal shows which one it is.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        coming: Iterable[Phase],
+        begun: float | None = None,
+        *,
+        shown: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._coming, self._clock, self._shown = tuple(coming), clock, shown
+        self._since = clock() if begun is None else begun
+        self._seconds: dict[Phase, float] = {}
+        self._step_seconds: dict[str, float] = {}
+        self._line = PhaseLine()
+        self._now = self._coming[0]
+        self._show()
+
+    @classmethod
+    def of(cls, options: RunOptions, begun: float | None = None, *, shown: bool = False) -> "Phases":
+        """The phases of a run with these options."""
+        return cls(coming(options), begun, shown=shown)
+
+    @property
+    def title(self) -> str:
+        """The phase that the run is in, and its number."""
+        return f"{self._now} ({self._coming.index(self._now) + 1} of {len(self._coming)})"
+
+    def begin(self, phase: Phase, *, quietly: bool = False) -> None:
+        """Turn to a phase of the run, which ends the one before. Nothing changes if the run is in it already.
+
+        Args:
+            quietly: Whether the terminal goes on to show the phase before, because this one is interrupted at once.
+        """
+        self._seconds, self._since = self._so_far(now := self._clock()), now
+        self._now = phase
+        if not quietly:
+            self._show()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase so far, in order, of those that have begun."""
+        so_far = self._so_far(self._clock())
+        return {str(phase): round(so_far[phase], 3) for phase in self._coming if phase in so_far}
+
+    def step_seconds(self) -> dict[str, float]:
+        """Seconds of the steps of which phases have consisted so far, by what they are."""
+        return {what: round(seconds, 3) for what, seconds in self._step_seconds.items()}
+
+    def steps(self, steps: Iterable[T], total: int, what: str) -> Iterator[T]:
+        """Iterate over steps of the phase, with a progress bar.
+
+        Args:
+            total: Their number.
+            what: What they are.
+        """
+        started = self._clock()
+        try:
+            self._line.hide()
+            yield from steps_bar(steps, total, f"{self.title}, {what}") if self._shown else steps
+            self._show()
+        finally:
+            self._step_seconds[what] = self._step_seconds.get(what, 0.0) + self._clock() - started
+
+    def corpus_bar(self, total: int | None) -> CorpusBar:
+        """The progress bar of a phase that reads the corpus.
+
+        Args:
+            total: Number of examples, if known.
+        """
+        self._line.hide()
+        return CorpusBar(total, self.title)
+
+    def end(self) -> None:
+        """Show no phase any more."""
+        self._line.hide()
+
+    def _so_far(self, now: float) -> dict[Phase, float]:
+        return self._seconds | {self._now: self._seconds.get(self._now, 0.0) + now - self._since}
+
+    def _show(self) -> None:
+        if self._shown:
+            self._line.show(f"{self.title} …")
+
+
+def coming(options: RunOptions) -> list[Phase]:
+    """The phases of a run with these options, in order."""
+    begins = [Phase.START, Phase.MODEL, Phase.CORPUS]
+    if options.prepare:
+        return [*begins, Phase.PUBLISHING]
+    if options.shard is not None:
+        return [*begins, Phase.PASS, Phase.PUBLISHING]
+    reads = Phase.PASS if options.merge is None else Phase.MERGING
+    maps = [Phase.MAPS] if options.report.enabled else []
+    return [*begins, reads, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]
