@@ -7,12 +7,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 LOWEST := .venv-lowest
+PEERS := .venv-peers
 CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 ARGS ?=
+PEER_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
 
 .DEFAULT_GOAL := run
-.PHONY: run test test-slow test-lowest pytest docs figures bench mutants lint install clean
+.PHONY: run test test-slow test-lowest pytest docs figures bench measure measure-peers mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -45,7 +47,14 @@ docs: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.figures $(ARGS)
 
-bench: $(VENV)/.installed-dev
+# Other tools (ARGS="--only peers") have an environment of their own.
+bench:
+	@$(MAKE) --no-print-directory $(if $(filter peers,$(ARGS)),measure-peers VENV=$(PEERS),measure)
+
+measure: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+measure-peers: $(VENV)/.installed-peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
 mutants: $(VENV)/.installed-dev
@@ -59,7 +68,7 @@ lint: $(VENV)/.installed-dev
 install: $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) $(LOWEST)
+	rm -rf $(VENV) $(LOWEST) $(PEERS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "normscope needs Python 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }
@@ -71,4 +80,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CONSTRAINTS)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@
+
+# If one of them cannot be installed, the others are: the table names it.
+$(VENV)/.installed-peers: $(VENV)/.installed benchmarks/peers.txt
+	$(PEER_INSTALL) --requirement benchmarks/peers.txt || \
+	  { sed '/^#/d' benchmarks/peers.txt | xargs -n 1 $(PEER_INSTALL) || true; }
 	@touch $@

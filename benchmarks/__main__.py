@@ -2,9 +2,10 @@
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), the answers of the live page, whole commands by phase, and the shapes on CUDA if available; `--only`
-selects some of them. Writes tables and figures that name the machine. `--profile` measures the cost of each analysis for one
-shape instead, and writes a trace.
+that decide an answer), the answers of the live page, similarities beside embedding, whole commands by phase, and the shapes on
+CUDA if available; `--only` selects some of them. Writes tables and figures that name the machine. `--profile` measures the cost
+of each analysis for one shape instead, and writes a trace. Only if asked for: how cost grows (`growth`), and other tools
+(`peers`, in an environment of its own).
 """
 
 import argparse
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import commands
+from benchmarks import commands, parted
 from benchmarks.agreement import measured_agreement
 from benchmarks.corpora import measured_corpora, measured_treebanks
+from benchmarks.growth import LARGEST, Sizes
 from benchmarks.live import measured_live
 from benchmarks.measuring import measured, resident
 from benchmarks.profiling import WAYS, profiled
@@ -33,6 +35,7 @@ from benchmarks.scenarios import (
     prepare,
     state_sizes,
 )
+from benchmarks.similarity import measured_similarity
 from benchmarks.startup import measured_startup
 
 RUNS = {
@@ -42,6 +45,7 @@ RUNS = {
     "retrieval": measured_retrieval,
     "agreement": measured_agreement,
     "live": measured_live,
+    "similarity": measured_similarity,
 }
 """Suites of complete runs."""
 COMMANDS = "commands"
@@ -55,15 +59,26 @@ _PARTS = (
 """What can be chosen of a suite: the option, its type, and what it names."""
 
 
-def main() -> None:
-    """Measure, print and write."""
+def _arguments() -> argparse.Namespace:
+    """What was asked for on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS, COMMANDS], help="measure only these")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*SUITES, *RUNS, COMMANDS, *parted.SUITES], help="measure only these"
+    )
     for name, kind, what in _PARTS:
         parser.add_argument(
             f"--{name}", nargs="+", type=kind, help=f"only these {what} of the suites; rows of others stay in the file"
         )
+    parser.add_argument(
+        "--parts", nargs="+", choices=parted.PARTS, help="only these parts of peers and growth; rows of others stay"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", type=int, help="only these sizes of the parts of growth; rows of others stay"
+    )
+    parser.add_argument(
+        "--largest", type=int, default=LARGEST, help=f"largest corpus of growth, in sequences (default {LARGEST:,})"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
     )
@@ -74,7 +89,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="tokens per sequence to profile (default 128)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to profile (default cpu)")
     parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = _arguments()
     if arguments.memory_of:
         scenario, way = arguments.memory_of
         print(json.dumps(resident(prepare(Scenario.unpacked(scenario))[way])))
@@ -90,32 +110,41 @@ def main() -> None:
         show(measured(dry_run(large_language_model()), repeats=1))
         return
     for suite in arguments.only or [*SUITES, *RUNS, COMMANDS]:
-        if suite == COMMANDS:
-            _measure_commands(arguments)
-            continue
-        if suite in RUNS:
-            rows = RUNS[suite]()
-            show(rows)
-        else:
-            rows = []
-            if suite == "cuda" and not torch.cuda.is_available():
-                print("cuda: torch finds no such device, so nothing is measured; --dry-run tries the code on the CPU")
-            for scenario in _chosen(suite, arguments):
-                started = time.monotonic()
-                new_rows = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
-                show(new_rows)
-                rows += new_rows
-                # After each, so that what is measured is kept if the next one takes too long.
-                write(arguments.out, suite, rows, adds=_is_part(arguments))
-                print(f"{scenario.shape}, {scenario.length} tokens: {time.monotonic() - started:.0f} s", flush=True)
-        if suite == "shapes":
-            for line in [*correlation_costs(arguments.repeats), *state_sizes()]:
-                print(line)
-        write(arguments.out, suite, rows, adds=suite in SUITES and _is_part(arguments))
+        _measure(suite, arguments)
     print(
         "time_ratio: median over paired passes. The bare pass includes the last feed-forward network; unless feedforward is"
     )
     print(f"measured, an analysed pass ends at the last attention block. Results are in {arguments.out}")
+
+
+def _measure(suite: str, arguments: argparse.Namespace) -> None:
+    """Measure a suite, and print and write its rows."""
+    if suite == COMMANDS:
+        _measure_commands(arguments)
+        return
+    if suite in parted.SUITES:
+        sizes = Sizes(arguments.largest, arguments.sizes)
+        parted.measure(suite, arguments.parts, arguments.repeats, sizes, arguments.out)
+        return
+    if suite in RUNS:
+        rows = RUNS[suite]()
+        show(rows)
+    else:
+        rows = []
+        if suite == "cuda" and not torch.cuda.is_available():
+            print("cuda: torch finds no such device, so nothing is measured; --dry-run tries the code on the CPU")
+        for scenario in _chosen(suite, arguments):
+            started = time.monotonic()
+            new_rows = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
+            show(new_rows)
+            rows += new_rows
+            # After each, so that what is measured is kept if the next one takes too long.
+            write(arguments.out, suite, rows, adds=_is_part(arguments))
+            print(f"{scenario.shape}, {scenario.length} tokens: {time.monotonic() - started:.0f} s", flush=True)
+    if suite == "shapes":
+        for line in [*correlation_costs(arguments.repeats), *state_sizes()]:
+            print(line)
+    write(arguments.out, suite, rows, adds=suite in SUITES and _is_part(arguments))
 
 
 def _is_part(arguments: argparse.Namespace) -> bool:

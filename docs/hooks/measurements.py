@@ -1,16 +1,19 @@
-"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs."""
+"""Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs, and
+`<!-- machine of shapes -->` where the machine does.
+"""
 
 import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.answers import INTEGRATED_GRADIENTS
 from benchmarks.answers import WAYS as PREDICTED
 from benchmarks.commands import PHASES as COMMAND_PHASES
 from benchmarks.commands import TOGETHER
+from docs.hooks import tables_in_parts
 from docs.hooks.markdown import ROOT, table
 from normscope.analyses.attribution.published import METHODS
 
@@ -26,14 +29,20 @@ WAYS = {
 }
 """What the measurements call combinations of analyses, in words."""
 
-NOT_RECORDED = "*(No run is recorded yet.)*"
 
 PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
 
 
 def with_tables(page: str) -> str:
-    """A page in Markdown, with the tables that it asks for."""
-    return _MARKER.sub(lambda found: TABLES[found[1]](), page)
+    """A page in Markdown, with the tables and the machines that it asks for."""
+    return _MARKER.sub(lambda found: TABLES[found[1]](), _MACHINE.sub(lambda found: _machine(found[1]), page))
+
+
+def _machine(suite: str) -> str:
+    """The machine of a suite, or the machines."""
+    if not (MEASURED / f"{suite}.csv").exists():
+        return "no machine yet"
+    return "; ".join(dict.fromkeys(str(row["machine"]) for row in _rows(suite)))
 
 
 def _rows(suite: str) -> list[dict[str, Any]]:
@@ -124,7 +133,7 @@ def _corpora() -> str:
 def _commands() -> str:
     """Commands by model and number of examples: seconds, and what their phases cost beside a bare pass."""
     if not (MEASURED / "commands.csv").exists():
-        return NOT_RECORDED
+        return tables_in_parts.NOT_RECORDED
     columns = ("ratio", *(f"{phase}_ratio" for phase in COMMAND_PHASES))
     rows = [
         (
@@ -145,6 +154,20 @@ def _commands() -> str:
 def _live() -> str:
     rows = [(row["where"], row["step"], f"{row['milliseconds']:.0f}", f"{row['slowest']:.0f}") for row in _rows("live")]
     return table(("where", "step", "milliseconds, median of 20", "slowest"), rows)
+
+
+def _similarity() -> str:
+    rows = [
+        (
+            row["pairs"],
+            f"{row['tokens']:,}",
+            f"{row['embedding_seconds']:.1f}",
+            f"{row['sums_seconds']:.1f}",
+            f"{row['time_ratio']:.1f}",
+        )
+        for row in _rows("similarity")
+    ]
+    return table(("pairs of texts", "tokens", "embedding, seconds", "sums, seconds", "ratio"), rows)
 
 
 def _attributions() -> str:
@@ -171,6 +194,11 @@ def _agreement() -> str:
     return _truth("agreement", {"first": "subject scores highest"})
 
 
+def _parted(suite: str, shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    """A table of a suite that is measured in parts, as far as it has been."""
+    return shown(_rows(suite)) if (MEASURED / f"{suite}.csv").exists() else tables_in_parts.NOT_RECORDED
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "shapes": _shapes,
     "shares": _shares,
@@ -179,10 +207,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "corpora": _corpora,
     "commands": _commands,
     "live": _live,
+    "similarity": _similarity,
     "attributions": _attributions,
     "retrieval": _retrieval,
     "agreement": _agreement,
+    "peers": lambda: _parted("peers", tables_in_parts.peers),
+    "growth": lambda: _parted("growth", tables_in_parts.growth),
+    "plan": lambda: _parted("growth", tables_in_parts.plan),
 }
 """The table of each marker."""
 
 _MARKER = re.compile(rf"<!-- ({'|'.join(TABLES)}) -->")
+_MACHINE = re.compile(r"<!-- machine of ([\w-]+) -->")

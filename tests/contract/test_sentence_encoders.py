@@ -1,11 +1,23 @@
 """The parts of a similarity add up to what sentence-transformers computes, whatever modules an encoder has."""
 
+import itertools
+import json
+
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from datasets import Dataset
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.models import Dense, LayerNorm, Normalize, Pooling, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
-from transformers import AutoModelForSequenceClassification, BertConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import normscope
 from normscope.errors import InputError
@@ -87,6 +99,17 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folder, kind):
     assert found.value == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found.matrix.sum() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found.function == str(encoder.similarity_fn_name)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_parts_add_up_to_a_millionth_in_float64(folder, kind):
+    """Float64, because dot products of these random models are in the hundreds. Llama's own norms compute in float32."""
+    encoder = encoder_of(folder, kind).double()
+    expected = float(encoder.similarity(*encoder.encode([A, B], convert_to_tensor=True))[0, 0])
+    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    assert found.value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    tokens, constant = found.matrix[:-1, :-1].sum(), found.matrix[-1].sum() + found.matrix[:-1, -1].sum()
+    assert tokens + constant == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])
@@ -216,26 +239,199 @@ def model():
     return normscope.load()
 
 
-def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(tokenizer, tmp_path):
+@pytest.fixture(scope="module", params=["bert", "mpnet", "llama"])
+def cross_encoder(request, tokenizer, tmp_path_factory):
+    """A tiny cross-encoder, and the folder it is saved in."""
+    place = tmp_path_factory.mktemp("cross")
     torch.manual_seed(0)
-    settings = dict(FAMILY_CONFIGS["bert"]) | {"vocab_size": len(tokenizer), "num_labels": 1}
+    settings = dict(FAMILY_CONFIGS[request.param]) | {"vocab_size": len(tokenizer), "num_labels": 1, "pad_token_id": 0}
     settings.pop("model_type", None)
-    classifier = AutoModelForSequenceClassification.from_config(BertConfig(**settings))
+    classifier = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(request.param, **settings))
     for parameter in classifier.parameters():
         nn.init.normal_(parameter, std=0.4)
-    classifier.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    encoder = CrossEncoder(str(tmp_path), device="cpu")
+    classifier.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return CrossEncoder(str(place), device="cpu"), place
+
+
+def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(cross_encoder):
+    encoder, place = cross_encoder
     scores = encoder.predict([(A, document) for document in DOCUMENTS[:2]], activation_fn=nn.Identity())
-    for model in (normscope.wrap(encoder), normscope.load(str(tmp_path))):
+    for model in (normscope.wrap(encoder), normscope.load(str(place))):
         found = normscope.attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
         for one, score in zip(found, scores, strict=True):
             assert one.target == pytest.approx(float(score), rel=1e-4)
             parts = sum(one.spans.values()) + one.bias + one.remainder
             assert parts == pytest.approx(one.target, rel=1e-4, abs=1e-5)
-            ends = [place for place, token in enumerate(one.tokens) if token == "[SEP]"]
+            ends = [position for position, token in enumerate(one.tokens) if token == "[SEP]"]
             assert one.spans["first text"] == pytest.approx(one.scores[1 : ends[0]].sum(), rel=1e-5, abs=1e-7)
             assert one.spans["second text"] == pytest.approx(
                 one.scores[ends[0] + 1 : ends[1]].sum(), rel=1e-5, abs=1e-7
             )
             assert [*one.spans] == ["first text", "second text", "rest"]
+
+
+def late_encoder(folder, *, words=(), tasks=("document",), activation=None, **settings) -> MultiVectorEncoder:
+    """A vector for each token, projected and normalised."""
+    torch.manual_seed(0)
+    transformer = Transformer(str(folder), **settings.pop("transformer", {}))
+    size, places = transformer.get_embedding_dimension(), {}
+    places = {f"module_{side}_name": "token_embeddings" for side in ("input", "output")}
+    dense = Dense(size, size - 5, activation_function=activation or nn.Identity(), **places)
+    mask = MultiVectorMask(skiplist_words=list(words), skiplist_tasks=list(tasks))
+    modules = [transformer, dense, Normalize(module_input_name="token_embeddings"), mask]
+    return MultiVectorEncoder(modules=modules, device="cpu", **settings).eval()
+
+
+LATE = {
+    "plain": {},
+    "skipped words": {"words": ["the", "closed", "a"]},
+    "skipped in both": {"words": ["the", "a"], "tasks": ["query", "document"]},
+    "prompts, tanh": {"prompts": {"query": "search query: ", "document": "text: "}, "activation": nn.Tanh()},
+    "mean": {"similarity_fn_name": "meanmaxsim"},
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder, kind, tmp_path):
+    encoder = late_encoder(folder, **LATE[kind])
+    encoder.save_pretrained(str(tmp_path))
+    query, document = encoder.encode_query(A), encoder.encode_document(B)
+    expected = float(encoder.similarity(query, document)[0, 0])
+    products = torch.as_tensor(query) @ torch.as_tensor(document).T
+    for model in (normscope.wrap(encoder), normscope.load(str(tmp_path))):
+        found = normscope.similarity(model, A, B)
+        assert found.value == pytest.approx(expected, abs=1e-5)
+        assert found.matrix.sum() == pytest.approx(found.value, rel=1e-5, abs=1e-6)
+        assert found.function == str(encoder.similarity_fn_name)
+        scale = len(query) if kind == "mean" else 1
+        assert found.matches["value"].tolist() == pytest.approx((products.max(dim=1).values / scale).tolist(), abs=1e-5)
+        assert found.matches["value"].sum() == pytest.approx(expected, abs=1e-5)
+        names = [found.tokens_b[place] for place in found.matches["b"]]
+        assert names == found.matches["token_b"].tolist()
+        assert not {*names} & {*LATE[kind].get("words", ())}
+
+
+def test_late_interaction_is_exact_in_float64(folder):
+    encoder = late_encoder(folder, words=["the"]).double()
+    expected = float(torch.as_tensor(encoder.encode_query(A) @ encoder.encode_document(B).T).max(dim=1).values.sum())
+    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    assert found.value == pytest.approx(expected, abs=1e-6)  # Llama's own norms compute in float32
+    assert found.matrix.sum() == pytest.approx(found.value, abs=1e-9)
+
+
+def test_documents_are_ranked_by_late_interaction(folder):
+    encoder = late_encoder(folder)
+    scores = encoder.similarity(encoder.encode_query(A), encoder.encode_document(DOCUMENTS))[0]
+    found = normscope.similarity(normscope.wrap(encoder), A, DOCUMENTS)
+    assert found.ranking["value"].tolist() == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-4)
+
+
+def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
+    expansion = {"query_expansion": {"strategy": "fixed", "attend": True, "length": 16, "token": "[MASK]"}}
+    with pytest.raises(
+        InputError, match="sets query_expansion, expected late interaction between the tokens of the texts"
+    ):
+        normscope.wrap(late_encoder(folder, transformer=expansion))
+    model = normscope.wrap(late_encoder(folder, transformer={"query_length": 4}))
+    with pytest.raises(InputError, match="expected a query of at most 4 tokens, the limit of .*, got"):
+        normscope.similarity(model, A, B)
+    model = normscope.wrap(late_encoder(folder, words=tokenizer.get_vocab()))
+    with pytest.raises(InputError, match="expected a document with a token that .* compares, got none"):
+        normscope.similarity(model, A, B)
+    with pytest.raises(InputError, match="keeps a vector for each token .late interaction., expected one embedding"):
+        normscope.attribute(model, A, normscope.SimilarityTo(B))
+    with pytest.raises(InputError, match="keeps a vector for each token"):
+        normscope.run("similarity", model=model, texts=[(A, B)])
+    assert normscope.similarity(model, A, B, pooling="mean").function == "cosine"
+
+
+def test_a_folder_says_where_its_texts_end(folder, tmp_path):
+    encoder = encoder_of(folder, "mean")
+    encoder.save_pretrained(str(tmp_path))
+    path = tmp_path / "sentence_bert_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"max_seq_length": 7}))
+    model = normscope.load(str(tmp_path))
+    assert model.max_length == 7
+    with pytest.raises(InputError, match="1 text is longer than 7 tokens"):
+        normscope.similarity(model, A, B)
+    path.write_text(json.dumps(settings | {"max_seq_length": "long"}))
+    with pytest.raises(InputError, match="expected max_seq_length to be a number of tokens, got 'long'"):
+        normscope.load(str(tmp_path))
+
+
+def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_training(folder, tmp_path):
+    encoder = encoder_of(folder, "two projections")
+    pairs = list(itertools.pairwise(DOCUMENTS))
+    callback = normscope.Callback("similarity", texts=pairs, tokenizer=encoder.tokenizer, every=1, sums=True)
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    data = Dataset.from_dict({"anchor": DOCUMENTS, "positive": DOCUMENTS[::-1]})
+    loss = MultipleNegativesRankingLoss(encoder)
+    SentenceTransformerTrainer(encoder, arguments, data, loss=loss, callbacks=[callback]).train()
+    history = callback.history.pivot(index="step", columns="metric", values="value")
+    assert history.index.tolist() == [0, 1, 2]
+    last = history.iloc[-1]
+    found = normscope.similarity(normscope.wrap(encoder.eval()), *map(list, zip(*pairs, strict=True)))
+    cosine = sum(each.value for each in found) / len(found)
+    assert last["similarity/cosine"] == pytest.approx(cosine, abs=1e-4)
+    constant = sum(each.value - each.matrix[:-1, :-1].sum() for each in found) / len(found)
+    assert last["similarity/with_bias"] == pytest.approx(constant, abs=1e-4)
+    assert last["similarity/with_bias_share"] == pytest.approx(constant / cosine, rel=1e-3)
+    special = {*encoder.tokenizer.all_special_tokens}
+    added = [
+        sums[place] / 2
+        for each in found
+        for tokens, sums in ((each.tokens_a, each.matrix.sum(axis=1)), (each.tokens_b, each.matrix.sum(axis=0)))
+        for place, token in enumerate(tokens)
+        if token in special
+    ]
+    assert last.get("similarity/span/special", 0.0) == pytest.approx(sum(added) / len(found), abs=1e-4)
+    assert history["similarity/cosine"].nunique() == 3
+
+
+def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encoder):
+    encoder, place = cross_encoder
+    over, under = DOCUMENTS[2], DOCUMENTS[0]
+    high, low = encoder.predict([(A, over), (A, under)], activation_fn=nn.Identity())
+    model = normscope.load(str(place))
+    found = normscope.attribute(model, (A, over), normscope.Label(), against=(A, under))
+    assert found.target == pytest.approx(float(high - low), rel=1e-4, abs=1e-5)
+    assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, abs=1e-5)
+    lengths = [len(model.tokenizer(A, document)["input_ids"]) for document in (over, under)]
+    assert dict(found.sides) == {"pair": lengths[0], "against": lengths[1]}
+    first, second = (normscope.attribute(model, (A, document), 0) for document in (over, under))
+    assert [*found.scores] == pytest.approx([*first.scores, *-second.scores], abs=1e-6)
+    assert found.spans == pytest.approx(
+        {
+            "first text": first.spans["first text"] - second.spans["first text"],
+            "second text": first.spans["second text"],
+            "second text of the other": -second.spans["second text"],
+            "rest": first.spans["rest"] - second.spans["rest"],
+        },
+        abs=1e-6,
+    )
+    assert set(found.table["side"]) == {"pair", "against"}
+    assert found.figure().description is not None
+    found.explorer()
+    assert "minus that of the other pair" in repr(found)
+    other_query = normscope.attribute(model, (A, over), normscope.Label(0), against=("other", over))
+    assert {*other_query.spans} == {"rest", "first text", "second text", "first text of the other"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": A}, "against: expected another pair of texts for the class of a pair .tuple. of texts, got str"),
+        ({"target": normscope.SimilarityTo(B)}, "for the class of a pair .tuple. of texts, got SimilarityTo"),
+        ({"spans": {"all": (0, 3)}}, "spans: not defined for the difference of two pairs of texts; leave it out"),
+        ({"by": "layer"}, "by: not defined for the difference of two pairs of texts; leave it out"),
+        ({"against": ("a", "b", "c")}, "against: expected"),
+    ],
+)
+def test_a_difference_of_pairs_that_is_not_defined_is_one_line(cross_encoder, arguments, message):
+    given = {"text": (A, B), "target": normscope.Label(0), "against": (A, A)} | arguments
+    with pytest.raises(InputError, match=message):
+        normscope.attribute(normscope.load(str(cross_encoder[1])), **given)

@@ -4,8 +4,11 @@ import json
 
 import pandas as pd
 import pytest
+import torch
 
 import normscope
+from normscope.data.batching import LOOKAHEAD
+from normscope.data.encoders import ComparedPairs
 from normscope.running import memory
 from normscope.running.memory import BatchRunner
 from tests.end_to_end.shell import run_here
@@ -130,7 +133,7 @@ def test_batches_are_split_between_pairs(command, monkeypatch):
     sizes, run = [], BatchRunner._run
 
     def noted(self, batch):
-        sizes.append((batch.sequences, len(batch.scores), batch.rows))
+        sizes.append((batch.sequences, len(batch.pairing.scores), batch.rows))
         run(self, batch)
 
     monkeypatch.setattr(BatchRunner, "_run", noted)
@@ -186,3 +189,153 @@ def test_texts_too_long_to_draw_are_noted_once(command, tmp_path, counts, note):
     assert outcome.status == 0, outcome.err
     assert note in " ".join((outcome.out + outcome.err).split())
     assert not list((folder / "figures").glob("similarity_pair_*"))
+
+
+RANKINGS = [
+    {
+        "query": "the old bridge",
+        "documents": ["A bridge is closed.", "It rained.", "The bridge is old."],
+        "scores": [2, 0, 3],
+    },
+    {"query": "rain", "documents": [{"id": "a", "text": "It rained."}, {"id": "b", "text": "The river is old."}]},
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(saved_model, tmp_path_factory):
+    """A sentence encoder with prompts for queries and documents, which it does not pool, and the folder it is saved in."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Dense, Pooling, Transformer
+
+    torch.manual_seed(0)
+    transformer = Transformer(str(saved_model))
+    size = transformer.get_embedding_dimension()
+    modules = [transformer, Pooling(size, pooling_mode="mean", include_prompt=False), Dense(size, size - 3)]
+    prompts = {"query": "search query: ", "document": "search document: "}
+    made = SentenceTransformer(modules=modules, device="cpu", prompts=prompts).eval()
+    folder = tmp_path_factory.mktemp("encoder")
+    made.save_pretrained(str(folder))
+    return made, folder
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def ranked(command, encoder, tmp_path, *arguments, rows=RANKINGS, folder="run"):
+    data = [f"dataset.path={written(tmp_path / 'rankings.jsonl', rows)}", "dataset.score_column=null"]
+    return command(f"model.name={encoder[1]}", *data, "analysis.similarity.pooling=null", *arguments, folder=folder)
+
+
+@pytest.mark.parametrize("sums", ["true", "false"])
+def test_documents_are_ranked_with_the_prompts_of_the_model(command, encoder, tmp_path, sums):
+    outcome, folder = ranked(command, encoder, tmp_path, f"analysis.similarity.sums={sums}")
+    assert outcome.status == 0, outcome.err
+    found, made = tables(folder), encoder[0]
+    expected = []
+    for number, row in enumerate(RANKINGS, start=1):
+        documents = [each["text"] if isinstance(each, dict) else each for each in row["documents"]]
+        values = made.similarity(made.encode_query(row["query"]), made.encode_document(documents))[0].tolist()
+        places = sorted(range(len(values)), key=lambda place: -values[place])
+        expected += [(number, place + 1, rank, values[place]) for rank, place in enumerate(places, start=1)]
+    rankings = found["similarity_rankings"]
+    columns = ["query", "document", "rank"]
+    assert rankings[columns].to_numpy().tolist() == [list(each[:3]) for each in expected]
+    assert rankings["value"].tolist() == pytest.approx([each[3] for each in expected], abs=1e-5)
+    assert found["similarity_pairs"]["gold"].fillna(-1).tolist() == [2, 0, 3, -1, -1]
+    spans = found["similarity_by_span"].set_index(["text", "span"])
+    assert spans["contribution"].sum() == pytest.approx(rankings["value"].mean(), abs=1e-5)
+    tokenizer = made.tokenizer
+    prompt = len(tokenizer("search query: ", add_special_tokens=False)["input_ids"])
+    assert spans.loc[("first", "prompt"), "count"] == prompt * 5
+    assert ("similarity_by_category" in found) == (sums == "false")
+
+
+def test_sums_are_those_of_the_maps(command, encoder, tmp_path):
+    both = []
+    for sums in ("true", "false"):
+        arguments = [f"analysis.similarity.sums={sums}", "device.dtype=float64"]
+        outcome, folder = ranked(command, encoder, tmp_path, *arguments, folder=sums)
+        assert outcome.status == 0, outcome.err
+        both.append((tables(folder), json.loads((folder / "results.json").read_text())["metrics"]))
+    (sums, metrics), (maps, others) = both
+    for name, table in sums.items():
+        pd.testing.assert_frame_equal(table, maps[name], rtol=1e-9, obj=name)
+    assert metrics == pytest.approx(others, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "texts"),
+    [
+        ("[query,document]", ("search query: ", "search document: ")),
+        ("['so: ']", ("so: ", "so: ")),
+        ("[]", ("", "")),
+        ("null", ("", "")),
+    ],
+)
+@pytest.mark.spread(2)
+def test_prompts_are_chosen(command, encoder, prompts, texts):
+    outcome, folder = command(
+        f"model.name={encoder[1]}", f"analysis.similarity.prompts={prompts}", "analysis.similarity.pooling=null"
+    )
+    assert outcome.status == 0, outcome.err
+    made = encoder[0]
+    for row in tables(folder)["similarity_pairs"].itertuples():
+        sides = [made.encode(text, prompt=prompt) for text, prompt in zip(PAIRS[row.row - 1][:2], texts, strict=True)]
+        assert row.value == pytest.approx(float(made.similarity(*sides)[0, 0]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"documents": ["One.", " "]}, "document 2 is empty: expected a text; leave the document out"),
+        ({"documents": []}, "documents: expected a list of at least one text, got an empty list"),
+        ({"documents": "One."}, "documents: expected a list of at least one text, got 'One.'"),
+        ({"documents": ["One.", 2]}, "document 2: expected a text, or an object with one as `text`, got 2"),
+        ({"query": ""}, "query is empty: expected a text"),
+        ({"scores": [1]}, "scores: expected a list of 2 numbers, one for each document, got 1"),
+        ({"scores": [1, "high"]}, "scores: document 2: expected a number, got 'high'"),
+        ({"scores": [1, True]}, "scores: document 2: expected a number, got True"),
+        ({"scores": 3}, "scores: expected a list of 2 numbers, one for each document, got 3"),
+        (
+            {"documents": [{"id": 7, "text": "One."}, {"id": 7, "text": "Two."}]},
+            "document 2: its id 7 is that of document 1; expected each document once",
+        ),
+    ],
+)
+@pytest.mark.spread(3)
+def test_a_ranking_that_cannot_be_read_is_one_line(command, encoder, tmp_path, row, message):
+    rows = [*RANKINGS, {"query": "rain", "documents": ["One.", "Two."]} | row]
+    outcome, _ = ranked(command, encoder, tmp_path, rows=rows)
+    assert outcome.status == 2
+    assert f"row 3 of {tmp_path / 'rankings.jsonl'}: {message}" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
+def test_three_prompts_are_refused(command):
+    outcome, _ = command("analysis.similarity.prompts=[a,b,c]")
+    assert outcome.status == 2
+    assert (
+        "analysis.similarity.prompts=['a', 'b', 'c']: expected one prompt for both texts, or one for each"
+        in outcome.err
+    )
+
+
+def test_thousands_of_documents_are_read_a_window_at_a_time(command, encoder, tmp_path, monkeypatch):
+    """Of one query, as of any other corpus: at most a window of pairs is encoded at a time."""
+    documents = [f"The cat saw {number} dogs." for number in range(2 * LOOKAHEAD + 100)]
+    sizes, encoded = [], ComparedPairs.encode
+
+    def noted(self, examples, counts):
+        sizes.append(len(examples))
+        return encoded(self, examples, counts)
+
+    monkeypatch.setattr(ComparedPairs, "encode", noted)
+    rows = [{"query": "How many dogs?", "documents": documents}]
+    outcome, folder = ranked(command, encoder, tmp_path, "analysis.similarity.sums=true", rows=rows)
+    assert outcome.status == 0, outcome.err
+    assert sizes == [LOOKAHEAD, LOOKAHEAD, 100]
+    rankings = tables(folder)["similarity_rankings"]
+    assert rankings["document"].nunique() == len(documents)
+    assert rankings["value"].is_monotonic_decreasing

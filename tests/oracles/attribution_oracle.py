@@ -78,6 +78,7 @@ def expected(
         for measure in ("comprehensiveness", "sufficiency")
         for method in ranking.index
     }
+    metrics["faithfulness/sequences"] = ranking["count"].max()
     summary = ranking[["comprehensiveness", "sufficiency"]].copy()
     summary["itself"] = [metrics.get(f"{method}/share/itself", np.nan) for method in summary.index]
     reported = parts.index.get_level_values("category").isin(categories)

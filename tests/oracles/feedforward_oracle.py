@@ -93,7 +93,7 @@ def expected(
         lambda sequence, layer: _shares(specimen, sequence, layer, options.bias),
         ["share", "own", "bias"],
     )
-    metrics |= share_metrics(shares)
+    metrics |= share_metrics(shares) | {"maps/sequences": len(specimen.sequences)}
     return Expected(
         tables={
             "mixing_by_layer": shown,

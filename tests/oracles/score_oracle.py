@@ -203,7 +203,8 @@ def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> p
             after = weight(layer, category, dimensions)
             numbers = _row(before, after, random.get(len(dimensions), []))
             rows.append(place | numbers)
-    return table(["layer", "removed", "dimensions", "category"], rows, CHANGES)
+    changes = table(["layer", "removed", "dimensions", "category"], rows, CHANGES)
+    return changes.assign(sequences=len(specimen.sequences))
 
 
 def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -255,7 +256,8 @@ def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple
                     )
                     rows.append(place | listed | {"layer": layer, "category": category} | numbers)
     keys = ["from_layer", "value", "removed"]
-    return table([*keys, "dimensions", "layer", "category"], rows, CHANGES), table(keys, losses)
+    changes = table([*keys, "dimensions", "layer", "category"], rows, CHANGES)
+    return changes.assign(sequences=len(specimen.sequences)), table(keys, losses)
 
 
 def _head(specimen: Specimen) -> Any:
@@ -301,6 +303,9 @@ def _metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         for column in ("before", "after", "change", "controls_mean"):
             for category, mean in together[column].mean().items():
                 metrics[f"intervention/{category}/{column}"] = mean
+    for name in ("intervention", "ablation"):
+        if len(tables.get(name, ())):
+            metrics[f"{name}/sequences"] = tables[name]["sequences"].max()
     if "ablation_loss" in tables:
         loss = tables["ablation_loss"]
         first = loss.index.get_level_values("from_layer").min()

@@ -28,12 +28,16 @@ from tests.oracles.specimens import Specimen
 GOLD = [4.0, None, 1.5, 0.5, 3.0]
 """The gold scores of the specimens' pairs."""
 
+SPECIAL = ("[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairSpecimen(Specimen):
     """A specimen whose texts are read in pairs, each text as a sequence of its own."""
 
     gold: Sequence[float | None] = ()
+    ranked: Sequence[tuple[int, int]] = ()
+    """The query and the document of each pair, from 1, or zeros; empty if no pair is ranked."""
 
     @classmethod
     def of(cls, specimen: Specimen, gold: Sequence[float | None] = GOLD) -> "PairSpecimen":
@@ -51,8 +55,10 @@ class PairSpecimen(Specimen):
     @cached_property
     def batches(self) -> list[Batch]:
         examples = [
-            Example(*text, row=row, score=score)
-            for row, (text, score) in enumerate(zip(self.texts, self.gold, strict=True), start=1)
+            Example(*text, row=row, score=score, query=query, document=document)
+            for row, (text, score, (query, document)) in enumerate(
+                zip(self.texts, self.gold, self.ranked or [(0, 0)] * len(self.texts), strict=True), start=1
+            )
         ]
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
@@ -107,11 +113,18 @@ def expected(
     parts = {name: values_of for name, values_of in parts.items() if any(values_of)}
     scored = [(value, gold) for value, gold in zip(values, specimen.gold, strict=True) if gold is not None]
     metrics = {"pairs": len(pairs), "cosine": np.mean(values), "with_bias": np.mean(with_bias)}
+    metrics["with_bias_share"] = metrics["with_bias"] / metrics["cosine"]
     metrics |= {f"category/{name}": np.mean(values_of) for name, values_of in parts.items()}
     if scored:
         metrics["gold/count"] = len(scored)
     if len(scored) >= 3:
         metrics["gold/spearman"] = scipy.stats.spearmanr(*zip(*scored, strict=True)).statistic
+    metrics |= _gold_parts(parts, specimen.gold)
+    spans, tokens = _spans(pairs, matrices), _tokens(specimen, pairs, matrices)
+    friends = _false_friends(specimen, pairs, matrices)
+    for name in ("special", "text", "bias"):
+        metrics[f"span/{name}"] = sum(row["contribution"] for (_, span), row in spans.items() if span == name)
+        metrics[f"span_share/{name}"] = metrics[f"span/{name}"] / np.mean(values)
     rows = [
         {"row": number, "value": value, "bias_share": bias / value, "gold": np.nan if gold is None else gold}
         for number, (value, bias, gold) in enumerate(zip(values, with_bias, specimen.gold, strict=True), start=1)
@@ -120,14 +133,116 @@ def expected(
         ["category_a", "category_b"],
         [{"category_a": a, "category_b": b, **row} for (a, b), row in shown.items()],
     )
+    tables = {
+        "pairs": table(["row"], rows),
+        "by_span": table(["text", "span"], [{"text": a, "span": b, **row} for (a, b), row in spans.items()]),
+        "by_token": table(["token", "token_id"], tokens),
+    }
+    if specimen.ranked:
+        tables["rankings"] = table(["query", "document"], _rankings(specimen, values))
+    if friends is not None:
+        tables["false_friends"] = table(["token", "token_id"], friends)
+    figures = _figures(pairs, matrices, values, parts, shown, options)
+    if options.sums:
+        drawn = {name: figure for name, figure in figures.items() if name == "by_similarity"}
+        summary = tables["by_span"].reset_index().pivot(index="span", columns="text", values="contribution")
+        return Expected(tables, metrics, {}, drawn, summary, _sentences(metrics, friends))
+    tables["by_category"] = by_category
     return Expected(
-        tables={"by_category": by_category, "pairs": table(["row"], rows)},
+        tables=tables,
         metrics=metrics,
         curves={},
-        figures=_figures(pairs, matrices, values, parts, shown, options),
+        figures=figures,
         summary=by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution"),
-        sentences=_sentences(metrics),
+        sentences=_sentences(metrics, friends),
     )
+
+
+def _rankings(specimen, values) -> list[dict[str, float]]:
+    return [
+        {
+            "query": query,
+            "document": document,
+            "row": row,
+            "rank": 1
+            + sum(other > value for other, (of, _) in zip(values, specimen.ranked, strict=True) if of == query),
+            "value": value,
+        }
+        for row, (value, (query, document)) in enumerate(zip(values, specimen.ranked, strict=False), start=1)
+        if query
+    ]
+
+
+def _gold_parts(parts, gold) -> dict[str, float]:
+    chosen = [number for number, score in enumerate(gold) if score is not None]
+    if len(chosen) < 3:
+        return {}
+    return {
+        f"gold/category/{name}": scipy.stats.spearmanr(
+            [values[number] for number in chosen], [gold[number] for number in chosen]
+        ).statistic
+        for name, values in parts.items()
+        if len({values[number] for number in chosen}) > 1
+    }
+
+
+def _occurrences(pairs, matrices):
+    """Every token and bias of every text: the number of the pair, the side, the token, its category, and half its sum."""
+    for number, (pair, matrix) in enumerate(zip(pairs, matrices, strict=True)):
+        for side, (text, sums) in enumerate(zip(pair, (matrix.sum(axis=1), matrix.sum(axis=0)), strict=True)):
+            for token, category, added in zip([*text.tokens, None], text.categories, sums, strict=True):
+                yield number, side, token, category, added / 2
+
+
+def _spans(pairs, matrices) -> dict[tuple[str, str], dict[str, float]]:
+    total = sum(matrix.sum() for matrix in matrices) / len(matrices)
+    found: dict[tuple[str, str], list[float]] = {}
+    for _, side, token, _, added in _occurrences(pairs, matrices):
+        span = "bias" if token is None else "special" if token in SPECIAL else "text"
+        found.setdefault((["first", "second"][side], span), []).append(added)
+    return {
+        key: {
+            "contribution": sum(added) / len(pairs),
+            "share": sum(added) / len(pairs) / total,
+            "count": len(added),
+        }
+        for key, added in found.items()
+    }
+
+
+def _by_token(specimen, added: Mapping[str, list[float]], of: str, divided: int) -> list[dict[str, Any]]:
+    ids = specimen.loaded.tokenizer.get_vocab()
+    return [
+        {"token": token, "token_id": ids[token], of: sum(each) / divided, "mean": np.mean(each), "count": len(each)}
+        for token, each in added.items()
+    ]
+
+
+def _tokens(specimen, pairs, matrices) -> list[dict[str, Any]]:
+    found: dict[str, list[float]] = {}
+    for _, _, token, _, added in _occurrences(pairs, matrices):
+        if token is not None:
+            found.setdefault(token, []).append(added)
+    return _by_token(specimen, found, "contribution", len(pairs))
+
+
+def _false_friends(specimen, pairs, matrices) -> list[dict[str, Any]] | None:
+    """The three words that add most to each pair with a gold score in the lowest quarter."""
+    scored = [score for score in specimen.gold if score is not None]
+    if len(scored) < 3:
+        return None
+    low = {n for n, score in enumerate(specimen.gold) if score is not None and score <= np.quantile(scored, 0.25)}
+    words: dict[int, dict[str, float]] = {}
+    for number, _, token, category, added in _occurrences(pairs, matrices):
+        if number in low and token is not None and token not in SPECIAL and category not in ("punctuation", "first"):
+            of_pair = words.setdefault(number, {})
+            of_pair[token] = of_pair.get(token, 0.0) + added
+    found: dict[str, list[float]] = {}
+    for of_pair in words.values():
+        for token in sorted(of_pair, key=lambda each: -of_pair[each])[:3]:
+            if of_pair[token] > 0:
+                found.setdefault(token, []).append(of_pair[token])
+    return _by_token(specimen, found, "total", 1)
 
 
 def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
@@ -235,7 +350,7 @@ def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Pictur
     return figures
 
 
-def _sentences(metrics: Mapping[str, Any]) -> list[str]:
+def _sentences(metrics: Mapping[str, Any], friends: list[dict[str, Any]] | None) -> list[str]:
     with_bias, cosine = metrics["with_bias"], metrics["cosine"]
     verbs = ["subtract" if part < 0 else "add" for part in (cosine - with_bias, with_bias)]
     categories = {name[len("category/") :]: value for name, value in metrics.items() if name.startswith("category/")}
@@ -253,6 +368,12 @@ def _sentences(metrics: Mapping[str, Any]) -> list[str]:
         sentences.append(
             f"Spearman's ρ between the cosines and the gold scores of {metrics['gold/count']} pairs is "
             f"{three_digits(metrics['gold/spearman'])}."
+        )
+    if friends:
+        first = [f"“{row['token']}”" for row in sorted(friends, key=lambda row: -row["total"])[:3]]
+        listed = first[0] if len(first) == 1 else f"{', '.join(first[:-1])} and {first[-1]}"
+        sentences.append(
+            f"In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: {listed}."
         )
     return sentences
 

@@ -42,6 +42,8 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     if main is not None and of_first[main] < 0.01:
         main = "first"
     metrics = _metrics(tables)
+    if variants:
+        metrics["sink_rates/sequences"] = max(map(len, variants.values()))
     return Expected(
         tables=tables,
         metrics=metrics,
@@ -288,7 +290,7 @@ def _ablation(
                     numbers = _row(before(layer, category), after(layer, category), controls)
                     rows.append(place | {"layer": layer, "category": category} | numbers)
     keys = ["from_layer", "value", "removed", "dimensions"]
-    tables = {"ablation": table([*keys, "layer", "category"], rows, CHANGES)}
+    tables = {"ablation": table([*keys, "layer", "category"], rows, CHANGES).assign(sequences=len(specimen.sequences))}
     return tables | ({"ablation_loss": table(keys, losses)} if _head(specimen) is not None else {})
 
 
@@ -361,6 +363,7 @@ def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
     metrics["magnitude/kurtosis"] = magnitude["kurtosis"].mean()
     metrics["magnitude/beyond_6_sigma"] = magnitude["beyond_6_sigma"].mean()
     if "ablation" in tables:
+        metrics["ablation/sequences"] = tables["ablation"]["sequences"].max()
         together = tables["ablation"].xs("outliers", level="removed")
         for (value, category), rows in together.groupby(["value", "category"]):
             metrics[f"ablation/{value}/before/{category}"] = rows["before"].mean()

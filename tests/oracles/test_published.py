@@ -1,5 +1,6 @@
 """Everything that the analyses publish is what an independent computation gives: names, numbers, curves and words."""
 
+import dataclasses
 import functools
 from dataclasses import replace
 
@@ -238,12 +239,13 @@ def test_score(specimen, choice):
     assert_published(findings, expected, tolerance=1e-6)  # logits are in float32
 
 
+@pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("bias", ValueBias)
 @pytest.mark.parametrize("pooling", [None, *Pooling])
 @pytest.mark.spread(2)
-def test_similarity(specimen, pooling, bias):
+def test_similarity(specimen, pooling, bias, sums):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
-    options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9])
+    options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9], sums=sums)
     categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
     findings = pairs.published(options, categories, Pooling.last)
     # Qwen2's norms compute in float32.
@@ -259,6 +261,15 @@ def test_similarity(specimen, pooling, bias):
 
 def _labels(figure, side):
     return figure.table[side], figure.table[f"token_{side}"]
+
+
+def test_the_similarity_of_queries_and_documents(specimen):
+    pairs = similarity_oracle.PairSpecimen.of(specimen)
+    pairs = dataclasses.replace(pairs, ranked=[(1, 1), (1, 2), (0, 0), (2, 1), (1, 3)])
+    options = SimilarityOptions(sums=True)
+    findings = pairs.published(options, specimen.names)
+    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
+    assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
 def test_similarity_without_gold_scores(specimen):

@@ -228,6 +228,14 @@ CASES = {
                 "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.81.",
             ],
         ),
+        (
+            {},
+            {"friends": ["dog", "man", "cut", "cat"]},
+            [
+                "In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: “dog”, “man” "
+                "and “cut”."
+            ],
+        ),
     ],
     "syntax": [
         ({}, []),

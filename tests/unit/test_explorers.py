@@ -378,6 +378,72 @@ document.body.append(pre);
     assert len({colour for _, _, colour in bars}) == 2
 
 
+DOCUMENTS = ["It rained in the town.", "The old dog slept.", *(f"There were {number} cats." for number in range(2, 11))]
+
+
+@needs_browser
+def test_a_page_of_a_query_lists_its_documents_in_order(model, tmp_path):
+    found = normscope.similarity(model, "The old cat slept.", DOCUMENTS, pooling="mean")
+    look = """
+<script>
+const pre = document.createElement("pre");
+pre.id = "seen";
+const of = (item) => ({
+  head: [...item.querySelectorAll(".document-head > *")].map((part) => part.textContent),
+  tokens: [...item.querySelectorAll(".pair-text span")].map((span) => [span.title, span.style.background]),
+  bars: [...item.querySelectorAll(".ranks li")].map((row) =>
+    [row.querySelector("b").textContent, parseFloat(row.querySelector("i").style.width)]),
+  ahead: item.querySelector(".ahead")?.textContent ?? "",
+  chosen: item.classList.contains("chosen-document"),
+});
+const listed = () => [...document.querySelectorAll(".documents > li")];
+const before = listed().map(of);
+listed()[3].querySelector("button").click();
+const total = document.querySelector("#pairs-root .pair-sum b").textContent;
+const [query, select] = [".query", "#pairs-root select"].map((place) => document.querySelector(place));
+pre.textContent = JSON.stringify([query.textContent, before, listed().map((item) => of(item).chosen), total, select.value]);
+document.body.append(pre);
+</script></body>"""
+    (tmp_path / "ranking.html").write_text(found.explorer().page.replace("</body>", look))
+    shown, console = opened(tmp_path / "ranking.html")
+    assert not [line for line in console if "ranking.html" in line]
+    query, items, chosen, total, selected = json.loads(
+        html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
+    )
+    assert "slept" in query
+    ranked = [found[place] for place in found.ranking["number"]]
+    assert len(items) == 10
+    assert [item["chosen"] for item in items] == [True, *[False] * 9]
+    words = [each.matrix[:-1, :-1].sum(axis=0) for each in ranked[:10]]
+    parts = np.array([[added.sum(), each.value - added.sum()] for each, added in zip(ranked, words, strict=False)])
+    longest, near = np.abs(parts).max(), {"rtol": 6e-3, "atol": 2e-5}
+    colours: dict[str, list[list[int]]] = {}
+    for at, (item, each) in enumerate(zip(items, ranked, strict=False)):
+        assert item["head"][0] == f"{at + 1}."
+        np.testing.assert_allclose(_number(item["head"][1]), each.value, **near)
+        np.testing.assert_allclose([_number(title) for title, _ in item["tokens"]], words[at], **near)
+        np.testing.assert_allclose([_number(value) for value, _ in item["bars"]], parts[at], **near)
+        np.testing.assert_allclose([width for _, width in item["bars"]], 100 * np.abs(parts[at]) / longest, atol=0.5)
+        for title, colour in item["tokens"]:
+            colours.setdefault(title, []).append([int(part) for part in re.findall(r"\d+", colour)])
+        if at < 9:
+            said = re.fullmatch(r"(\S+) ahead of the next: tokens (\S+), constant part (\S+)", item["ahead"])
+            expected = [each.value - ranked[at + 1].value, *(parts[at] - parts[at + 1])]
+            np.testing.assert_allclose([_number(part) for part in said.groups()], expected, rtol=1e-2, atol=1e-4)
+    assert max(len(same) for same in colours.values()) > 1
+    for same in colours.values():  # one scale for all documents; titles are rounded
+        np.testing.assert_allclose(np.ptp(same, axis=0), 0, atol=3)
+    assert chosen == [place == 3 for place in range(10)]
+    np.testing.assert_allclose(_number(total), ranked[3].value, **near)
+    assert selected == "3"
+    assert "The 10 most similar of 11 documents are listed." in shown
+
+
+def test_pairs_without_a_query_are_not_listed_in_order(model):
+    found = normscope.similarity(model, DOCUMENTS[:2], DOCUMENTS[2:4], pooling="mean")
+    assert "ranking-root" not in found.explorer().page.partition("<script>")[0]
+
+
 def _number(text):
     """The value of a number written for readers."""
     plain = text.translate(str.maketrans("\u2212⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789"))

@@ -23,7 +23,7 @@ def test_the_next_token_loss_is_the_models_own(qwen2):
     """transformers computes it from labels, one sequence at a time; ours comes from padded batches."""
     runner = runner_of(qwen2)
     assert runner.predicts == "next"
-    losses = [runner.token_loss(batch) for batch in qwen2.batches]
+    losses = [runner.unchanged(batch, lambda _block: None).loss for batch in qwen2.batches]
     head = qwen2.loaded.next_token_head
     expected = [
         (float(head(**sequence.inputs, labels=torch.from_numpy(sequence.ids)[None]).loss), len(sequence.ids) - 1)
@@ -40,6 +40,9 @@ def test_without_a_head_there_is_no_loss(qwen2):
     assert runner.predicts is None
     assert runner.without_loss == "the checkpoint has no language-modelling head"
     assert runner_of(qwen2).without_loss is None
+    unchanged = runner.unchanged(qwen2.batches[0], lambda _block: None)
+    assert unchanged.loss is None
+    assert runner.ablated(unchanged, lambda _block: None, Ablation([2], {2: torch.zeros(1)})) is None
     with pytest.raises(ValueError, match="language-modelling head"):
         runner.token_loss(qwen2.batches[0])
 
@@ -56,12 +59,17 @@ def test_only_the_chosen_tokens_are_replaced(qwen2):
 
     before: dict[int, torch.Tensor] = {}
     after: dict[int, torch.Tensor] = {}
-    runner.observe(batch, lambda block: before.update({block.layer: block.inputs}))
+    unchanged = runner.unchanged(batch, lambda block: before.update({block.layer: block.inputs}), [2])
     values = torch.tensor([7.0, -8.0], dtype=torch.float64)
-    runner.observe(
-        batch, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
+    runner.ablated(
+        unchanged, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
     )
-    assert torch.equal(after[1], before[1])
+    assert after.keys() == {2, 3}, "earlier blocks do not change"
+    again: dict[int, torch.Tensor] = {}
+    ablation = Ablation([2, 5], {2: values}, second)
+    runner.observe(batch, lambda block: again.update({block.layer: block.inputs}), ablation)
+    assert torch.equal(again[1], before[1])
+    assert all(torch.equal(again[layer], inputs) for layer, inputs in after.items())
     torch.testing.assert_close(read[0], before[2])
     expected = before[2].clone()
     expected[:, 1, [2, 5]] = values
@@ -69,3 +77,31 @@ def test_only_the_chosen_tokens_are_replaced(qwen2):
     # Earlier tokens cannot see the change, later ones can.
     torch.testing.assert_close(after[3][:, 0], before[3][:, 0])
     assert not torch.allclose(after[3][:, 1], before[3][:, 1])
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen2"])
+def test_losses_under_ablation_are_those_of_a_whole_pass(name):
+    """The layers before the ablation do not run again, neither for the texts nor for the texts with masked tokens."""
+    specimen = getattr(specimens, name)()
+    runner = runner_of(specimen)
+    model = specimen.loaded.model
+    layers = model.encoder.layer if hasattr(model, "encoder") else model.layers
+    for batch in specimen.batches:
+        unchanged = runner.unchanged(batch, lambda _block: None, (1, 2, 3))
+        assert all(output is not None for output in unchanged.texts.outputs.values())
+        for start in (1, 2, 3):
+            values = {layer: torch.tensor([7.0, -8.0]).double() for layer in range(start, 4)}
+            handles = [module.register_forward_pre_hook(_replace) for module in layers[start - 1 :]]
+            expected = runner.unchanged(batch, lambda _block: None).loss
+            for handle in handles:
+                handle.remove()
+            loss = runner.ablated(unchanged, lambda _block: None, Ablation([2, 5], values))
+            assert loss == expected
+            assert loss == runner.token_loss(batch, Ablation([2, 5], values))
+            assert loss != unchanged.loss
+
+
+def _replace(_module, args):
+    vectors = args[0].clone()
+    vectors[..., [2, 5]] = torch.tensor([7.0, -8.0]).double()
+    return (vectors, *args[1:])

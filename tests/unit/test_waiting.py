@@ -22,6 +22,7 @@ from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.syntax.analysis import TREEBANK, SyntaxAnalysis
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.analyses.syntax.treebank import Treebank
+from normscope.data.batching import Pairing
 from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
@@ -183,11 +184,13 @@ def test_syntax_does_not_wait(monkeypatch, model_type):
     run(monkeypatch, model, layout, [SyntaxAnalysis(SyntaxOptions(seed=0), context)], batch)
 
 
-def test_similarity_does_not_wait(monkeypatch):
+@pytest.mark.parametrize("sums", [False, True])
+def test_similarity_does_not_wait(monkeypatch, sums):
     model, layout, _ = prepared("bert")
     context = dataclasses.replace(context_of(model), freezer=LayerFreezer(model, layout))
-    batch = dataclasses.replace(random_batch((4, 6), 99), rows=(1, 1, 2, 2), scores=(None, None))
-    run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(), context)], batch)
+    pairing = Pairing((None, None), ((0, 0), (0, 0)), torch.zeros(4, dtype=torch.long))
+    batch = dataclasses.replace(random_batch((4, 6), 99), rows=(1, 1, 2, 2), pairing=pairing)
+    run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(sums=sums), context)], batch)
 
 
 def test_looking_for_massive_activations_does_not_wait_where_there_have_been_some(monkeypatch):

@@ -6,13 +6,14 @@ sets have as well says nothing about outliers.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
@@ -20,8 +21,9 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.scores import part_of_keys
 from normscope.models.block import AttentionBlock, TokenSelector
-from normscope.models.interventions import Ablation, InterventionRunner
+from normscope.models.interventions import Ablation, InterventionRunner, Loss
 from normscope.results.axes import TOGETHER
+from normscope.statistics.precision import half_width, in_rounds, until_precise
 from normscope.statistics.tidy import tidy
 
 ALONE = 8
@@ -43,7 +45,8 @@ class Removal:
     dimensions: tuple[int, ...]
 
 
-class Removals(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Removals:
     """The most prominent outlier dimensions one at a time, all of them together, and random sets of the same sizes."""
 
     outliers: list[Removal]
@@ -80,6 +83,19 @@ class Removals(NamedTuple):
         return [*self.outliers, *self.controls]
 
     @property
+    def together(self) -> tuple[int, ...]:
+        """All outlier dimensions."""
+        return self.outliers[-1].dimensions
+
+    @cached_property
+    def places(self) -> dict[tuple[int, ...], list[int]]:
+        """The places in `all` of every set of dimensions: a lone outlier is there twice, and random ones may be."""
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place, removal in enumerate(self.all):
+            places.setdefault(removal.dimensions, []).append(place)
+        return places
+
+    @property
     def names(self) -> list[str]:
         """The names of `outliers`."""
         return [removal.name for removal in self.outliers]
@@ -114,107 +130,215 @@ class Removals(NamedTuple):
 
 
 def remove_from_scores(
-    runner: InterventionRunner, batches: Sequence[Batch], context: AnalysisContext, removals: Removals
+    runner: InterventionRunner,
+    sample: Sequence[Int[Tensor, "kind _"]],
+    context: AnalysisContext,
+    removals: Removals,
+    precision: float | None,
 ) -> pd.DataFrame:
     """Attention by category of the key with and without some dimensions' part of the scores, one block at a time.
 
     The softmax is computed again from scores − scale·Σ_j C_j: the queries stay the same, and x_j W_K[j] is subtracted from the
     keys. The change does not propagate to later layers.
 
+    Args:
+        sample: Sequences, as `InterventionRunner.batches` takes them.
+        precision: The half-width at which the sample ends, of what `_Changes` has; None for all of it.
+
     Returns:
-        Columns layer, removed, dimensions, category, before, after and CHANGES. Values are sums of α over the category's keys:
-        means over queries and heads, then over sequences.
+        Columns layer, removed, dimensions, category, before, after, CHANGES and sequences. Values are sums of α over the
+        category's keys: means over queries and heads, then over sequences.
     """
     counted = _without_all(context)
     shares = torch.zeros(len(context.layers), len(counted.categories), 1 + len(removals.all), dtype=torch.float64)
-    for batch in runner.progress(batches, len(batches), "interventions on single blocks"):
+    changes = _Changes()
+    for batch in _batches(runner, sample, changes, precision, "interventions on single blocks"):
         members = counted.members(batch)
 
         def visit(block: AttentionBlock, members: Tensor = members) -> None:
-            layer = context.index(block.layer)
-            shares[layer, :, 0] += _shares(block, members)
-            for number, removal in enumerate(removals.all, start=1):
-                shares[layer, :, number] += _shares(block, members, removal.dimensions)
+            of_layer, before = shares[context.index(block.layer)], _shares(block, members)
+            of_layer[:, 0] += before.sum(dim=0)
+            for removal, places in removals.places.items():
+                after = _shares(block, members, removal)
+                for place in places:
+                    of_layer[:, 1 + place] += after.sum(dim=0)
+                if removal == removals.together:
+                    changes.add(after - before)
 
         runner.observe(batch, visit)
-    shares /= sum(batch.sequences for batch in batches)
+        changes.end_batch()
+    shares /= changes.sequences
     before = shares[..., :1].numpy()
-    changes = removals.compare(shares[..., 1:].numpy() - before)
+    effects = removals.compare(shares[..., 1:].numpy() - before)
     table = tidy(
-        {"dimensions": removals.dimensions, "before": before, "after": before + changes["change"], **changes},
+        {"dimensions": removals.dimensions, "before": before, "after": before + effects["change"], **effects},
         layer=context.layers,
         category=counted.categories,
         removed=removals.names,
     )
-    return _present(table[["layer", "removed", "dimensions", "category", "before", "after", *CHANGES]])
+    order = ["layer", "removed", "dimensions", "category", "before", "after", *CHANGES]
+    return _present(table[order]).assign(sequences=changes.sequences)
+
+
+class _Changes:
+    """The headline of a sample: how much the weight on each category changes without all outliers, sequence by sequence.
+
+    It is the mean over layers.
+    """
+
+    def __init__(self) -> None:
+        self._of_batch: list[Float[Tensor, "sequence group"]] = []
+        self._every: list[Float[Tensor, "sequence group"]] = []
+
+    def add(self, changes: Float[Tensor, "sequence group"]) -> None:
+        """Add the changes in one layer."""
+        self._of_batch.append(changes)
+
+    def end_batch(self) -> None:
+        """Every layer of a batch has been added."""
+        self._every.append(torch.stack(self._of_batch).mean(dim=0))
+        self._of_batch = []
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences so far."""
+        return sum(len(changes) for changes in self._every)
+
+    def half_width(self) -> float:
+        """That of the widest interval of the mean changes."""
+        return half_width(np.concatenate([changes.numpy() for changes in self._every]))
+
+
+def _batches(
+    runner: InterventionRunner,
+    sample: Sequence[Int[Tensor, "kind _"]],
+    changes: _Changes,
+    precision: float | None,
+    title: str,
+) -> Iterator[Batch]:
+    """The batches of a sample, until its headline is precise enough."""
+    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
+    batches = itertools.chain.from_iterable(until_precise(parts, changes.half_width, precision))
+    yield from runner.progress(batches, sum(map(len, parts)), title)
 
 
 class PropagatedEffects(NamedTuple):
     """The effects of ablations of the residual stream on the rest of the model."""
 
     attention: pd.DataFrame
-    """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after and CHANGES, as in
-    `remove_from_scores`."""
+    """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after, CHANGES and sequences,
+    as in `remove_from_scores`."""
     loss: pd.DataFrame
     """The same for the loss of masked or next tokens, without layer and category. Empty if it cannot be measured."""
     without_loss: str | None
     """Why the loss cannot be measured; None if it can."""
 
 
+class StreamAblations(NamedTuple):
+    """Where the residual stream is ablated, and with which values."""
+
+    means: Float[Tensor, "layer model"]
+    """Mean hidden vectors of layers 0 to L: the new values of the dimensions where `value` is `mean`. Layers whose mean is NaN
+    keep their values."""
+    starts: Sequence[int]
+    """First ablated layers, each in turn."""
+    tokens: TokenSelector | None = None
+    """Which tokens to change in a layer; None for all."""
+
+    def of(self, start: int, value: str, dimensions: Sequence[int]) -> Ablation:
+        """The replacement of some dimensions from one layer to the last."""
+        known = ~self.means.isnan().any(dim=-1)
+        values = {
+            layer: self.means[layer - 1, list(dimensions)] if value == MEAN else torch.zeros(len(dimensions))
+            for layer in range(start, len(self.means))
+            if known[layer - 1]
+        }
+        return Ablation(dimensions, values, self.tokens)
+
+
 def ablate_residual_stream(
     runner: InterventionRunner,
-    batches: Sequence[Batch],
+    sample: Sequence[Int[Tensor, "kind _"]],
     context: AnalysisContext,
     removals: Removals,
-    means: Float[Tensor, "layer model"],
-    *,
-    starts: Sequence[int] | None = None,
-    tokens: TokenSelector | None = None,
+    stream: StreamAblations,
+    precision: float | None,
 ) -> PropagatedEffects:
     """Attention and loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
 
+    A batch runs once as it is, and with each ablation from the first layer that is changed.
+
     Args:
-        batches: The sequences to run it on.
+        sample: Sequences, as `InterventionRunner.batches` takes them.
         context: The context of the run. Every chosen layer is measured.
         removals: The dimensions to replace.
-        means: Mean hidden vectors of layers 0 to L: the new values of the dimensions where `value` is `mean`. Layers whose
-            mean is NaN keep their values.
-        starts: First ablated layers, each in turn; None for every chosen layer.
-        tokens: Which tokens to change in a layer; None for all.
+        stream: Where, and with which values.
+        precision: The half-width at which the sample ends, of what `_Changes` has with zeros from the first of the starts on;
+            None for all of it.
     """
-    counted = _without_all(context)
-    before = _measure(runner, batches, counted, None)
-    steps = list(itertools.product(context.layers if starts is None else starts, (ZERO, MEAN), removals.all))
-    known = ~means.isnan().any(dim=-1)
-    outcomes: dict[tuple[int, str], list[_Outcome]] = {}
-    for start, value, removal in runner.progress(steps, len(steps), "ablations of the residual stream"):
-        dimensions = list(removal.dimensions)
-        values = {
-            layer: means[layer - 1, dimensions] if value == MEAN else torch.zeros(len(dimensions))
-            for layer in range(start, context.depth + 1)
-            if known[layer - 1]
-        }
-        outcome = _measure(runner, batches, counted, Ablation(dimensions, values, tokens))
-        outcomes.setdefault((start, value), []).append(outcome)
-    attention = pd.concat(
-        [
-            _attention_effects(counted, before, after, removals, start, value)
-            for (start, value), after in outcomes.items()
-        ],
-        ignore_index=True,
-    )
-    losses = [
-        _loss_effects(before.loss, after, removals, start, value)
-        for (start, value), after in outcomes.items()
-        if before.loss is not None
-    ]
-    loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
-    return PropagatedEffects(_present(attention), loss, runner.without_loss)
+    counted, changes = _without_all(context), _Changes()
+    steps = list(itertools.product(stream.starts, (ZERO, MEAN), removals.places))
+    headline = (stream.starts[0], ZERO, removals.together)
+    before, outcomes = _Outcome(counted), {step: _Outcome(counted) for step in steps}
+    for batch in _batches(runner, sample, changes, precision, "ablations of the residual stream"):
+        members = counted.members(batch)
+        kept: dict[int, Tensor] = {}  # by layer
+
+        def keep(block: AttentionBlock, members: Tensor = members, kept: dict[int, Tensor] = kept) -> None:
+            kept[block.layer] = _shares(block, members)
+
+        unchanged = runner.unchanged(batch, keep, stream.starts)
+        of_unchanged = dict(kept)
+        before.add(of_unchanged, unchanged.loss)
+        for step in steps:
+            kept.clear()
+            loss = runner.ablated(unchanged, keep, stream.of(*step))
+            outcomes[step].add(kept, loss)
+            if step == headline:
+                for layer, shares in kept.items():
+                    changes.add(shares - of_unchanged[layer])
+        changes.end_batch()
+    attention, losses = [], []
+    for start, value in itertools.product(stream.starts, (ZERO, MEAN)):
+        after = [outcomes[start, value, removal.dimensions] for removal in removals.all]
+        attention.append(_attention_effects(counted, before, after, removals, start, value))
+        if before.loss is not None:
+            losses.append(_loss_effects(before.loss, after, removals, start, value))
+    of_loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
+    effects = _present(pd.concat(attention, ignore_index=True)).assign(sequences=changes.sequences)
+    return PropagatedEffects(effects, of_loss, runner.without_loss)
 
 
-class _Outcome(NamedTuple):
-    shares: Float[Tensor, "layer group"]
-    loss: float | None
+class _Outcome:
+    """What the model does under one ablation, or without one."""
+
+    def __init__(self, counted: AnalysisContext) -> None:
+        self._counted = counted
+        self._total = torch.zeros(len(counted.layers), len(counted.categories), dtype=torch.float64)
+        self._sequences = self._predicted = 0
+        self._lost = 0.0
+
+    def add(self, shares: Mapping[int, Float[Tensor, "sequence group"]], loss: Loss | None) -> None:
+        """Add a batch.
+
+        Args:
+            shares: By layer; layers before the ablation are left out.
+        """
+        for layer, of_layer in shares.items():
+            self._total[self._counted.index(layer)] += of_layer.sum(dim=0)
+        self._sequences += len(next(iter(shares.values())))
+        if loss is not None:
+            self._lost, self._predicted = self._lost + loss.total, self._predicted + loss.tokens
+
+    @property
+    def shares(self) -> Float[Tensor, "layer group"]:
+        """Mean weight on each category."""
+        return self._total / self._sequences
+
+    @property
+    def loss(self) -> float | None:
+        """In nats per predicted token; None if nothing is predicted."""
+        return self._lost / self._predicted if self._predicted else None
 
 
 def _attention_effects(
@@ -251,27 +375,8 @@ def _loss_effects(before: float, after: Sequence[_Outcome], removals: Removals, 
     return tidy(columns, from_layer=[start], value=[value], removed=removals.names)
 
 
-def _measure(
-    runner: InterventionRunner, batches: Sequence[Batch], counted: AnalysisContext, ablation: Ablation | None
-) -> _Outcome:
-    shares = torch.zeros(len(counted.layers), len(counted.categories), dtype=torch.float64)
-    loss, tokens = 0.0, 0
-    for batch in batches:
-        members = counted.members(batch)
-
-        def visit(block: AttentionBlock, members: Tensor = members) -> None:
-            if ablation is None or block.layer >= min(ablation.values):  # earlier layers are unchanged
-                shares[counted.index(block.layer)] += _shares(block, members)
-
-        runner.observe(batch, visit, ablation)
-        if runner.predicts is not None:
-            lost, predicted = runner.token_loss(batch, ablation)
-            loss, tokens = loss + lost, tokens + predicted
-    return _Outcome(shares / sum(batch.sequences for batch in batches), loss / tokens if tokens else None)
-
-
-def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ()) -> Float[Tensor, " group"]:
-    """α summed over the keys of each category: means over heads and queries, summed over the sequences of the batch.
+def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ()) -> Float[Tensor, "sequence group"]:
+    """α summed over the keys of each category: means over heads and queries.
 
     Subtracting Σ_{d∈without} x_d W_K[d] from every key removes exactly these dimensions' part of the scores.
     """
@@ -279,7 +384,7 @@ def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ())
     by_query = block.alpha.by_group(members, None if part is None else block.key_map(part)).mean(dim=1)
     token_mask = block.token_mask.to(by_query.dtype)
     by_sequence = torch.einsum("bqg,bq->bg", by_query, token_mask) / token_mask.sum(dim=-1, keepdim=True)
-    return by_sequence.cpu().double().sum(dim=0)
+    return by_sequence.cpu().double()
 
 
 def _without_all(context: AnalysisContext) -> AnalysisContext:

@@ -15,6 +15,7 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
+from normscope.data.encoders import Prompts
 from normscope.data.resources import Resource
 from normscope.data.vocabulary import Vocabulary
 from normscope.maths.choices import NetworkBias, Pooling
@@ -65,6 +66,10 @@ class Requirements:
     other analyses of the run see other batches, in which a pair is one sequence."""
     vectors_of_pairs: bool = False
     """Whether it keeps a vector for each pair of tokens of a batch. Batches are then split so that these fit into memory."""
+    keeps_layers: bool = False
+    """Whether it keeps every layer of a batch, held fixed. Batches are then split so that these fit into memory."""
+    prompts: Callable[[Callable[[], Embedder]], Prompts] | None = None
+    """Returns what is put before the texts of pairs that are compared, given what makes the model's embeddings."""
     words: Callable[[str], list[tuple[int, int]]] | None = None
     """Splits a text into words (start, end), if batches must record the word of each token."""
     resources: Mapping[str, Resource[Any]] = dataclasses.field(default_factory=dict)

@@ -13,8 +13,8 @@ from normscope.api.answers import attributed_answer
 from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.calls import checked, in_turn
-from normscope.api.spans import owners_of_tokens, sums_of_spans
-from normscope.api.targets import Answer, NextToken, Target, prepared, token_number
+from normscope.api.spans import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
+from normscope.api.targets import Answer, Label, NextToken, Target, prepared, token_number
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_supported
 from normscope.attribution.scalars import attribute_scalars
@@ -36,7 +36,7 @@ def attribute(
     text: Text | BatchEncoding,
     target: Target | str | int,
     *,
-    against: str | int | list[int] | None = None,
+    against: str | int | list[int] | tuple[str, str] | None = None,
     spans: Mapping[str, tuple[int, int]] | None = None,
     by: str | Iterable[str] | None = None,
     direct: bool = False,
@@ -51,7 +51,7 @@ def attribute(
     text: Text | BatchEncoding | list[Text],
     target: Target | str | int | list[Target | str | int],
     *,
-    against: str | int | list[int] | None = None,
+    against: str | int | list[int] | tuple[str, str] | None = None,
     spans: Mapping[str, tuple[int, int]] | None = None,
     by: str | Iterable[str] | None = None,
     direct: bool = False,
@@ -67,7 +67,7 @@ def attribute(
     text: Text | BatchEncoding | list[Text],
     target: Target | str | int | list[Target | str | int],
     *,
-    against: str | int | list[int] | None = None,
+    against: str | int | list[int] | tuple[str, str] | None = None,
     spans: Mapping[str, tuple[int, int]] | None = None,
     by: str | Iterable[str] | None = None,
     direct: bool = False,
@@ -90,7 +90,9 @@ def attribute(
             of an answer; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
             (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
         against: A class, a token or an answer of the same kind as the target: its value is subtracted, so that scores say why
-            the target and not this. For an `Answer`, it is attributed in a separate pass.
+            the target and not this. For an `Answer`, it is attributed in a separate pass. With a pair of texts, such as the
+            query and the document of a cross-encoder, and a class: another pair (tuple), such as the query with another
+            document; its class's logit is subtracted, so that scores say why one document is ranked over the other.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
             of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
             Those of a conversation are its roles, and `template`; those of a pair are its texts. See `.spans`.
@@ -131,7 +133,7 @@ class _Asked(NamedTuple):
     """What is attributed, and what it is attributed to; see `attribute`."""
 
     target: object
-    against: str | int | list[int] | None
+    against: str | int | list[int] | tuple[str, str] | None
     spans: Mapping[str, tuple[int, int]] | None
     columns: tuple[str, ...] | None
     """Those of the table of effects; None without one."""
@@ -168,6 +170,8 @@ def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attributio
         return [_next_of_translation(model, text, asked._replace(target=targets[0]))]
     check_supported(model.layout)
     batch = single_text(model, text, "attribute", asked.level)
+    if isinstance(asked.against, tuple):
+        return [_against_pair(model, text, target, asked.against, asked) for target in targets]
     owners = owners_of_tokens(model, text, batch, asked.spans)
     if isinstance(targets[0], Answer):
         direct = None if asked.columns is None else asked.direct
@@ -182,6 +186,7 @@ def _of_scalars(
     model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: _Asked
 ) -> list[Attribution]:
     """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
+    assert not isinstance(asked.against, tuple)
     if isinstance(asked.against, list):
         raise InputError(f"against={asked.against!r}: expected a class or a token; token ids are for target=Answer(…)")
     ready = [prepared(model, batch, target, asked.against) for target in targets]
@@ -214,6 +219,51 @@ def _of_scalars(
         )
         for at, (what, of_parts) in enumerate(zip(names, effects, strict=True))
     ]
+
+
+def _against_pair(
+    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: _Asked
+) -> Attribution:
+    """A class of one pair of texts, minus the same class of another pair.
+
+    A text that both pairs have is one span, whose sum is the difference.
+    """
+    label = Label(target) if isinstance(target, str | int) and not isinstance(target, bool) else target
+    if not isinstance(text, tuple) or not isinstance(label, Label):
+        what = describe_type(text) if isinstance(label, Label) else describe_type(target)
+        raise InputError(
+            f"against: expected another pair of texts for the class of a pair (tuple) of texts, got {what}"
+        )
+    if asked.columns is not None or asked.spans is not None:
+        name = "spans" if asked.columns is None else "by"
+        raise InputError(f"{name}: not defined for the difference of two pairs of texts; leave it out")
+    batches = [single_text(model, each, "attribute", asked.level) for each in (text, other)]
+    if label.label is None and model.classifier is not None:  # the class that the first pair is put into
+        with torch.inference_mode():
+            label = Label(int(model.classifier(**batches[0].model_inputs()).logits[0].argmax()))
+    alone = asked._replace(against=None)
+    owners = [owners_of_tokens(model, each, batch, None) for each, batch in zip((text, other), batches, strict=True)]
+    first, second = (
+        _of_scalars(model, batch, [label], of_tokens, alone)[0]
+        for batch, of_tokens in zip(batches, owners, strict=True)
+    )
+    spans: dict[str, float] = {}
+    same = {name for name, one, two in zip(PAIR, text, other, strict=True) if one == two}
+    for sign, found, names in ((1, first, PAIR), (-1, second, OTHER_PAIR)):
+        for span, value in (found.spans or {}).items():
+            name = span if span not in PAIR or span in same else dict(zip(PAIR, names, strict=True))[span]
+            spans[name] = spans.get(name, 0.0) + sign * value
+    return Attribution(
+        tokens=(*first.tokens, *second.tokens),
+        scores=np.concatenate([first.scores, -second.scores]),
+        bias=first.bias - second.bias,
+        remainder=first.remainder - second.remainder,
+        target=first.target - second.target,
+        what=f"{first.what} minus that of the other pair",
+        error=max(first.error, second.error),
+        sides={"pair": len(first.tokens), "against": len(second.tokens)},
+        spans=spans or None,
+    )
 
 
 _BY = ("layer", "head", "token")

@@ -108,6 +108,8 @@ class PairExplorer(Framed):
 
     pairs: Sequence[TextPair]
     """At least one."""
+    ranked: bool = False
+    """Whether these are a query and its documents, in order: the page then begins with the list of the first ten."""
 
     name = "Pairs of tokens"
 
@@ -122,7 +124,7 @@ class PairExplorer(Framed):
     @cached_property
     def page(self) -> str:
         """The whole page as HTML."""
-        return pairs_page(self.pairs)
+        return pairs_page(self.pairs, ranked=self.ranked)
 
     def __repr__(self) -> str:
         count = len(self.pairs)

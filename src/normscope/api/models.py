@@ -131,9 +131,9 @@ def wrap(
 
     Args:
         model: Any transformers model, with or without a head, on any device and in any dtype, or quantised by torchao or
-            bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy; or a `SentenceTransformer`
-            or `CrossEncoder` of sentence-transformers; or any other module that maps token ids, of shape (text, token), to
-            a vector for each token, your own code included. All weights must be on one device.
+            bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy; or a `SentenceTransformer`,
+            `CrossEncoder` or `MultiVectorEncoder` of sentence-transformers; or any other module that maps token ids, of shape
+            (text, token), to a vector for each token, your own code included. All weights must be on one device.
         tokenizer: The model's tokenizer. Without one, a text is the names of its tokens, separated by spaces (`"5 7 12"`), or a
             list of token ids.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.

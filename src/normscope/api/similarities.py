@@ -18,6 +18,13 @@ from normscope.rounding import number
 
 _SHOWN = 5
 
+_NAMES = {
+    SimilarityFunction.cosine: "cosine similarity",
+    SimilarityFunction.dot: "dot product",
+    SimilarityFunction.maxsim: "late interaction",
+    SimilarityFunction.mean_maxsim: "mean late interaction",
+}
+
 _RANKED = 10
 """Texts in a figure."""
 
@@ -37,7 +44,12 @@ class Similarity:
     """The similarity: the sum of the matrix."""
     pooling: str
     function: str = "cosine"
-    """What the embeddings are compared by: their `cosine`, or their product (`dot`)."""
+    """What the embeddings are compared by: their `cosine`, their product (`dot`), or late interaction (`maxsim`, or
+    `meanmaxsim` for the mean instead of the sum)."""
+    matches: pd.DataFrame | None = None
+    """For late interaction, one row per token of the first text whose vector is compared: the token of the second text that it
+    meets (`b`), and what the two vectors add (`value`). These add up to the similarity, and the matrix follows them to the
+    tokens that the vectors come from."""
 
     @property
     def sources_a(self) -> tuple[str, ...]:
@@ -79,9 +91,7 @@ class Similarity:
 
     @property
     def _what(self) -> str:
-        return {SimilarityFunction.cosine: "cosine similarity", SimilarityFunction.dot: "dot product"}[
-            SimilarityFunction(self.function)
-        ]
+        return _NAMES[SimilarityFunction(self.function)]
 
     @property
     def _summary(self) -> str:
@@ -177,6 +187,10 @@ class Similarities(Several[Similarity]):
     def explorer(self) -> PairExplorer:
         """All pairs of texts with their maps as an interactive page, the most similar first.
 
+        If the first text of all is the same, a query, the page begins with the ten most similar documents: their tokens
+        coloured on one scale, what these and the constant part (pairs with a bias) add, and by how much each is ahead of the
+        next.
+
         Raises:
             InputError: If there are none, or too many values for one page.
         """
@@ -186,7 +200,8 @@ class Similarities(Several[Similarity]):
             each._pair(f"{rank}. {number(each.value)}: {' '.join(each.tokens_b)[:_TITLE]}")
             for rank, each in enumerate(self._ranked, start=1)
         ]
-        return PairExplorer(self.figure(), ranked)
+        one_query = len(self) > 1 and len({each.tokens_a for each in self}) == 1
+        return PairExplorer(self.figure(), ranked, ranked=one_query)
 
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()

@@ -17,6 +17,9 @@ REST = "rest"
 PAIR = "first text", "second text"
 """The spans of a pair of texts."""
 
+OTHER_PAIR = "first text of the other", "second text of the other"
+"""Those of the pair with which it is compared, where their texts differ."""
+
 
 def owners_of_tokens(
     model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]] | None

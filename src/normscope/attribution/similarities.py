@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
@@ -24,6 +24,30 @@ class SimilarityParts(NamedTuple):
     """The similarities, computed from the embeddings themselves."""
 
 
+class PairSums(NamedTuple):
+    """What either text of a pair adds to a similarity, in float64. Either adds up to the similarity."""
+
+    a: Float[Tensor, "batch a"]
+    """What each token of the first text, and last its bias, adds with all of the second."""
+    b: Float[Tensor, "batch b"]
+    """The same of the second text."""
+    value: Float[Tensor, " batch"]
+    """The similarities."""
+    biases: Float[Tensor, " batch"]
+    """What the biases of both texts add together."""
+
+    @classmethod
+    def of(cls, parts: SimilarityParts) -> "PairSums":
+        """The sums over a whole matrix."""
+        matrix = parts.matrix
+        return cls(matrix.sum(dim=-1), matrix.sum(dim=-2), parts.value, matrix[:, -1, -1])
+
+    @property
+    def with_bias(self) -> Float[Tensor, " batch"]:
+        """What pairs with a bias on at least one side add."""
+        return self.a[:, -1] + self.b[:, -1] - self.biases
+
+
 def embedded_parts(
     model: PreTrainedModel,
     layout: BlockLayout,
@@ -32,8 +56,10 @@ def embedded_parts(
     embedder: Embedder,
     bias: ValueBias = ValueBias.token,
     prompt: int = 0,
-) -> tuple[Float[Tensor, "batch source made"], Float[Tensor, "batch made"]]:
+) -> tuple[Float[Tensor, "batch source *token made"], Float[Tensor, "batch *token made"]]:
     """What each token of some texts, and last the bias, contributes to their embeddings, and the embeddings, in float64.
+
+    For late interaction, the embeddings are the vectors of all tokens.
 
     It takes as many frozen passes as the texts have tokens.
 
@@ -70,6 +96,41 @@ def compared(
     if function is SimilarityFunction.dot:
         return SimilarityParts(parts_a @ parts_b.transpose(-1, -2), torch.linalg.vecdot(whole_a, whole_b))
     return cosine_parts(parts_a, whole_a, parts_b, whole_b)
+
+
+class Scored(NamedTuple):
+    """The vectors of texts that are compared by late interaction."""
+
+    parts: Float[Tensor, "batch source token made"]
+    """What each token, and last the bias, contributes to the vector of each token."""
+    whole: Float[Tensor, "batch token made"]
+    """The vectors of the tokens."""
+    mask: Bool[Tensor, "batch token"]
+    """Whether the vector of a token is compared."""
+
+
+def met(a: Scored, b: Scored) -> Int[Tensor, "batch a"]:
+    """The token of each other text whose vector has the largest product with that of each token."""
+    products = a.whole @ b.whole.transpose(-1, -2)
+    return products.masked_fill(~b.mask[:, None], -torch.inf).argmax(dim=-1)
+
+
+def late_parts(a: Scored, b: Scored, *, mean: bool) -> SimilarityParts:
+    """The parts of similarities by late interaction, Σ_i max_j ⟨a_i, b_j⟩. Which j is the largest is held fixed.
+
+    Put side by side, the vectors of the first text and those that they meet are two vectors, whose product is the similarity.
+
+    Args:
+        mean: Whether to divide by the number of vectors of the first text.
+    """
+    places = met(a, b)
+    scale = a.mask.to(a.whole) / (a.mask.sum(dim=-1, keepdim=True) if mean else 1)
+    parts_a, whole_a = a.parts * scale[:, None, :, None], a.whole * scale[..., None]
+    width = b.whole.shape[-1]
+    whole_b = b.whole.gather(1, places[..., None].expand(-1, -1, width))
+    parts_b = b.parts.gather(2, places[:, None, :, None].expand(-1, b.parts.shape[1], -1, width))
+    matrix = parts_a.flatten(2) @ parts_b.flatten(2).transpose(-1, -2)
+    return SimilarityParts(matrix, torch.linalg.vecdot(whole_a, whole_b).sum(dim=-1))
 
 
 def cosine_parts(

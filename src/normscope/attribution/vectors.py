@@ -91,10 +91,12 @@ def pooled_vectors(
     model: PreTrainedModel,
     layout: BlockLayout,
     inputs: Mapping[str, Tensor],
-    weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor],
+    weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor | None],
     bias: ValueBias,
-) -> tuple[Float[Tensor, "batch source model"], Float[Tensor, "batch model"]]:
+) -> tuple[Float[Tensor, "batch source *token model"], Float[Tensor, "batch *token model"]]:
     """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
+
+    Without weights, the same of every hidden vector.
 
     Args:
         model: A base model in evaluation mode.
@@ -108,7 +110,8 @@ def pooled_vectors(
     check_supported(layout)
     with frozen_pass(model, layout, inputs) as passed:
         hidden = passed.hidden.detach()
-        pooling = wide(weights(hidden, passed.token_mask))
+        chosen = weights(hidden, passed.token_mask)
+        pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
         parts = [
             pooled_parts(pooling, wide(carried(passed, group, bias))) for group in groups_of_sources(passed.embeddings)

@@ -27,6 +27,23 @@ LOOKAHEAD = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Pairing:
+    """What is known of sequences that are the texts of pairs, each two one after the other."""
+
+    scores: tuple[float | None, ...]
+    """The gold score of each pair, or None if it has none."""
+    ranked: tuple[tuple[int, int], ...]
+    """The numbers of the query and the document of each pair, from 1; zeros if it is no query with a document."""
+    prompts: Int[Tensor, " batch"]
+    """Number of tokens at the start of each sequence that belong to a prompt."""
+
+    def part(self, start: int, stop: int) -> "Pairing":
+        """Some of the sequences, which begin and end with a pair."""
+        pairs = slice(start // 2, stop // 2)
+        return Pairing(self.scores[pairs], self.ranked[pairs], self.prompts[start:stop])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences for one forward pass, padded on the right."""
 
@@ -50,8 +67,8 @@ class Batch:
     """Row of each sequence in the corpus; empty unless `words` or `paired` is set."""
     sentences: tuple[AnnotatedSentence | None, ...] = ()
     """The annotated words of each sequence; empty unless `words` is set."""
-    scores: tuple[float | None, ...] | None = None
-    """If each two sequences, one after the other, are the texts of a pair: its gold score, or None if it has none."""
+    pairing: Pairing | None = None
+    """Set if each two sequences, one after the other, are the texts of a pair."""
     inherited: Int[Tensor, "batch token"] | None = None
     """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
@@ -138,7 +155,7 @@ class Batch:
     @property
     def paired(self) -> bool:
         """Whether each two sequences, one after the other, are the texts of a pair."""
-        return self.scores is not None
+        return self.pairing is not None
 
     @property
     def unit(self) -> int:
@@ -175,7 +192,7 @@ class Batch:
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
-            scores=None if self.scores is None else self.scores[start // self.unit : stop // self.unit],
+            pairing=None if self.pairing is None else self.pairing.part(start, stop),
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -295,10 +312,14 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     """The sequences as one padded batch, the texts of pairs one after the other."""
     if sequences[0].second is not None:
-        scores = tuple(sequence.score for sequence in sequences)
         texts = [text for sequence in sequences for text in (sequence, sequence.second) if text is not None]
         batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
-        return dataclasses.replace(batch, scores=scores, rows=tuple(text.row for text in texts))
+        pairing = Pairing(
+            scores=tuple(sequence.score for sequence in sequences),
+            ranked=tuple(sequence.ranked for sequence in sequences),
+            prompts=torch.tensor([text.prompt for text in texts]),
+        )
+        return dataclasses.replace(batch, pairing=pairing, rows=tuple(text.row for text in texts))
     sources = [
         TokenSequence(sequence.source_ids, words=sequence.source_words, units=sequence.source_units, row=sequence.row)
         for sequence in sequences

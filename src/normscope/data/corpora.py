@@ -179,9 +179,13 @@ class NumberedCorpus(Corpus):
 
     def examples(self) -> Iterator[Example | str]:
         """Examples, numbered from 1. Skipped ones are numbered as well."""
+        query = 0
         for row, example in enumerate(self.corpus.examples(), start=1):
-            if isinstance(example, Example) and example.row != row:
-                example = dataclasses.replace(example, row=row)
+            if isinstance(example, Example):
+                query += example.document == 1
+                number = query if example.document else 0
+                if (example.row, example.query) != (row, number):
+                    example = dataclasses.replace(example, row=row, query=number)
             yield example
 
 

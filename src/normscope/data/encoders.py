@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
-from transformers.tokenization_utils_base import BatchEncoding
+from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokenizerBase
 
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.sequences import Sequences
@@ -201,10 +201,39 @@ class Texts(ExampleEncoder):
 
 
 @dataclasses.dataclass(frozen=True)
+class Prompts:
+    """What is put before the texts that are compared."""
+
+    pairs: tuple[str, str] = ("", "")
+    """Before the first and the second text of a pair."""
+    rankings: tuple[str, str] = ("", "")
+    """Before a query and each of its documents."""
+
+    @property
+    def each(self) -> set[str]:
+        """All of them."""
+        return {*self.pairs, *self.rankings}
+
+    def of(self, example: Example) -> tuple[str, str]:
+        """What is put before either text of a pair."""
+        return self.rankings if example.document else self.pairs
+
+
+NO_PROMPTS = Prompts()
+
+
+def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
+    """The number of tokens at the start of a text that a prompt takes, as sentence-transformers counts them."""
+    ids = tokenizer(prompt)["input_ids"] if prompt else []
+    return len(ids) - (bool(ids) and ids[-1] in tokenizer.all_special_ids)
+
+
+@dataclasses.dataclass(frozen=True)
 class ComparedPairs(ExampleEncoder):
     """The first texts of pairs, each with the second, as sequences of their own."""
 
     texts: Texts
+    prompts: Prompts = NO_PROMPTS
 
     def changed(self, sequences: Sequences) -> Self:
         """The same with another masking."""
@@ -221,18 +250,29 @@ class ComparedPairs(ExampleEncoder):
             counts.skipped["without a second text (dataset.pair_column)"] += len(examples) - len(pairs)
         if not pairs:
             return []
-        firsts = self.texts.tokenized([dataclasses.replace(pair, tokens=None) for pair in pairs], paired=False)
-        seconds = self.texts.tokenized(
-            [dataclasses.replace(pair, text=pair.text_pair or "", tokens=None) for pair in pairs], paired=False
+        firsts, seconds = (
+            self.texts.tokenized(
+                [
+                    dataclasses.replace(pair, text=self.prompts.of(pair)[side] + text, tokens=None)
+                    for pair, text in zip(pairs, texts, strict=True)
+                ],
+                paired=False,
+            )
+            for side, texts in enumerate([[pair.text for pair in pairs], [pair.text_pair or "" for pair in pairs]])
         )
+        lengths = {prompt: prompt_length(self.sequences.tokenizer, prompt) for prompt in self.prompts.each}
         kept: list[TokenSequence] = []
         for pair, [first], [second] in zip(pairs, firsts, seconds, strict=True):
             if not (self.sequences.has_text([first.input_ids]) and self.sequences.has_text([second.input_ids])):
                 counts.skipped["special tokens only"] += 1
                 continue
             counts.cut += first.cut or second.cut
-            second = dataclasses.replace(second, last=False, row=pair.row)
-            kept.append(dataclasses.replace(first, second=second, score=pair.score, row=pair.row))
+            before, behind = (lengths[prompt] for prompt in self.prompts.of(pair))
+            second = dataclasses.replace(second, last=False, row=pair.row, prompt=behind)
+            ranked = (pair.query, pair.document)
+            kept.append(
+                dataclasses.replace(first, second=second, score=pair.score, row=pair.row, ranked=ranked, prompt=before)
+            )
         return kept
 
 

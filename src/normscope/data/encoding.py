@@ -9,9 +9,11 @@ import numpy as np
 from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
 from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.encoders import (
+    NO_PROMPTS,
     AnnotatedSentences,
     ComparedPairs,
     ExampleEncoder,
+    Prompts,
     Texts,
     TranslatedTexts,
 )
@@ -39,6 +41,7 @@ class Encoder:
         separate: Whether the texts of a pair are sequences of their own, instead of one sequence.
         level: Whether sequences come with the word of each token, so that words can be measured.
         asks: See `Conversations`.
+        prompts: What is put before the texts of a pair, if these are sequences of their own.
 
     Raises:
         InputError: If an option is invalid for the model.
@@ -54,6 +57,7 @@ class Encoder:
         separate: bool = False,
         level: Level = Level.token,
         asks: bool = False,
+        prompts: Prompts = NO_PROMPTS,
     ) -> None:
         self.tokenizer = model.tokenizer
         self.pads = model.pads
@@ -74,6 +78,7 @@ class Encoder:
         """Whether queries attend to the source."""
         self.separate = separate
         """Whether the texts of a pair are sequences of their own."""
+        self._prompts = prompts
         self._translates, self._decodes = model.translates, model.decoder_inputs is not None
         self._windows = options.segmentation is Segmentation.window
         # WikiText writes unknown words as <unk>; they become the tokenizer's unknown token.
@@ -114,7 +119,7 @@ class Encoder:
             first_alone=model.translates,
         )
         if self.separate:
-            return ComparedPairs(sequences, texts)
+            return ComparedPairs(sequences, texts, self._prompts)
         return TranslatedTexts(sequences, Translations(model, sequences.max_length, words)) if self._decodes else texts
 
     @property
@@ -143,7 +148,7 @@ class Encoder:
         tokenizer = self.tokenizer
         if not tokenizer.is_fast or self._decodes:
             return None
-        own = (self.max_length, self._sequences.segments, self._translates, self.separate, self.level)
+        own = (self.max_length, self._sequences.segments, self._translates, self.separate, self.level, self._prompts)
         names = tuple(self.categories.names)
         special = tuple(sorted(tokenizer.special_tokens_map.items(), key=str))
         return *own, names, str(special), str(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str()

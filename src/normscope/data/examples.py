@@ -79,6 +79,10 @@ class Example:
     """The words of the text and what is known of them, if the corpus comes with annotated words."""
     messages: tuple[Message, ...] | None = None
     """The messages of a conversation, to be written in the tokenizer's chat template."""
+    query: int = 0
+    """If the texts are a query and one of its documents: the number of the query in the corpus, counted from 1."""
+    document: int = 0
+    """The number of the document among those of the query, from 1; 0 if the texts are no query and document."""
     wrong: WrongWords | None = None
     """Which words of a translation and its source are wrong, if the corpus has labels."""
 

@@ -66,7 +66,7 @@ class HubDataset(Corpus):
         """Examples in the order of the split, or the reason why one is skipped."""
         reader = RowReader(self.name, self.text_column, self.pair_column, self.label_column, self.gold)
         for number, row in enumerate(self._rows(), start=1):
-            yield reader.example(row, number)
+            yield from reader.examples(row, number)
 
     def _rows(self) -> Any:
         import datasets  # slow to import, and most runs do not need it

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from normscope.data.annotation import spaced
 from normscope.data.examples import Annotation, Example, WrongWords
 from normscope.data.legibility import NOT_TEXT, why_not_text
+from normscope.data.rankings import QUERY, SCORES, is_ranking, pairs_of_ranking
 from normscope.errors import InputError, printable
 from normscope.rounding import counted
 
@@ -49,6 +50,15 @@ class RowReader:
     gold: GoldColumns = NO_GOLD
     conversations: bool = False
     """Whether rows hold lists of messages, by default in the column `messages`."""
+
+    def examples(self, row: Row, number: int) -> Iterator[Example | str]:
+        """The examples in a row: one, or a query with each of its documents; or the reason why the row is skipped."""
+        if row and not self.conversations and is_ranking(row, self.text_column, self.pair_column):
+            scores = SCORES if self.gold.score is None else self.gold.score
+            query = QUERY if self.text_column is None else self.text_column
+            yield from pairs_of_ranking(row, f"row {number} of {self.source}", query, scores)
+        else:
+            yield self.example(row, number)
 
     def example(self, row: Row, number: int) -> Example | str:
         """The example in a row, or the reason why it is skipped.

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from normscope.data.examples import Corpus, Example
 from normscope.data.lines import WHOLE, Malformed, Span, count, kind, lines, numbered
 from normscope.data.options import Quoting
+from normscope.data.rankings import DOCUMENTS, QUERY, SCORES, is_ranking
 from normscope.data.rows import MESSAGES, NO_GOLD, GoldColumns, Row, RowReader
 from normscope.errors import InputError, one_line
 from normscope.rounding import counted
@@ -79,9 +80,20 @@ class TextFile(Corpus):
                     return int(file.metadata.num_rows)
             except Malformed:
                 return None  # the error is raised when the file is read
-        if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES:
+        if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES or self._ranks():
             return None
         return count(self.path) - (kind(self.path) in (".csv", ".tsv") and self.header)
+
+    def _ranks(self) -> bool:
+        """Whether rows are queries with documents, each of which is an example."""
+        if kind(self.path) != ".jsonl":
+            return False
+        try:
+            with contextlib.closing(_json_rows(self, WHOLE)) as rows:
+                row = next(filter(None, rows), {})
+        except (Malformed, OSError):
+            return False  # the error is raised when the file is read
+        return is_ranking(row, self.text_column, self.pair_column)
 
     @property
     def parts(self) -> int:
@@ -128,7 +140,7 @@ class TextFile(Corpus):
         reader = RowReader(str(self.path), *columns, conversations=self.conversations)
         with self._explained(), contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self, span)) as rows:
             for number, row in enumerate(rows, start=span.first):
-                yield reader.example(row, number)
+                yield from reader.examples(row, number)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -304,6 +316,8 @@ def _parquet_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
         usual = MESSAGES if file.conversations else "text" if "text" in names else "words"
         text = file.text_column or usual
         wanted = [text, file.pair_column or "text_pair", file.label_column, *dataclasses.astuple(file.gold)]
+        if is_ranking(dict.fromkeys(names), file.text_column, file.pair_column):
+            wanted += [QUERY, DOCUMENTS, SCORES]
         try:
             groups = list(range(table.metadata.num_row_groups))[span.start : span.stop]
             columns = [name for name in names if name in wanted]

@@ -52,6 +52,10 @@ class TokenSequence:
     """The second text of a pair whose texts are sequences of their own."""
     score: float | None = None
     """The gold score of such a pair, if there is one."""
+    ranked: tuple[int, int] = (0, 0)
+    """The numbers of the query and the document of such a pair, from 1; zeros if it is no query with a document."""
+    prompt: int = 0
+    """Number of tokens at the start that belong to a prompt."""
 
 
 @runtime_checkable

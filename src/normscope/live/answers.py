@@ -158,12 +158,12 @@ class Answers:
         """
         with self._changed(side) as model:
 
-            def parts_of(text: str) -> Embedded:
+            def parts_of(text: str, kind: str) -> Embedded:
                 of_text = dataclasses.replace(side, text=text)
                 given = self._read(model, of_text).given
-                return turn.kept(("embedded", of_text, model.version), lambda: embedded_text(model, given))
+                return turn.kept(("embedded", of_text, kind, model.version), lambda: embedded_text(model, given, kind))
 
-            found = compared_embeddings(parts_of(side.text), parts_of(other))
+            found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = payload(found.explorer().pairs)
         return dict(shown)
 

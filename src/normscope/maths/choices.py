@@ -76,3 +76,7 @@ class SimilarityFunction(enum.StrEnum):
     """Their cosine."""
     dot = "dot"
     """Their product."""
+    maxsim = "maxsim"
+    """Of late interaction: the sum over the first text's vectors of the largest product with one of the second's."""
+    mean_maxsim = "meanmaxsim"
+    """The same, divided by the number of the first text's vectors."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.choices import Pooling, SimilarityFunction
@@ -138,11 +138,24 @@ class Truncation:
         return 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class LateInteraction:
+    """Which tokens of a text have vectors that are compared, where texts keep a vector for each token."""
+
+    skipped: frozenset[str] = frozenset()
+    """Tokens whose vectors are not compared."""
+    skipped_in: frozenset[str] = frozenset({"document"})
+    """The texts in which they are not: `query`, `document` or both."""
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Maximum number of tokens of a `query` and a `document`, where they have one of their own."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embedder:
     """How embeddings are made from the last hidden vectors, and what they are compared by."""
 
-    pooling: Pooling
+    pooling: Pooling | None
+    """None for late interaction, where texts keep a vector for each token."""
     modules: Sequence[EmbeddingModule] = ()
     """What follows pooling, in order."""
     function: SimilarityFunction = SimilarityFunction.cosine
@@ -153,14 +166,29 @@ class Embedder:
     """The name of the prompt that is used if none is chosen."""
     pools_prompt: bool = True
     """Whether the tokens of a prompt are pooled."""
+    late: LateInteraction | None = None
+    """Set if `pooling` is None."""
+
+    @property
+    def prompt_of_query(self) -> str:
+        """The prompt for queries, as in `encode_query` of sentence-transformers; empty if there is none."""
+        return self.prompts.get("query", "")
+
+    @property
+    def prompt_of_document(self) -> str:
+        """The prompt for documents, as in `encode_document`; empty if there is none."""
+        return next((self.prompts[name] for name in ("document", "passage", "corpus") if name in self.prompts), "")
 
     def embedding(
-        self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
-    ) -> Float[Tensor, "batch made"]:
+        self,
+        hidden: Float[Tensor, "batch token model"],
+        token_mask: Bool[Tensor, "batch token"],
+        prompt: int | Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch *token made"]:
         """The embeddings. Gradients hold fixed what the modules hold fixed, so gradient × input misses only the constants.
 
         Args:
-            prompt: Number of tokens at the start that a prompt takes.
+            prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
         """
         embedding = pooled(self.weights(hidden, token_mask, prompt), hidden)
         for module in self.modules:
@@ -168,18 +196,23 @@ class Embedder:
         return embedding
 
     def weights(
-        self, hidden: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"], prompt: int = 0
-    ) -> Tensor:
-        """The weights of pooling, in the type of the hidden vectors; see `pooling_weights`."""
+        self,
+        hidden: Float[Tensor, "batch token model"],
+        token_mask: Bool[Tensor, "batch token"],
+        prompt: int | Int[Tensor, " batch"] | None = None,
+    ) -> Tensor | None:
+        """The weights of pooling, in the type of the hidden vectors; see `pooling_weights`. None without pooling."""
+        if self.pooling is None:
+            return None
         mask = token_mask.to(hidden.dtype)
-        if prompt and not self.pools_prompt:
-            mask = mask.clone()
-            mask[:, :prompt] = 0
+        if prompt is not None and not self.pools_prompt:
+            positions = torch.arange(mask.shape[1], device=mask.device)
+            mask = mask * (positions >= torch.as_tensor(prompt, device=mask.device).reshape(-1, 1))
         return pooling_weights(self.pooling, mask, hidden)
 
     def parts(
-        self, parts: Float[Tensor, "batch source model"], whole: Float[Tensor, "batch model"]
-    ) -> tuple[Float[Tensor, "batch source made"], Float[Tensor, "batch made"]]:
+        self, parts: Float[Tensor, "batch source *token model"], whole: Float[Tensor, "batch *token model"]
+    ) -> tuple[Float[Tensor, "batch source *token made"], Float[Tensor, "batch *token made"]]:
         """What tokens and biases contribute to embeddings, and the embeddings.
 
         Args:
@@ -193,22 +226,26 @@ class Embedder:
         return parts, whole
 
 
-def pooled(weights: Tensor, hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch model"]:
-    """Pooled vectors.
+def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch *token model"]:
+    """Pooled vectors; without pooling, those of all tokens.
 
     Args:
         weights: See `pooling_weights`.
     """
+    if weights is None:
+        return hidden
     return torch.einsum("bt,btm->bm" if weights.dim() == 2 else "btm,btm->bm", weights, hidden)
 
 
 def pooled_parts(
-    weights: Tensor, vectors: Float[Tensor, "source batch token model"]
-) -> Float[Tensor, "batch source model"]:
+    weights: Tensor | None, vectors: Float[Tensor, "source batch token model"]
+) -> Float[Tensor, "batch source *token model"]:
     """What each source contributes to pooled vectors.
 
     Args:
         weights: See `pooling_weights`.
         vectors: What each source contributes to the hidden vectors.
     """
+    if weights is None:
+        return vectors.transpose(0, 1)
     return torch.einsum("bt,kbtm->bkm" if weights.dim() == 2 else "btm,kbtm->bkm", weights, vectors)

@@ -11,7 +11,7 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -98,6 +98,16 @@ class FrozenFeedForward:
             neurons = neurons + network.multiplier_bias * slopes.multiplier
         constant = neurons @ network.output_weight
         return constant if network.output_bias is None else constant + network.output_bias
+
+    def affine(self, vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
+        """`linear` and `constant` in one: ((v W_1 + b_1) ⊙ A + (v V + c) ⊙ B) W_2 + b_2."""
+        network, read = self.network, self.network.read(vectors)
+        if network.input_bias is not None:
+            read.input.add_(network.input_bias)
+        if network.multiplier_bias is not None and read.multiplier is not None:
+            read.multiplier.add_(network.multiplier_bias)
+        output = read.sloped_(self.slopes) @ network.output_weight
+        return output if network.output_bias is None else output + network.output_bias
 
     def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
         """The gradient at what the network reads."""
@@ -265,17 +275,28 @@ class FrozenLayer:
             like: A tensor of the shape and type of the layer's input.
             value_bias: Whether to include b_V.
         """
-        inputs = _affine(self.before, torch.zeros_like(like))
+        return self.affine(torch.zeros_like(like), value_bias=value_bias)
+
+    def affine(
+        self, inputs: Float[Tensor, "batch token model"], *, value_bias: bool
+    ) -> Float[Tensor, "batch token model"]:
+        """The layer with its constants.
+
+        Args:
+            inputs: Vectors at the layer's input.
+            value_bias: Whether to include b_V.
+        """
+        inputs = _affine(self.before, inputs)
         read = _affine(self.attention_norm, inputs)
-        attended = self.attention.linear(read, torch.ones_like(like[..., 0]) if value_bias else None)
-        attended = _affine(self.attention_output_norm, attended + self.attention.constant(like))
+        attended = self.attention.linear(read, torch.ones_like(inputs[..., 0]) if value_bias else None)
+        attended = _affine(self.attention_output_norm, attended + self.attention.constant(inputs))
         block = _affine(self.block_norm, inputs + attended)
         read = _affine(self.feed_forward_norm, inputs if self.parallel else block)
-        added = self.feed_forward.linear(read) + self.feed_forward.constant(like)
+        added = _affine(self.feed_forward, read)
         output = _affine(self.output_norm, block + _affine(self.feed_forward_output_norm, added))
         if self.beside is None:
             return output
-        return _affine(self.beside_norm, output + self.beside.linear(inputs) + self.beside.constant(like))
+        return _affine(self.beside_norm, output + _affine(self.beside, inputs))
 
     def transposed(
         self,
@@ -320,11 +341,52 @@ class FrozenLayer:
         return Gradient(inputs, bias, value_bias)
 
 
+Noted = Callable[[LayerGradients], None]
+"""Receives the gradients at the parts of a layer."""
+
+
+def transposed_through(
+    layers: Iterable[tuple[FrozenLayer, Noted | None]],
+    final_norm: FrozenMap | None,
+    gradient: Float[Tensor, "batch token model"],
+    *,
+    direct: bool = False,
+) -> Gradient:
+    """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
+
+    Args:
+        layers: The layers, from the last to the first, each with what receives the gradients at its parts, if anything does.
+            Their bias includes that of all later layers.
+        final_norm: The norm after the last layer.
+        gradient: At the last hidden vectors; zero at padding.
+        direct: Whether to go back along the residual connections and their norms alone.
+
+    Returns:
+        The gradient at the first layer's inputs, the part of the scalar that comes from biases other than those of the first
+        layer's values, and by token what comes from these.
+    """
+    gradient, bias = _back(final_norm, gradient, gradient.new_zeros(len(gradient)))
+    value_bias: Tensor | None = None
+    for layer, note in layers:
+        if value_bias is not None:  # that of the layer after this one
+            bias = bias + value_bias.sum(dim=-1)
+
+        def noted(parts: LayerGradients, note: Noted | None = note, later: Tensor = bias) -> None:
+            if note is not None:
+                note(parts._replace(bias=parts.bias + later))
+
+        gradient, added, value_bias = layer.transposed(gradient, noted, direct=direct)
+        bias = bias + added
+    return Gradient(gradient, bias, value_bias)
+
+
 def _linear(part: FrozenMap | None, vectors: Tensor) -> Tensor:
     return vectors if part is None else part.linear(vectors)
 
 
 def _affine(part: FrozenMap | None, vectors: Tensor) -> Tensor:
+    if isinstance(part, FrozenFeedForward):
+        return part.affine(vectors)
     return vectors if part is None else part.linear(vectors) + part.constant(vectors)
 
 

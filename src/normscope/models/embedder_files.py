@@ -10,9 +10,17 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.maths.choices import Pooling, SimilarityFunction
-from normscope.maths.embedder import Embedder, EmbeddingModule, Norm, Projection, Truncation, UnitLength
+from normscope.maths.embedder import (
+    Embedder,
+    EmbeddingModule,
+    LateInteraction,
+    Norm,
+    Projection,
+    Truncation,
+    UnitLength,
+)
 from normscope.maths.normalisation import Normalisation
 
 # The names that sentence-transformers gives them, in older and newer files.
@@ -40,6 +48,9 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 _TRANSFORMERS = ("Transformer", "BERT", "RoBERTa", "XLMRoBERTa", "MPNet")
 """Modules that are the model itself."""
+
+_TRANSFORMER_CONFIG = "sentence_bert_config.json"
+"""The settings of the Transformer module, whatever its model."""
 
 _WITHOUT_POOLING = f"to leave the rest out, set pooling to one of {', '.join(Pooling)}"
 
@@ -76,7 +87,8 @@ def embedder_of(folder: Path | None, name: str) -> Embedder:
         raise InputError(f"pooling: the modules.json of {name} is not a list of modules; set pooling=") from error
     modules = [_module_of_files(kind, place, name) for kind, place in places]
     settings = folder / "config_sentence_transformers.json"
-    return _embedder(modules, _read(settings, name) if settings.is_file() else {}, name)
+    found = _read(settings, name) if settings.is_file() else {}
+    return _embedder(modules, found if isinstance(found, Mapping) else {}, name)
 
 
 def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
@@ -90,7 +102,7 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
         InputError: If it has a module whose output cannot be split into parts.
     """
     modules = [
-        _Module(type(module).__name__, {} if place == 0 else _config_in_memory(module), module.state_dict)
+        _Module(type(module).__name__, _knobs(module) if place == 0 else _config_in_memory(module), module.state_dict)
         for place, module in enumerate(encoder.children())
     ]
     settings = {
@@ -98,53 +110,112 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
         "default_prompt_name": getattr(encoder, "default_prompt_name", None),
         "similarity_fn_name": getattr(encoder, "similarity_fn_name", None),
         "truncate_dim": getattr(encoder, "truncate_dim", None),
+        "model_type": kind_of_encoder(encoder),
     }
     return _embedder(modules, settings, name)
 
 
 def kind_of_encoder(model: object) -> str | None:
-    """`SentenceTransformer` or `CrossEncoder` if an object is one, otherwise None. The library need not be installed."""
+    """`SentenceTransformer`, `CrossEncoder` or `MultiVectorEncoder` if an object is one, otherwise None.
+
+    The library need not be installed.
+    """
     return next(
         (
             kind.__name__
             for kind in type(model).__mro__
             if kind.__module__.startswith("sentence_transformers.")
-            and kind.__name__ in ("SentenceTransformer", "CrossEncoder")
+            and kind.__name__ in ("SentenceTransformer", "CrossEncoder", "MultiVectorEncoder")
         ),
         None,
     )
 
 
+def longest_text(folder: Path, name: str) -> int | None:
+    """The number of tokens at which a sentence encoder truncates texts, by its own files; None if they do not say.
+
+    Raises:
+        InputError: If it is no number of tokens.
+    """
+    path = folder / _TRANSFORMER_CONFIG
+    settings = _read(path, name) if path.is_file() else {}
+    longest = settings.get("max_seq_length") if isinstance(settings, Mapping) else None
+    if longest is None:
+        return None
+    if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
+        raise InputError(
+            f"model.name={name}: {path.name}: expected max_seq_length to be a number of tokens, got "
+            f"{printable(repr(longest), 60)}"
+        )
+    return longest
+
+
 def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str) -> Embedder:
-    known = {*_TRANSFORMERS, "Pooling", "Normalize", "Dropout", "Dense", "LayerNorm"}
+    known = {*_TRANSFORMERS, "Pooling", "Normalize", "Dropout", "Dense", "LayerNorm", "MultiVectorMask"}
     unknown = [module.kind for module in modules if module.kind not in known]
     pools = [module for module in modules if module.kind == "Pooling"]
-    if unknown or len(pools) != 1:
+    late = settings.get("model_type") == "MultiVectorEncoder"
+    if unknown or len(pools) != (not late):
         fault = f"a {unknown[0]} module" if unknown else f"{len(pools)} Pooling modules"
         raise InputError(
             f"pooling: {name} has {fault}, expected a Transformer, one Pooling, then any of Dense, LayerNorm and Normalize; "
             f"{_WITHOUT_POOLING}"
         )
-    before = modules[: modules.index(pools[0])]
+    before = modules[: modules.index(pools[0]) if pools else 1]
     if any(module.kind not in _TRANSFORMERS for module in before):
         raise InputError(f"pooling: {name} has a {before[-1].kind} module before its Pooling; {_WITHOUT_POOLING}")
-    behind = [part for module in modules[len(before) + 1 :] for part in _parts(module, name)]
+    place = "token_embeddings" if late else "sentence_embedding"
+    behind = [part for module in modules[len(before) + len(pools) :] for part in _parts(module, name, place)]
     size, prompts = settings.get("truncate_dim"), settings.get("prompts")
     if isinstance(size, int):
         behind.append(Truncation(size))
+    named = prompts.items() if isinstance(prompts, Mapping) else ()
     return Embedder(
-        pooling=_pooling(pools[0].config, name),
+        pooling=_pooling(pools[0].config, name) if pools else None,
         modules=tuple(behind),
-        function=_function(settings.get("similarity_fn_name"), name),
-        prompts={str(key): str(text) for key, text in prompts.items()} if isinstance(prompts, Mapping) else {},
+        function=_function(settings.get("similarity_fn_name"), name, late=late),
+        prompts={str(key): text for key, text in named if isinstance(text, str)},
         default_prompt=settings.get("default_prompt_name"),
-        pools_prompt=pools[0].config.get("include_prompt") is not False,
+        pools_prompt=not pools or pools[0].config.get("include_prompt") is not False,
+        late=_late(modules, name) if late else None,
     )
 
 
-def _parts(module: _Module, name: str) -> Iterator[EmbeddingModule]:
-    """What a module after pooling does; nothing if it changes nothing."""
+def _late(modules: Sequence[_Module], name: str) -> LateInteraction:
+    """Which vectors late interaction compares.
+
+    Raises:
+        InputError: If queries are extended by tokens of their own, or only some tokens are compared.
+    """
+    transformer = modules[0].config
+    mask = next((module.config for module in modules if module.kind == "MultiVectorMask"), {})
+    for what, where in (("query_expansion", transformer), ("keep_only_token_ids", mask)):
+        if where.get(what):
+            raise InputError(
+                f"pooling: {name} sets {what}, expected late interaction between the tokens of the texts; {_WITHOUT_POOLING}"
+            )
+    lengths = {side: transformer.get(f"{side}_length") for side in ("query", "document")}
+    return LateInteraction(
+        frozenset(map(str, mask.get("skiplist_words") or ())),
+        frozenset(mask.get("skiplist_tasks") or ("document",)),
+        {side: length for side, length in lengths.items() if isinstance(length, int)},
+    )
+
+
+def _parts(module: _Module, name: str, place: str) -> Iterator[EmbeddingModule]:
+    """What a module after pooling does; nothing if it changes nothing.
+
+    Args:
+        place: What it reads and returns, as sentence-transformers calls it.
+    """
+    sides = {module.config.get(f"module_{side}_name", "sentence_embedding") for side in ("input", "output")}
     match module.kind:
+        case "Normalize" | "Dense" if sides != {place}:
+            read = "embedding" if place == "sentence_embedding" else "vectors of tokens"
+            raise InputError(
+                f"pooling: {name} has a {module.kind} module of {', '.join(sorted(map(str, sides)))}, expected one of the "
+                f"{read}; {_WITHOUT_POOLING}"
+            )
         case "Normalize":
             yield UnitLength()
         case "LayerNorm":
@@ -152,12 +223,10 @@ def _parts(module: _Module, name: str) -> Iterator[EmbeddingModule]:
             yield Norm(Normalisation(weights["norm.weight"], weights["norm.bias"], 1e-5))
         case "Dense":
             activation = str(module.config.get("activation_function", "Tanh")).rpartition(".")[2]
-            places = {module.config.get(f"module_{side}_name") for side in ("input", "output")}
-            if activation not in _ACTIVATIONS or not places <= {None, "sentence_embedding"}:
-                what = f"the activation {activation}" if activation not in _ACTIVATIONS else "vectors of tokens"
+            if activation not in _ACTIVATIONS:
                 raise InputError(
-                    f"pooling: {name} has a Dense module with {what}, expected one of {', '.join(_ACTIVATIONS)} of the "
-                    f"embedding; {_WITHOUT_POOLING}"
+                    f"pooling: {name} has a Dense module with the activation {activation}, expected one of "
+                    f"{', '.join(_ACTIVATIONS)}; {_WITHOUT_POOLING}"
                 )
             weights = module.weights()
             residual = weights["residual.weight"].T if "residual.weight" in weights else None
@@ -182,9 +251,14 @@ def _pooling(config: Mapping[str, Any], name: str) -> Pooling:
     return _MODES[modes[0]]
 
 
-def _function(named: object, name: str) -> SimilarityFunction:
-    function = str(getattr(named, "value", named) or SimilarityFunction.cosine)
-    if function in (*SimilarityFunction,):
+def _function(named: object, name: str, *, late: bool) -> SimilarityFunction:
+    functions = (
+        (SimilarityFunction.maxsim, SimilarityFunction.mean_maxsim)
+        if late
+        else (SimilarityFunction.cosine, SimilarityFunction.dot)
+    )
+    function = str(getattr(named, "value", named) or functions[0])
+    if function in functions:
         return SimilarityFunction(function)
     raise InputError(
         f"pooling: {name} compares embeddings by {function} distance, which is not a sum over pairs of tokens; "
@@ -193,8 +267,9 @@ def _function(named: object, name: str) -> SimilarityFunction:
 
 
 def _module_of_files(kind: str, place: Path, name: str) -> _Module:
-    config = place / "config.json"
-    settings = _read(config, name) if kind in ("Pooling", "Dense") and config.is_file() else {}
+    config = place / (_TRANSFORMER_CONFIG if kind in _TRANSFORMERS else "config.json")
+    wanted = (*_TRANSFORMERS, "Pooling", "Dense", "Normalize", "MultiVectorMask")
+    settings = _read(config, name) if kind in wanted and config.is_file() else {}
     if not isinstance(settings, Mapping):
         raise InputError(f"pooling: {config.name} of {place.name} of {name} holds no settings; set pooling=")
     return _Module(kind, settings, lambda: _weights(place, name))
@@ -212,6 +287,11 @@ def _weights(place: Path, name: str) -> Mapping[str, Tensor]:
         ) from error
     except Exception as error:  # a damaged pickle fails in many ways
         raise InputError(f"pooling: {pickled.name} of {place.name} of {name} is damaged; {_WITHOUT_POOLING}") from error
+
+
+def _knobs(transformer: nn.Module) -> Mapping[str, Any]:
+    """The settings of a Transformer module that late interaction depends on."""
+    return {name: getattr(transformer, name, None) for name in ("query_expansion", "query_length", "document_length")}
 
 
 def _config_in_memory(module: nn.Module) -> Mapping[str, Any]:

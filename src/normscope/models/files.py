@@ -26,7 +26,8 @@ _SETTINGS = (
     "*.model",
     "modules.json",
     "config_sentence_transformers.json",
-    *(f"*_{module}/config.json" for module in ("Pooling", "Dense")),
+    "sentence_bert_config.json",
+    *(f"*_{module}/config.json" for module in ("Pooling", "Dense", "Normalize", "MultiVectorMask")),
     *(f"*_{module}/model.safetensors" for module in ("Dense", "LayerNorm")),
 )
 

@@ -41,6 +41,11 @@ class LayerCall(NamedTuple):
         return ((inputs, *self.args[1:]), self.kwargs) if self.args else ((), self.kwargs | {"hidden_states": inputs})
 
 
+def copy_of(output: Any) -> Any:
+    """What a layer returned, a tensor or a tuple, with a copy of the hidden vectors."""
+    return output.clone() if isinstance(output, Tensor) else (output[0].clone(), *output[1:])
+
+
 class Replacement(NamedTuple):
     """New values for some dimensions of the residual stream."""
 
@@ -120,6 +125,8 @@ class ForwardPass:
     replacements: Mapping[int, Replacement] = dataclasses.field(default_factory=dict)
     calls: list[LayerCall] | None = None
     """Receives the arguments of every layer's call."""
+    outputs: dict[int, Any] | None = None
+    """Receives what its layers return, unless layers leave more for later ones than that."""
     whole: bool = False
     """Whether the pass goes on after everything has been visited."""
     masks_on_host: Sequence[Tensor] = ()
@@ -164,6 +171,9 @@ class ForwardPass:
             left = self._left if change is None else change.applied(self._left)
             self.check.compare_stream(layer, left, vectors, self.token_mask)
         self._show_hidden(layer - 1, vectors)
+        if self.outputs is not None and _shares_state(args, kwargs):
+            self.outputs.update(dict.fromkeys(self.outputs))
+            self.outputs = None
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.
             again = kwargs | dict.fromkeys(_CACHES & kwargs.keys())
@@ -182,6 +192,8 @@ class ForwardPass:
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
+        if self.outputs is not None and self.passed in self.outputs:
+            self.outputs[self.passed] = copy_of(output) if self.targets.layout.changes_stream else output
         self._show_feed_forward()
         self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
         if self.passed == len(self.targets.entries):
@@ -347,3 +359,8 @@ class ForwardPass:
             self.visitors.attention(block)
         self.shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, _ATTENTION))
+
+
+def _shares_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a layer is given an object in which it may leave something for later layers, keys and values for example."""
+    return any(isinstance(value, dict | list) for value in (*args, *kwargs.values()))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients
+from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients, Noted, transposed_through
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
@@ -112,24 +113,15 @@ class FrozenPass:
             InputError: If the activation of a network is none that we know.
         """
         with torch.inference_mode():
-            gradient = full_precision(gradient)
-            bias = gradient.new_zeros(len(gradient))
-            if self.final_norm is not None:
-                gradient, bias, _ = self.final_norm.transposed(gradient)
-            value_bias: Tensor | None = None
-            for number in range(self.layers, 0, -1):
-                block = self.block(number)
+            return transposed_through(self._back(note), self.final_norm, full_precision(gradient), direct=direct)
 
-                def noted(parts: LayerGradients, block: FeedForwardBlock = block, later: Tensor = bias) -> None:
-                    assert note is not None
-                    note(block, parts._replace(bias=parts.bias + later))
-
-                layer = self._freezer.layer(block)
-                gradient, added, value_bias = layer.transposed(gradient, None if note is None else noted, direct=direct)
-                bias = bias + added
-                if number > 1 and value_bias is not None:
-                    bias = bias + value_bias.sum(dim=-1)
-            return Gradient(gradient, bias, value_bias)
+    def _back(
+        self, note: Callable[[FeedForwardBlock, LayerGradients], None] | None
+    ) -> Iterator[tuple[FrozenLayer, Noted | None]]:
+        """The layers from the last to the first, one at a time."""
+        for number in range(self.layers, 0, -1):
+            block = self.block(number)
+            yield self._freezer.layer(block), None if note is None else functools.partial(note, block)
 
 
 @contextlib.contextmanager

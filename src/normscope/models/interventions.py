@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.forward_pass import Replacement
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
+from normscope.models.skipped_layers import LayerOutput
 from normscope.models.stored_weights import is_offloaded
 
 T = TypeVar("T")
@@ -121,15 +122,14 @@ class InterventionRunner:
         Args:
             batches: One batch or more, on any device.
             visit: Called with each block, batch by batch, layer by layer.
-            ablation: What to replace.
+            ablation: What to replace. For many ablations of a batch, see `unchanged`.
             visit_feed_forward: Called with the feed-forward network of each of these layers, after its block.
         """
         observer = self._observer if visit_feed_forward is None else self._feed_forward_observer
         for batch in [batches] if isinstance(batches, Batch) else batches:
             with observer:
                 inputs = batch.to(self._model.device).model_inputs()
-                replacements = self._replacements(ablation)
-                observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements)
+                observer.run(inputs, visit, None, visit_feed_forward, replacements=self._replacements(ablation))
 
     @cached_property
     def predicts(self) -> Literal["next", "masked"] | None:
@@ -148,29 +148,74 @@ class InterventionRunner:
             return "the language-modelling head is not loaded, because device.map=auto keeps some weights elsewhere"
         return "the checkpoint has no language-modelling head"
 
-    def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
-        """Summed cross-entropy (nats) of the tokens that the checkpoint's head predicts, and their number.
+    def unchanged(
+        self, batch: Batch, visit: Callable[[AttentionBlock], None], starts: Iterable[int] = ()
+    ) -> "Unchanged":
+        """Run a batch as it is, so that `ablated` runs only the layers that an ablation changes.
 
-        A causal model predicts every token but the first of a sequence. Any other model predicts 15% of the ordinary tokens,
-        which are masked; the choice depends only on the sequences, so every ablation masks the same ones.
+        Args:
+            batch: A batch on any device.
+            visit: Called with each block.
+            starts: The first layers that ablations will change. What the layers before them return is kept.
+        """
+        batch, outputs = batch.to(self._model.device), dict.fromkeys(start - 1 for start in starts if start > 1)
+        texts = _Pass(batch.model_inputs(), dict(outputs))
+        masked = _Pass(self._masked(batch), outputs) if self.predicts == "masked" else None
+        head = self._model.next_token_head if self.predicts == "next" else None
+        logits = self._run(texts, visit, head, None)
+        if masked is not None:
+            logits = self._run(masked, _nothing, self._model.masked_language_head, None)
+        return Unchanged(batch, texts, masked, self._loss(batch, masked, logits))
+
+    def ablated(
+        self, unchanged: "Unchanged", visit: Callable[[AttentionBlock], None], ablation: Ablation
+    ) -> "Loss | None":
+        """Run a batch again with something replaced.
+
+        Args:
+            visit: Called with each block, from the first layer that is changed.
+
+        Returns:
+            As `Unchanged.loss`.
+        """
+        texts, masked = unchanged.texts, unchanged.masked
+        head = self._model.next_token_head if self.predicts == "next" else None
+        logits = self._run(texts, visit, head, ablation)
+        if masked is not None:
+            logits = self._run(masked, _nothing, self._model.masked_language_head, ablation)
+        return self._loss(unchanged.batch, masked, logits)
+
+    def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> "Loss":
+        """The loss of a batch: see `Unchanged.loss`.
 
         Raises:
             ValueError: If the checkpoint has no head, see `predicts`.
         """
-        match self.predicts:
-            case "next":
-                return self._next_token_loss(batch, ablation)
-            case "masked":
-                return self._masked_token_loss(batch, ablation)
-            case None:
-                raise ValueError("expected a checkpoint with a language-modelling head")
+        unchanged = self.unchanged(batch, _nothing)
+        loss = unchanged.loss if ablation is None else self.ablated(unchanged, _nothing, ablation)
+        if loss is None:
+            raise ValueError("expected a checkpoint with a language-modelling head")
+        return loss
 
-    def _next_token_loss(self, batch: Batch, ablation: Ablation | None) -> tuple[float, int]:
-        predicted = batch.token_mask[:, 1:]  # padding is on the right
-        logits = self._logits(self._model.next_token_head, batch.model_inputs(), ablation)[:, :-1]
-        return _cross_entropy(logits[predicted], batch.input_ids[:, 1:][predicted])
+    def _run(
+        self, again: "_Pass", visit: Callable[[AttentionBlock], None], head: Any, ablation: Ablation | None
+    ) -> Tensor | None:
+        """The logits of the head; None without one."""
+        first = 1 if ablation is None else min(ablation.values, default=1)
+        before = again.outputs.get(first - 1)
+        with self._observer as observer:
+            output = observer.run(
+                again.inputs,
+                lambda block: visit(block) if block.layer >= first else None,
+                replacements=self._replacements(ablation),
+                whole=head,
+                outputs=again.outputs if ablation is None else None,
+                after=None if ablation is None or before is None else LayerOutput(first - 1, before),
+            )
+        return None if head is None else output.logits
 
-    def _masked_token_loss(self, batch: Batch, ablation: Ablation | None) -> tuple[float, int]:
+    def _masked(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The inputs with masked tokens."""
         ids = batch.input_ids.cpu().numpy()
         masked = np.stack(
             [
@@ -178,16 +223,16 @@ class InterventionRunner:
                 for row, token_mask in zip(ids, batch.token_mask.cpu().numpy(), strict=True)  # padding is on the right
             ]
         )
-        predicted = torch.from_numpy(masked != ids).to(batch.input_ids.device)
-        inputs = batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
-        logits = self._logits(self._model.masked_language_head, inputs, ablation)
-        return _cross_entropy(logits[predicted], batch.input_ids[predicted])
+        return batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
 
-    def _logits(self, head: Any, inputs: Mapping[str, Tensor], ablation: Ablation | None) -> Tensor:
-        with self._observer as observer:
-            output = observer.run(inputs, lambda _block: None, replacements=self._replacements(ablation), whole=head)
-        logits: Tensor = output.logits
-        return logits
+    def _loss(self, batch: Batch, masked: "_Pass | None", logits: Tensor | None) -> "Loss | None":
+        if logits is None:
+            return None
+        if masked is None:
+            predicted = batch.token_mask[:, 1:]  # padding is on the right
+            return _cross_entropy(logits[:, :-1][predicted], batch.input_ids[:, 1:][predicted])
+        predicted = masked.inputs["input_ids"] != batch.input_ids
+        return _cross_entropy(logits[predicted], batch.input_ids[predicted])
 
     def progress(self, steps: Iterable[T], total: int, title: str) -> Iterable[T]:
         """The steps, with a progress bar."""
@@ -209,6 +254,40 @@ class InterventionRunner:
         return {layer: Replacement(dimensions, values, ablation.tokens) for layer, values in ablation.values.items()}
 
 
-def _cross_entropy(logits: Float[Tensor, "token vocabulary"], ids: Int[Tensor, " token"]) -> tuple[float, int]:
-    """Summed, in nats, and the number of tokens."""
-    return float(torch.nn.functional.cross_entropy(full_precision(logits), ids, reduction="sum")), len(ids)
+class Loss(NamedTuple):
+    """The cross-entropy of the tokens that a head predicts."""
+
+    total: float
+    """Summed, in nats."""
+    tokens: int
+    """Number of predicted tokens."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pass:
+    """A pass of the unchanged model, and what its layers returned."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: dict[int, Any]
+    """By layer; None until it has run, and if no pass can begin after the layer."""
+
+
+class Unchanged(NamedTuple):
+    """A batch and what the unchanged model makes of it, from which passes with ablations begin."""
+
+    batch: Batch
+    texts: _Pass
+    masked: _Pass | None
+    """The texts with masked tokens, if the head predicts those."""
+    loss: Loss | None
+    """Of the tokens that the head predicts; None without a head. A causal model predicts every token but the first of a
+    sequence. Any other model predicts 15% of the ordinary tokens, which are masked; the choice depends only on the sequences,
+    so every ablation masks the same ones."""
+
+
+def _nothing(_block: AttentionBlock) -> None:
+    """Visit a block for nothing."""
+
+
+def _cross_entropy(logits: Float[Tensor, "token vocabulary"], ids: Int[Tensor, " token"]) -> Loss:
+    return Loss(float(torch.nn.functional.cross_entropy(full_precision(logits), ids, reduction="sum")), len(ids))

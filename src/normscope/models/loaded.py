@@ -155,6 +155,21 @@ class LoadedModel:
         Raises:
             InputError: If the model's files do not say, or name something that cannot be split into parts.
         """
+        embedder = self.any_embedder
+        if embedder.pooling is None:
+            raise InputError(
+                f"pooling: {self.name} keeps a vector for each token (late interaction), expected one embedding for each text; "
+                f"compare its texts with normscope.similarity, or set pooling to one of {', '.join(Pooling)}"
+            )
+        return embedder
+
+    @cached_property
+    def any_embedder(self) -> Embedder:
+        """`embedder`, or what makes the vectors that late interaction compares.
+
+        Raises:
+            InputError: If the model's files do not say, or name something that cannot be split into parts.
+        """
         return self.given_embedder or embedder_of(self.folder, self.name)
 
     def guessed_embedder(self) -> tuple[Embedder, bool]:

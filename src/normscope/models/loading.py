@@ -26,6 +26,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.config_checks import check_family, check_supported
+from normscope.models.embedder_files import longest_text
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.layouts import completed_layout, layout_of
@@ -194,10 +195,15 @@ class OpenedModel:
             name=name,
             revision=None if self.source is None else self.source.revision,
             weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
-            max_length=longest_input(model, self.layout, tokenizer),
+            max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model),
             folder=None if self._random or self.source is None else self.source.folder,
         )
+
+    @property
+    def _longest_text(self) -> int | None:
+        """Where a sentence encoder truncates texts; None for other models."""
+        return None if self.source is None else longest_text(self.source.folder, self.options.name)
 
     def check_memory(self, device: DeviceOptions, processes: int = 1) -> str | None:
         """Estimate what a run needs, and compare it with the memory of its device.
@@ -353,9 +359,15 @@ def run_experts_in_float64(model: PreTrainedModel) -> None:
         model.set_experts_implementation("eager")
 
 
-def longest_input(model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit."""
-    lengths = (layout.longest_sequence(model), tokenizer.model_max_length)
+def longest_input(
+    model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase, own: int | None = None
+) -> int | None:
+    """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
+
+    Args:
+        own: A limit of its own.
+    """
+    lengths = (layout.longest_sequence(model), tokenizer.model_max_length, own)
     # Tokenizers without a limit have an astronomical number instead.
     return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
 

@@ -39,6 +39,7 @@ from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import BlockLayout
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
+from normscope.models.skipped_layers import LayerOutput, skipped
 from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
 from normscope.models.sum_check import SumCheck
@@ -199,6 +200,8 @@ class Observer:
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
         calls: list[LayerCall] | None = None,
+        outputs: dict[int, Any] | None = None,
+        after: LayerOutput | None = None,
     ) -> Any:
         """Run one forward pass and call `visit` with its blocks, in order.
 
@@ -213,6 +216,10 @@ class Observer:
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
             calls: Receives the arguments of each layer's call, for `run_layer`. A hook of the model may then turn gradients on.
+            outputs: Receives what each of its layers returns, as `after` takes it. None stays where no pass can begin after the
+                layer, because no module runs it or layers leave more for later ones than what they return.
+            after: A layer and what it returned for these inputs, in a pass without replacements up to there: it and the layers
+                before it do not run again, and their blocks are not visited.
 
         Returns:
             The output of `whole`; None without it.
@@ -220,13 +227,18 @@ class Observer:
         forward = self._begin(inputs, Visitors(visit, visit_hidden, visit_feed_forward))
         forward.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
         forward.replacements, forward.calls, forward.whole = replacements or {}, calls, whole is not None
+        forward.outputs = None if self._layout.places else outputs
         if self.check.is_due(forward.token_mask, forward.key_mask.shape[1], forward.masks_on_host):
             forward.check = self.check
         # Some attention modules have a softmax only if they are asked for their weights.
         weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
         gradients = torch.inference_mode() if calls is None else torch.no_grad()
-        output = self._forward(forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights})
-        missing = self._targets.wanted - forward.shown
+        with contextlib.nullcontext() if after is None else self._skipped(after):
+            output = self._forward(
+                forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights}
+            )
+        first = 1 if after is None else after.layer + 1
+        missing = {layer for layer in self._targets.wanted if layer >= first} - forward.shown
         if missing:
             raise InputError(
                 f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
@@ -234,6 +246,13 @@ class Observer:
             )
         self.check.require()
         return output
+
+    def _skipped(self, after: LayerOutput) -> contextlib.AbstractContextManager[None]:
+        def running() -> int:
+            assert self.current is not None
+            return self.current.passed
+
+        return skipped(self._targets.entries, after, running, copied=self._layout.changes_stream)
 
     def run_layer(
         self,

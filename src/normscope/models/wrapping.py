@@ -62,7 +62,7 @@ def wrap_model(
     """A model in memory, ready to be observed.
 
     Args:
-        model: A transformers model with or without a head, a PEFT model around one, a SentenceTransformer or CrossEncoder, or
+        model: A transformers model with or without a head, a PEFT model around one, an encoder of sentence-transformers, or
             any other module that maps token ids to vectors. Active adapters are merged in the copy.
         tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces.
         stack: Which attention of an encoder–decoder; the encoder's by default.

@@ -39,7 +39,8 @@ class Position:
 
     def after(self, batch: Batch) -> "Position":
         """The position after this batch."""
-        content = f"{self.digest} {batch.fingerprints}{batch.scores or ''}".encode()
+        pairing = "" if batch.pairing is None else f"{batch.pairing.scores}{batch.pairing.ranked}"
+        content = f"{self.digest} {batch.fingerprints}{pairing}".encode()
         return Position(self.batches + 1, hashlib.sha256(content).hexdigest())
 
 

@@ -95,11 +95,12 @@ def curves_of(findings: Mapping[str, Findings]) -> "dict[str, pd.Series[float]]"
 
 def tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.DataFrame:
     """Values by layer and by relative depth, so that models of different depth can be compared."""
-    return pd.DataFrame(
-        {"curve": name, "layer": int(layer), "depth": int(layer) / depth, "value": float(value)}
+    rows = [
+        (name, int(layer), int(layer) / depth, float(value))
         for name, values in curves.items()
         for layer, value in zip(values.index.tolist(), values.tolist(), strict=True)
-    )
+    ]
+    return pd.DataFrame(rows, columns=["curve", "layer", "depth", "value"])
 
 
 def tables_of_all(findings: Mapping[str, Findings], depth: int) -> dict[str, pd.DataFrame]:

@@ -65,7 +65,7 @@ def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
 
 
 PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}
-"""Numbers that analyses may keep for the pairs of tokens of a batch, by device: 256 MiB in float32."""
+"""Numbers that analyses may keep for the tokens of a batch, or their pairs, by device: 256 MiB in float32."""
 
 PAIR_ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**31
 """The same on other devices: 8 GiB in float32."""
@@ -82,18 +82,26 @@ class BatchRunner:
         analyses: Receive the blocks and hidden vectors.
         pair_entries: Numbers kept for each pair of tokens of a batch. Batches are split so that these fit into memory; one that
             cannot be split is run as it is.
+        token_entries: The same for each token.
     """
 
     def __init__(
-        self, observer: Observer, device: torch.device, analyses: Sequence[Analysis], pair_entries: int = 0
+        self,
+        observer: Observer,
+        device: torch.device,
+        analyses: Sequence[Analysis],
+        *,
+        pair_entries: int = 0,
+        token_entries: int = 0,
     ) -> None:
         self._observer, self._device, self._analyses = observer, device, analyses
         at_once = PAIR_ENTRIES_AT_ONCE.get(device.type, PAIR_ENTRIES_AT_ONCE_ON_ACCELERATORS)
         self._pairs = at_once // pair_entries if pair_entries else None
         """Maximum number of pairs of tokens in a part of a batch, padding included; None without a limit."""
         self._largest = Size(0, 0)
-        self._tokens: int | None = None
-        """Maximum number of tokens in a part of a batch, padding included; None while every batch has fitted."""
+        self._tokens = at_once // token_entries if token_entries else None
+        """Maximum number of tokens in a part of a batch, padding included; None without a limit."""
+        self._split_before = False
 
     def run(self, batch: Batch) -> None:
         """Run a batch, in parts if it must be split.
@@ -140,12 +148,12 @@ class BatchRunner:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         width = batch.token_mask.shape[1]
-        if self._tokens is None:
+        if not self._split_before:
             say(
                 f"a batch of {batch.sequences} × {width} tokens does not fit into the memory of {self._device}: batches are "
                 "split from now on; a smaller device.batch_tokens avoids the failed attempts"
             )
-        self._tokens = -(-batch.sequences // 2) * width
+        self._tokens, self._split_before = -(-batch.sequences // 2) * width, True
 
     def _run(self, batch: Batch) -> None:
         run_batch(self._observer, batch.to(self._device), self._analyses)

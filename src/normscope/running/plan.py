@@ -16,6 +16,7 @@ from normscope.data.annotation import column_values
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.corpora import NumberedCorpus
+from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetOptions, Level
@@ -50,6 +51,10 @@ from normscope.running.prepared import saved_states
 from normscope.running.shares import Share, Shares
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
 from normscope.running.views import View, batches_of_views
+
+_KEPT_OF_LAYER = 10
+"""Numbers that a layer held fixed keeps for each token, in multiples of the hidden size: four for the slopes of its network,
+one each for queries, keys, values, and what enters and leaves its halves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Plan:
             options=options,
             model=model,
             verification=verification,
-            views=[_view(own, analyses, needs, inputs.info.hidden_size) for own in encoders],
+            views=[_view(own, analyses, needs, inputs.info) for own in encoders],
             observer=observer,
             layers=layers,
             categories=categories,
@@ -306,8 +311,10 @@ def _encoders(
 ) -> list[Encoder]:
     """One for each way in which the analyses read pairs; that of pairs as sequences comes first."""
     values = _annotated_categories(options, inputs)
+    asked = next((requirements.prompts for requirements in needs.values() if requirements.prompts is not None), None)
+    prompts = NO_PROMPTS if asked is None else asked(lambda: model.embedder)
     encoders = [
-        Encoder(model, options, _words(needs), values, separate=separate, level=level)
+        Encoder(model, options, _words(needs), values, separate=separate, level=level, prompts=prompts)
         for separate in sorted({requirements.pairs for requirements in needs.values()})
     ]
     if inputs.memory is not None:
@@ -322,11 +329,13 @@ def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> 
 
 
 def _view(
-    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], hidden_size: int
+    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], model: ModelInfo
 ) -> View:
     own = _of_view(needs, encoder)
-    entries = hidden_size * sum(requirements.vectors_of_pairs for requirements in own.values())
-    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], entries)
+    pairs = model.hidden_size * sum(requirements.vectors_of_pairs for requirements in own.values())
+    tokens = _KEPT_OF_LAYER * model.layers * model.hidden_size
+    tokens *= sum(requirements.keeps_layers for requirements in own.values())
+    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], pairs, tokens)
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:

@@ -21,6 +21,8 @@ class View:
     analyses: Sequence[Analysis]
     pair_entries: int
     """Numbers that these keep for each pair of tokens of a batch."""
+    token_entries: int = 0
+    """Numbers that these keep for each token of a batch."""
 
     @property
     def names(self) -> str:
@@ -51,7 +53,10 @@ class ViewRunner:
 
     def __init__(self, observer: Observer, device: torch.device, views: Sequence[View]) -> None:
         self._runners = {
-            view.encoder.separate: BatchRunner(observer, device, view.analyses, view.pair_entries) for view in views
+            view.encoder.separate: BatchRunner(
+                observer, device, view.analyses, pair_entries=view.pair_entries, token_entries=view.token_entries
+            )
+            for view in views
         }
 
     def run(self, batch: Batch) -> None:

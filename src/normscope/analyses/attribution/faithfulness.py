@@ -87,6 +87,19 @@ class Faithfulness:
         table = table.sort_values(COMPREHENSIVENESS, ascending=False, kind="stable", ignore_index=True)
         return table.assign(rank=np.arange(1, len(table) + 1))
 
+    def half_width(self) -> float:
+        """How well it is known how much more faithful the best method is than random orders.
+
+        Half the width of the interval of the difference in comprehensiveness, as a share of the difference; infinite if there
+        is no interval, or if the best method is no better.
+        """
+        ranking = self.ranking()
+        best = ranking[ranking["method"] != RANDOM].head(1)
+        if not len(best):
+            return float("inf")
+        mean, high = (float(best[f"above_random{end}"].iloc[0]) for end in ("", "_high"))
+        return (high - mean) / mean if mean > 0 and not np.isnan(high) else float("inf")
+
     def _areas(self, method: str, measure: str) -> np.ndarray:
         """Each sequence's mean fall over the shares."""
         falls = [self._falls.get((method, measure, share), []) for share in self._shares]

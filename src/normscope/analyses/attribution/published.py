@@ -261,6 +261,12 @@ PUBLISHED = Published(
         ),
         Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),
         Rollup(
+            "faithfulness/sequences",
+            "Number of sequences on which the methods were tested.",
+            of="ranking.count",
+            how="max",
+        ),
+        Rollup(
             "translation/<method>/source",
             "Mean share of a target word that comes from the source: over the words of each translation, then over "
             "translations.",

@@ -27,6 +27,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
+from normscope.statistics.precision import in_rounds, until_precise
 
 _DRAWN, _DRAWN_TOKENS = 2, 40
 """Number of sequences whose maps are drawn: the shortest that have at most so many tokens."""
@@ -120,18 +121,18 @@ class SampleAttribution:
                 "analysis.attribution.target=answer: in every sampled pair, the text or its answer has no tokens, or together "
                 "they exceed the model's maximum length"
             )
-        lengths = sorted(text.batch.input_ids.shape[1] for text in texts)
-        longest_drawn = min(lengths[:_DRAWN][-1], _DRAWN_TOKENS)
-        for batch, answer in self._runner.progress(texts, len(texts), "attribution of a sample"):
+        precision = self._options.precision
+        parts = until_precise(in_rounds(texts, precision), self.faithfulness.half_width, precision)
+        enough = itertools.chain.from_iterable(parts)
+        for batch, answer in self._runner.progress(enough, len(texts), "attribution of a sample"):
             self.noun = "tokens" if batch.units is None else "words"
             of_tokens, maps = self._maps(batch)
             self._add_maps(batch, maps)
             if answer:
                 self.readout = self._readout(answer)
             self._test(batch, of_tokens, answer)
-            if maps and batch.input_ids.shape[1] <= longest_drawn:
+            if maps and batch.input_ids.shape[1] <= _DRAWN_TOKENS:
                 self._draw(batch, maps)
-        self.drawn = sorted(self.drawn, key=lambda drawn: len(drawn.tokens))[:_DRAWN]
 
     def maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
         """The maps of a batch, layer by layer and from the input up to each layer."""
@@ -243,9 +244,8 @@ class SampleAttribution:
     def _draw(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
         units = None if batch.units is None else batch.units[0].tolist()
         tokens = [*unit_texts(self._runner.model.tokenizer, batch.input_ids[0].tolist(), units)]
-        self.drawn.append(
-            SequenceMaps(tokens, {str(method): between_tokens(of_method.total) for method, of_method in maps.items()})
-        )
+        drawn = SequenceMaps(tokens, {str(method): between_tokens(found.total) for method, found in maps.items()})
+        self.drawn = sorted([*self.drawn, drawn], key=lambda drawn: len(drawn.tokens))[:_DRAWN]
 
 
 def answers(readout: Readout, batch: Batch) -> Float[Tensor, "batch _"]:

@@ -62,8 +62,7 @@ class FeedForwardAnalysis(Analysis):
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Compare the maps of the sample."""
-        batches = runner.batches(self._sample.compute())
-        self._maps = compare_maps(runner, batches, self.context, self._rule, self.options.pairs)
+        self._maps = compare_maps(runner, self._sample.compute(), self.context, self.options)
 
     def result(self) -> Findings:
         """Ratios by layer and category, changes by step, and the pairs that the network amplifies."""

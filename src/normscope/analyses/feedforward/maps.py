@@ -1,6 +1,7 @@
 """Token maps before and after each part of a layer: how much they change, and which pairs the network amplifies."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,14 +9,18 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.feedforward.published import FLATTENED
 from normscope.data.batching import Batch
 from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
+from normscope.statistics.precision import half_width, in_rounds, until_precise
 
 STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
     "ff": (LayerStage.BLOCK, LayerStage.NETWORK),
@@ -36,6 +41,9 @@ _DRAWN = 2
 class SentenceMaps(NamedTuple):
     """The maps of one sequence."""
 
+    size: int
+    """Number of its tokens; of translations, of the longer side."""
+    fingerprint: int
     queries: list[str]
     keys: list[str]
     maps: dict[int, dict[LayerStage, np.ndarray]]
@@ -53,17 +61,21 @@ class MapFindings:
 
 
 def compare_maps(
-    runner: InterventionRunner, batches: Sequence[Batch], context: AnalysisContext, rule: NetworkBias, pairs: int
+    runner: InterventionRunner,
+    sample: Sequence[Int[Tensor, "kind _"]],
+    context: AnalysisContext,
+    options: FeedForwardOptions,
 ) -> MapFindings:
     """Run the model on a sample and compare the maps of every layer stage by stage.
 
     Args:
-        batches: The sample.
-        rule: Where integrated gradients leave the network's biases.
-        pairs: Number of pairs to list in each layer.
+        sample: Sequences, as `InterventionRunner.batches` takes them.
     """
-    comparison = _Comparison(context, rule, pairs, _shortest(batches))
-    for batch in runner.progress(batches, len(batches), "token maps of feed-forward networks"):
+    precision = options.precision
+    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
+    comparison = _Comparison(context, options.bias, options.pairs)
+    batches = itertools.chain.from_iterable(until_precise(parts, comparison.half_width, precision))
+    for batch in runner.progress(batches, sum(map(len, parts)), "token maps of feed-forward networks"):
         sentences = comparison.choose(batch)
         runner.observe(
             batch,
@@ -72,25 +84,35 @@ def compare_maps(
                 block, batch, sentences
             ),
         )
-    shortest_first = sorted(comparison.sentences, key=lambda sentence: max(len(sentence.queries), len(sentence.keys)))
-    return MapFindings(comparison.change(), comparison.amplified(), shortest_first)
+    return MapFindings(comparison.change(), comparison.amplified(), comparison.sentences)
 
 
 class _Comparison:
-    def __init__(self, context: AnalysisContext, rule: NetworkBias, pairs: int, drawn: frozenset[int]) -> None:
-        self._context, self._rule, self._pairs, self._drawn = context, rule, pairs, drawn
+    def __init__(self, context: AnalysisContext, rule: NetworkBias, pairs: int) -> None:
+        self._context, self._rule, self._pairs = context, rule, pairs
         self._changes: dict[tuple[int, str, str], list[float]] = {}
+        # The headline: each sequence's changes by the network, layer by layer.
+        self._by_network: list[list[float]] = []
         self._amplified: dict[int, list[tuple[float, tuple[int, ...], dict[str, object]]]] = {}
         self.sentences: list[SentenceMaps] = []
+        """Maps of the shortest sequences so far, the shortest first, as far as they are legible."""
 
     def choose(self, batch: Batch) -> dict[int, SentenceMaps]:
         """The sequences of a batch whose maps are kept, by row."""
-        chosen: dict[int, SentenceMaps] = {}
-        for row in range(batch.sequences):
-            if batch.fingerprints[row] in self._drawn and len(self.sentences) < _DRAWN:
-                chosen[row] = SentenceMaps(self._tokens(batch, row), self._tokens(batch.keys, row), {})
-                self.sentences.append(chosen[row])
-        return chosen
+        self._by_network += [[] for _ in range(batch.sequences)]
+        lengths = torch.maximum(batch.token_mask.sum(dim=-1), batch.keys.token_mask.sum(dim=-1)).tolist()
+        legible = {
+            row: SentenceMaps(size, fingerprint, self._tokens(batch, row), self._tokens(batch.keys, row), {})
+            for row, (size, fingerprint) in enumerate(zip(lengths, batch.fingerprints, strict=True))
+            if size <= _DRAWN_TOKENS
+        }
+        self.sentences = sorted([*self.sentences, *legible.values()], key=lambda maps: maps[:2])[:_DRAWN]
+        return {row: maps for row, maps in legible.items() if any(maps is kept for kept in self.sentences)}
+
+    def half_width(self) -> float:
+        """That of the interval of the mean change by the network, over layers and sequences."""
+        means = [float(np.mean(changes)) for changes in self._by_network if changes]
+        return half_width(np.array(means)[:, None])
 
     def add(self, block: FeedForwardBlock, batch: Batch, sentences: Mapping[int, SentenceMaps]) -> None:
         """Add the maps of one layer."""
@@ -106,7 +128,7 @@ class _Comparison:
             of_row = {stage: norms[row, :queries, :keys].numpy() for stage, norms in maps.items()}
             if row in sentences:
                 sentences[row].maps[block.layer] = of_row
-            self._compare(block.layer, of_row, seen)
+            self._compare(block.layer, of_row, seen, self._by_network[row - batch.sequences])
             self._amplify(block.layer, of_row, seen, batch, row)
 
     def change(self) -> pd.DataFrame:
@@ -135,7 +157,9 @@ class _Comparison:
     def _tokens(self, batch: Batch, row: int) -> list[str]:
         return [self._context.vocabulary.text(token) for token in batch.input_ids[row][batch.token_mask[row]].tolist()]
 
-    def _compare(self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray) -> None:
+    def _compare(
+        self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, by_network: list[float]
+    ) -> None:
         ranks = {stage: _ranks(norms, seen) for stage, norms in maps.items()}
         for step, (before, after) in STEPS.items():
             if before not in maps or after not in maps:
@@ -146,6 +170,7 @@ class _Comparison:
                 changes = self._changes.setdefault((layer, step, scope), [])
                 if len(correlations):
                     changes.append(float(np.mean(1 - correlations)))
+                    by_network += changes[-1:] if (step, scope) == ("ff", FLATTENED) else []
 
     def _amplify(
         self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, batch: Batch, row: int
@@ -178,18 +203,6 @@ class _Comparison:
         if query == key:
             return "same token"
         return "adjacent" if distance == 1 and not batch.is_cross_attention else "other"
-
-
-def _shortest(batches: Sequence[Batch]) -> frozenset[int]:
-    """The fingerprints of the shortest sequences, as far as their maps are legible."""
-    sizes = [
-        (int(torch.maximum(queries, keys)), fingerprint)
-        for batch in batches
-        for queries, keys, fingerprint in zip(
-            batch.token_mask.sum(dim=-1).cpu(), batch.keys.token_mask.sum(dim=-1).cpu(), batch.fingerprints, strict=True
-        )
-    ]
-    return frozenset(fingerprint for size, fingerprint in sorted(sizes)[:_DRAWN] if size <= _DRAWN_TOKENS)
 
 
 class _Ranks(NamedTuple):

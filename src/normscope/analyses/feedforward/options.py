@@ -7,7 +7,7 @@ from omegaconf import II
 from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2024
-from normscope.config.rules import SEED, at_least
+from normscope.config.rules import ABOVE_ZERO, SEED, at_least
 from normscope.maths.choices import NetworkBias, Routing
 
 
@@ -18,13 +18,16 @@ class FeedForwardOptions(AnalysisConfig):
     bias: NetworkBias = NetworkBias.summand
     """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
     sequences: int = dataclasses.field(default=16, metadata=at_least(1))
-    """Number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
+    """Largest number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
     pairs: int = dataclasses.field(default=20, metadata=at_least(1))
     """Number of amplified token pairs to list in each layer."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences."""
     routing: Routing = Routing.held
     """How the router's weights in a mixture of experts are treated: they are held fixed (`held`)."""
+    precision: float | None = dataclasses.field(default=0.015, metadata=ABOVE_ZERO)
+    """Fewer sequences are compared if the 95% interval of the change by the network, 1 − Spearman's ρ as a mean over layers, is
+    within ± this; null compares all of them."""
 
 
 FEEDFORWARD = AnalysisInfo(

@@ -91,6 +91,13 @@ PUBLISHED = Published(
             of="change.mean",
             where={"scope": FLATTENED},
         ),
+        Rollup(
+            "maps/sequences",
+            "Number of sequences whose maps were compared, without those whose maps are constant.",
+            of="change.count",
+            how="max",
+            where={"scope": FLATTENED},
+        ),
     ),
     curves=(
         mixing_curves("mixing_by_layer"),

@@ -9,6 +9,7 @@ from normscope.analyses.ablations import (
     ALONE,
     PropagatedEffects,
     Removals,
+    StreamAblations,
     ablate_residual_stream,
     remove_from_scores,
 )
@@ -97,12 +98,14 @@ class ScoreAnalysis(Analysis):
         prominent = sorted(hidden.outliers, key=lambda j: -float(hidden.scores[:, j].abs().max()))
         if options.interventions:
             removals = Removals.of(prominent, context.model, options.controls, options.seed)
-            batches = runner.batches(sample[: options.intervention_sequences])
-            self._interventions = remove_from_scores(runner, batches, context, removals)
+            part = sample[: options.intervention_sequences]
+            self._interventions = remove_from_scores(runner, part, context, removals, options.intervention_precision)
         if options.ablation:
             removals = Removals.of(prominent, context.model, options.ablation_controls, options.seed, alone=False)
-            batches = runner.batches(sample[: options.ablation_sequences])
-            self._ablations = ablate_residual_stream(runner, batches, context, removals, hidden.mean[:, -1])
+            part, stream = sample[: options.ablation_sequences], StreamAblations(hidden.mean[:, -1], context.layers)
+            self._ablations = ablate_residual_stream(
+                runner, part, context, removals, stream, options.ablation_precision
+            )
 
     def result(self) -> Findings:
         """Table 1 and figures 4 and 5 of the paper, the ranking of the dimensions, and the interventions."""

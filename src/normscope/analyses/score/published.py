@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, TOGETHER, in_nats
+from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, SEQUENCES, TOGETHER, in_nats
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
 
 _REMOVED = (
@@ -110,13 +110,13 @@ PUBLISHED = Published(
         "intervention": Table(
             rows=(LAYER, *_REMOVED, CATEGORY_OF_KEY),
             per="layer, removal and category; the outlier dimensions' part of the scores is removed in one block at a time",
-            values=CHANGES,
+            values={**CHANGES, "sequences": SEQUENCES},
             ranked_by=("change",),
         ),
         "ablation": Table(
             rows=(*_ABLATED, LAYER, CATEGORY_OF_KEY),
             per="first layer, value, removal, layer and category; the dimensions are replaced wherever a layer reads them",
-            values=CHANGES,
+            values={**CHANGES, "sequences": SEQUENCES},
             ranked_by=("change",),
         ),
         "ablation_loss": Table(
@@ -182,6 +182,18 @@ PUBLISHED = Published(
             "Mean change of that weight when as many random dimensions are removed instead.",
             of="intervention.controls_mean",
             where=_ALL,
+        ),
+        Rollup(
+            "intervention/sequences",
+            "Number of sequences on which outlier dimensions were removed from the scores.",
+            of="intervention.sequences",
+            how="max",
+        ),
+        Rollup(
+            "ablation/sequences",
+            "Number of sequences on which outlier dimensions were replaced.",
+            of="ablation.sequences",
+            how="max",
         ),
         Rollup(
             "ablation/<value>/loss_before",

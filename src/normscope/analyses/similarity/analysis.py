@@ -1,25 +1,40 @@
-"""Cosine similarities of pairs of texts, split into pairs of tokens."""
+"""Cosine similarities of pairs of texts, split into pairs of tokens, or into the tokens of either text."""
 
+import functools
+from collections.abc import Callable, Mapping
+
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
+from normscope.analyses.findings import Findings, TextPair
 from normscope.analyses.finite import require_finite
 from normscope.analyses.similarity.figures import LONGEST, describe_figures
 from normscope.analyses.similarity.options import SIMILARITY, SimilarityOptions
 from normscope.analyses.similarity.pair_maps import PairMaps
+from normscope.analyses.similarity.parts import PairSpans, PairTokens, prompt_lengths
 from normscope.analyses.similarity.sentences import sentences_of
-from normscope.analyses.similarity.tables import PairColumns, cell_table, gold_correlation, pair_table
-from normscope.attribution.carried_vectors import CarriedVectors
+from normscope.analyses.similarity.tables import (
+    PairColumns,
+    cell_table,
+    false_friends,
+    gold_correlation,
+    pair_table,
+    ranking_table,
+    span_table,
+    token_table,
+)
+from normscope.attribution.carried_vectors import CarriedVectors, KeptLayers, LastVectors
 from normscope.attribution.methods import check_supported
-from normscope.attribution.similarities import SimilarityParts, cosine_parts
+from normscope.attribution.similarities import PairSums
 from normscope.data.batching import Batch
+from normscope.data.encoders import NO_PROMPTS, Prompts
 from normscope.errors import InputError
-from normscope.maths.embedder import Embedder, pooled
+from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
 from normscope.maths.frozen import FrozenNorm
-from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
@@ -29,9 +44,10 @@ from normscope.statistics.mean import Mean
 
 
 class SimilarityAnalysis(Analysis):
-    """What each pair of categories adds to the cosine similarity of the texts of a pair.
+    """What tokens, spans and each pair of categories add to the cosine similarity of the texts of a pair.
 
-    The vectors x_{i⇐k} of DecompX are carried through the layers while the model runs, so that a batch needs one pass.
+    The vectors x_{i⇐k} of DecompX are carried through the layers while the model runs, so that a batch needs one pass. For sums
+    alone, the biases are carried, and gradients go back once.
     """
 
     info = SIMILARITY
@@ -42,17 +58,22 @@ class SimilarityAnalysis(Analysis):
         context.freezer.check(context.depth)
         self._freezer = context.freezer
         self._embedder = _embedder(options, context)
-        self._rule = options.bias
+        self._rule, self._maps_wanted = options.bias, not options.sums
         self._columns = PairColumns((*context.names, "bias"))
         groups = len(self._columns.categories)
-        self._cells, self._pairs = Mean(1, groups**2), KeptRows(len(self._columns.names))
+        self._pairs = KeptRows(len(self._columns.names))
+        self._spans, self._tokens = PairSpans(context.vocabulary), PairTokens(context.vocabulary, context.names)
+        self._cells = Mean(1, groups**2)
         self._maps = PairMaps(frozenset(options.rows), LONGEST)
-        self._vectors: CarriedVectors | None = None
-        self._parts: SimilarityParts | None = None
-        self.accumulators = {"cells": self._cells, "pairs": self._pairs, **self._maps.accumulators}
+        self._followed: CarriedVectors | KeptLayers | None = None
+        self._sums: PairSums | None = None
+        self._matrix: Float[Tensor, "pair a b"] | None = None
+        self.accumulators = {"pairs": self._pairs, "by_span": self._spans.sums, "by_token": self._tokens.sums}
+        if self._maps_wanted:
+            self.accumulators |= {"cells": self._cells, **self._maps.accumulators}
 
     @classmethod
-    def requirements(cls, _options: SimilarityOptions, model: ModelInfo) -> Requirements:
+    def requirements(cls, options: SimilarityOptions, model: ModelInfo) -> Requirements:
         """Pairs of texts, and every layer with its feed-forward network.
 
         Raises:
@@ -60,73 +81,101 @@ class SimilarityAnalysis(Analysis):
         """
         if model.layout is not None and model.layout.stack is None:
             check_supported(model.layout)
-        return Requirements(pairs=True, hidden=True, feed_forward=True, all_layers=True, vectors_of_pairs=True)
+        return Requirements(
+            pairs=True,
+            hidden=True,
+            feed_forward=True,
+            all_layers=True,
+            vectors_of_pairs=not options.sums,
+            keeps_layers=options.sums,
+            prompts=functools.partial(_prompts, options),
+        )
 
     def start_batch(self, _batch: Batch) -> None:
-        """Forget the vectors of a batch that did not fit."""
-        self._vectors = self._parts = None
+        """Forget what was followed in a batch that did not fit."""
+        self._followed = self._sums = self._matrix = None
 
     def update_feed_forward(self, block: FeedForwardBlock, _batch: Batch) -> None:
-        """Carry the vectors through a layer."""
-        if self._vectors is None:
-            self._vectors = CarriedVectors(block.attention.inputs, self._rule)
-        self._vectors.pass_layer(self._freezer.layer(block))
+        """Follow what is followed through a layer."""
+        if self._followed is None:
+            follow = CarriedVectors if self._maps_wanted else KeptLayers
+            self._followed = follow(block.attention.inputs, self._rule)
+        self._followed.pass_layer(self._freezer.layer(block))
 
     def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
-        """Pool the last hidden vectors and what tokens contribute to them."""
+        """Split the cosines once the last hidden vectors are there."""
         if layer < self.context.depth:
             return
-        assert self._vectors is not None
+        assert self._followed is not None
         hidden, norm = full_precision(vectors), self._freezer.final_norm
         if norm is not None:
-            self._vectors.pass_norm(FrozenNorm(norm, norm.deviation(hidden)))
+            self._followed.pass_norm(FrozenNorm(norm, norm.deviation(hidden)))
             hidden = norm.normalised(hidden)
-        weights = self._embedder.weights(hidden, batch.token_mask)
-        parts, whole = self._embedder.parts(self._vectors.pooled(weights), pooled(wide(weights), wide(hidden)))
-        self._parts = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
-        self._vectors = None
+        last = LastVectors(self._embedder, hidden, batch.token_mask, prompt_lengths(batch))
+        if isinstance(self._followed, CarriedVectors):
+            parts = self._followed.parts(last)
+            self._matrix, self._sums = parts.matrix, PairSums.of(parts)
+        else:
+            self._sums = self._followed.sums(last)
+        self._followed = None
 
     def end_batch(self, batch: Batch) -> None:
         """Add the cosines of a batch and what they are made of."""
-        assert self._parts is not None
-        matrix, value = self._parts
-        members = self._members(batch).to(matrix)
+        sums, matrix = self._sums, self._matrix
+        assert sums is not None
+        members = self._members(batch).to(sums.a)
         first, second = members[0::2], members[1::2]
-        cells = torch.einsum("nkc,nkl,nld->ncd", first, matrix, second)
-        counts = torch.einsum("nkc,nld->cd", first, second)
-        self._cells.update(0, cells.sum(dim=0).flatten(), counts.round().long().flatten())
-        self._pairs.update(self._columns.rows(batch.rows[0::2], value.cpu(), cells.cpu(), batch.scores or ()))
-        self._maps.update(batch, matrix.cpu())
+        if matrix is not None:
+            cells = torch.einsum("nkc,nkl,nld->cd", first, matrix, second)
+            counts = torch.einsum("nkc,nld->cd", first, second)
+            self._cells.update(0, cells.flatten(), counts.round().long().flatten())
+            self._maps.update(batch, matrix.cpu())
+        # Half of a pair of tokens belongs to either.
+        categories = (torch.einsum("nk,nkc->nc", sums.a, first) + torch.einsum("nk,nkc->nc", sums.b, second)) / 2
+        halves = torch.stack([sums.a, sums.b], dim=1).flatten(0, 1) / 2
+        self._spans.update(batch, halves)
+        friends = self._tokens.update(batch, halves[:, :-1])
+        self._pairs.update(self._columns.rows(batch, sums, categories, friends))
 
     def result(self) -> Findings:
-        """The categories that similarity comes from, and every pair's cosine."""
-        kept, cells = self._pairs.compute(), self._cells.compute()
-        require_finite(kept[:, 1], "the cosine similarities")
-        table = cell_table(cells, len(kept), self._columns, self.context.categories)
-        pairs = pair_table(kept)
-        parts = self._columns.parts(kept)
-        cosine = float(kept[:, 1].mean())
-        metrics = roll_up(self.info.published, {"pairs": pairs}).metrics | {"with_bias": float(kept[:, 2].mean())}
+        """What similarity comes from, and every pair's cosine."""
+        kept, columns = self._pairs.compute(), self._columns
+        require_finite(columns.of(kept, "value"), "the cosine similarities")
+        pairs, parts = pair_table(kept, columns), columns.parts(kept)
+        tables = {
+            "pairs": pairs,
+            "by_span": span_table(self._spans.sums.compute(), len(pairs), float(pairs["value"].mean())),
+            "by_token": token_table(self._tokens.sums.compute(), len(pairs), self.context.vocabulary.text),
+        }
+        friends, rankings = false_friends(kept, columns, self.context.vocabulary.text), ranking_table(kept, columns)
+        tables |= {} if friends is None else {"false_friends": friends}
+        tables |= {} if rankings is None else {"rankings": rankings}
+        metrics = roll_up(self.info.published, tables).metrics
+        metrics["with_bias"] = float(columns.of(kept, "with_bias").mean())
+        if metrics["cosine"]:
+            metrics["with_bias_share"] = metrics["with_bias"] / metrics["cosine"]
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}
-        metrics |= gold_correlation(pairs)
-        texts, notes = self._maps.texts(self.context.vocabulary.text)
-        prompt = self._embedder.prompts.get(self._embedder.default_prompt or "")
-        if prompt:
-            notes.append(
-                f"texts are read as they are, without the model's default prompt “{prompt}”; put it into the texts"
-            )
+        metrics |= gold_correlation(pairs, parts)
+        texts: dict[str, TextPair] = {}
+        notes: list[str] = []
+        table = None
+        if self._maps_wanted:
+            table = cell_table(self._cells.compute(), len(kept), columns, self.context.categories)
+            tables["by_category"] = table
+            texts, notes = self._maps.texts(self.context.vocabulary.text)
+        summary, caption = _summary(tables, metrics["cosine"])
         return Findings(
-            tables={"by_category": table, "pairs": pairs},
+            tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics),
-            figures=describe_figures(table, pairs, parts, texts, cosine),
-            text_pairs=texts,
-            summary=table.pivot(index="category_a", columns="category_b", values="contribution").rename_axis(
-                index="first text", columns="second text"
+            sentences=sentences_of(
+                metrics, [] if friends is None else friends["token"].tolist(), maps=self._maps_wanted
             ),
-            summary_digits=3,
-            summary_caption=f"what pairs of categories add to the mean cosine of {cosine:.3f}",
+            figures=describe_figures(table, pairs, parts, texts, metrics["cosine"]),
+            text_pairs=texts,
             notes=notes,
+            summary=summary,
+            summary_digits=3,
+            summary_caption=caption,
         )
 
     def _members(self, batch: Batch) -> Int[Tensor, "batch source category"]:
@@ -135,6 +184,33 @@ class SimilarityAnalysis(Analysis):
         categories = batch.categories.masked_fill(~batch.token_mask, groups)
         bias = torch.full_like(categories[:, :1], groups - 1)
         return torch.nn.functional.one_hot(torch.cat([categories, bias], dim=1), groups + 1)[..., :groups]
+
+
+def _summary(tables: Mapping[str, pd.DataFrame], cosine: float) -> tuple[pd.DataFrame, str]:
+    """The table that the terminal prints, and its caption."""
+    if "by_category" in tables:
+        table = tables["by_category"].pivot(index="category_a", columns="category_b", values="contribution")
+        table = table.rename_axis(index="first text", columns="second text")
+        return table, f"what pairs of categories add to the mean cosine of {cosine:.3f}"
+    table = tables["by_span"].pivot(index="span", columns="text", values="contribution")
+    return table, f"what the tokens of each text add to the mean cosine of {cosine:.3f}"
+
+
+def _prompts(options: SimilarityOptions, embedder: Callable[[], Embedder]) -> Prompts:
+    """What is put before the texts."""
+    if options.prompts == []:
+        return NO_PROMPTS
+    try:
+        own = embedder()
+    except InputError:  # pooling is given, or the analysis says what is missing
+        own = Embedder(Pooling.mean)
+    if options.prompts is not None:
+        texts = [own.prompts.get(prompt, prompt) for prompt in options.prompts]
+        given = texts[0], texts[-1]
+        return Prompts(given, given)
+    default = own.prompts.get(own.default_prompt or "", "")
+    named = own.prompt_of_query, own.prompt_of_document
+    return Prompts((default, default), named if any(named) else (default, default))
 
 
 def _embedder(options: SimilarityOptions, context: AnalysisContext) -> Embedder:

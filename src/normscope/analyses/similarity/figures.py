@@ -17,18 +17,18 @@ _GROUPS = 5
 
 
 def describe_figures(
-    table: pd.DataFrame, pairs: pd.DataFrame, parts: pd.DataFrame, texts: Mapping[str, TextPair], cosine: float
+    table: pd.DataFrame | None, pairs: pd.DataFrame, parts: pd.DataFrame, texts: Mapping[str, TextPair], cosine: float
 ) -> dict[str, Figure]:
     """All figures.
 
     Args:
-        table: The table `by_category`.
+        table: The table `by_category`; None without one.
         pairs: The table `pairs`.
         parts: What each category adds to the cosine of each of these pairs.
         texts: Single pairs, by the name of their figure.
         cosine: The mean cosine.
     """
-    figures: dict[str, Figure] = {"by_category": _cells(table, len(pairs), cosine)}
+    figures: dict[str, Figure] = {} if table is None else {"by_category": _cells(table, len(pairs), cosine)}
     groups = by_similarity(pairs, parts)
     if groups["cosine"].nunique() == groups["group"].nunique() > 1:
         figures["by_similarity"] = Lines(

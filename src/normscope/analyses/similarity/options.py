@@ -2,10 +2,11 @@
 
 import dataclasses
 
-from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import MODARRESSI_2023
 from normscope.analyses.similarity.published import PUBLISHED
 from normscope.config.rules import at_least, each
+from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ValueBias
 
 
@@ -19,8 +20,22 @@ class SimilarityOptions(AnalysisConfig):
     bias: ValueBias = ValueBias.token
     """Whether all biases form a category of their own (`token`), or those of the first layer's values go to their tokens
     (`decompx`), as in the official code of DecompX."""
+    prompts: list[str] | None = None
+    """What to put before the texts: names of the model's prompts, or texts; one for both texts, or one for each. By default,
+    rankings have the model's prompts for queries and documents, and pairs its default prompt; `[]` for none."""
+    sums: bool = False
+    """Whether to measure only what each token adds with all of the other text. It takes about three times as long as the
+    embeddings, at any length of the texts; there are no maps, and no table of pairs of categories."""
     rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3], metadata=each(at_least(1)))
-    """Rows of the data, from 1, whose pairs of texts are shown token by token."""
+    """Pairs of texts that are shown token by token, by their numbers in the data, from 1."""
+
+    def validate(self, _run: RunSettings) -> None:
+        """Check the number of prompts."""
+        if self.prompts is not None and len(self.prompts) > 2:
+            raise InputError(
+                f"analysis.similarity.prompts={self.prompts}: expected one prompt for both texts, or one for each, got "
+                f"{len(self.prompts)}"
+            )
 
 
 SIMILARITY = AnalysisInfo(

@@ -3,6 +3,8 @@
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _CATEGORY = "Category of the token of the {} text; `bias` stands for the model's biases, which belong to no token."
+_HALF = "Half of what a pair of tokens adds belongs to either."
+_WHOLE = "Number of {}."
 
 PUBLISHED = Published(
     tables={
@@ -21,8 +23,62 @@ PUBLISHED = Published(
             },
             ranked_by=("contribution",),
         ),
+        "by_span": Table(
+            rows=(
+                Axis("text", "The text of the pair: `first` or `second`."),
+                Axis(
+                    "span",
+                    "Its `special` tokens, the others of a `prompt`, all others (`text`), or the model's biases (`bias`).",
+                ),
+            ),
+            per="text of the pairs and span",
+            values={
+                "contribution": f"What such tokens add to the mean cosine. {_HALF} Over all rows, it adds up to this mean.",
+                "share": "`contribution` divided by the mean cosine.",
+                "count": Column(_WHOLE.format("such tokens, or of texts with biases"), kind="whole"),
+            },
+        ),
+        "by_token": Table(
+            rows=(
+                Axis("token", "The token."),
+                Axis("token_id", "Number of the token in the vocabulary.", kind="whole"),
+            ),
+            per="token of the vocabulary that occurs",
+            values={
+                "contribution": f"What the token adds to the mean cosine, in either text. {_HALF} Over all tokens, with the "
+                "biases, it adds up to the mean cosine.",
+                "mean": "What one occurrence adds to a cosine, on average.",
+                "count": Column(_WHOLE.format("occurrences"), kind="whole"),
+            },
+            ranked_by=("contribution",),
+        ),
+        "false_friends": Table(
+            rows=(
+                Axis("token", "A token that is neither special nor punctuation."),
+                Axis("token_id", "Number of the token in the vocabulary.", kind="whole"),
+            ),
+            per="token that is among the three which add most to a pair with a low gold score",
+            values={
+                "total": "What it adds to the cosines of these pairs together.",
+                "mean": "What it adds to one of them, on average.",
+                "count": Column(_WHOLE.format("these pairs"), kind="whole"),
+            },
+            ranked_by=("total",),
+        ),
+        "rankings": Table(
+            rows=(
+                Axis("query", "Number of the query in the data, from 1.", kind="whole"),
+                Axis("document", "Number of the document among those of its query, from 1.", kind="whole"),
+            ),
+            per="query and document",
+            values={
+                "row": Column("Number of the pair in the data, as in `similarity_pairs`.", kind="whole"),
+                "rank": Column("Rank of the document among those of its query by similarity, from 1.", kind="whole"),
+                "value": "Cosine similarity of the query and the document.",
+            },
+        ),
         "pairs": Table(
-            rows=(Axis("row", "Row of the data, from 1.", kind="whole"),),
+            rows=(Axis("row", "Number of the pair in the data, from 1.", kind="whole"),),
             per="pair of texts",
             values={
                 "value": "Cosine similarity of the two embeddings.",
@@ -35,13 +91,26 @@ PUBLISHED = Published(
     metrics=(
         Rollup("pairs", "Number of pairs of texts.", of="pairs.row", how="count"),
         Rollup("cosine", "Mean cosine similarity.", of="pairs.value"),
-        Rollup("with_bias", "What pairs with a bias on at least one side add to the mean cosine."),
+        Rollup("with_bias", "The constant part: what pairs with a bias on at least one side add to the mean cosine."),
+        Rollup("with_bias_share", "The same, divided by the mean cosine."),
         Rollup(
             "category/<category>",
             "What tokens of the category add to the mean cosine; over all categories, it adds up to it. Half of what a pair "
             "adds belongs to either token. `bias` stands for the biases.",
         ),
+        Rollup(
+            "span/<span>",
+            "What such tokens of both texts add to the mean cosine; over all spans, it adds up to it.",
+            of="by_span.contribution",
+            how="sum",
+        ),
+        Rollup("span_share/<span>", "The same, divided by the mean cosine.", of="by_span.share", how="sum"),
         Rollup("gold/spearman", "Spearman's ρ of cosines and gold scores."),
         Rollup("gold/count", "Number of pairs with a gold score."),
+        Rollup(
+            "gold/category/<category>",
+            "Spearman's ρ of the gold scores and what tokens of the category add: whether that part of the cosine ranks pairs "
+            "as people do.",
+        ),
     ),
 )

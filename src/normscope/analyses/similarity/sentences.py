@@ -1,15 +1,24 @@
 """The findings of the similarity analysis in sentences, from its metrics. Missing metrics are skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, compared, counted
+from normscope.rounding import brief, compared, counted, enumeration
+
+_FRIENDS = 3
+"""Words in a sentence."""
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """How similar the texts are, what the similarity is made of, and how well it agrees with the gold scores."""
+def sentences_of(metrics: Mapping[str, float], friends: Sequence[str] = (), *, maps: bool = True) -> list[Sentence]:
+    """How similar the texts are, what the similarity is made of, and how well it agrees with the gold scores.
+
+    Args:
+        friends: The tokens that add most to pairs with low gold scores, the largest first.
+        maps: Whether there is a table of pairs of categories.
+    """
+    table = "by_category" if maps else "by_span"
     sentences: list[Sentence] = []
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is not None and cosine is not None and with_bias is not None:
@@ -19,8 +28,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {whole}: pairs of tokens "
                 f"{_verb(cosine - with_bias)} {tokens_alone}, and pairs with the model's biases on at least one side "
                 f"{_verb(with_bias)} {biases}.",
-                figure="by_category",
-                table="by_category",
+                figure="by_category" if maps else "",
+                table=table,
             )
         )
     parts = by_axes("category/<category>", metrics)
@@ -32,7 +41,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             Sentence(
                 f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {brief(tokens[first])}.",
                 figure="by_similarity",
-                table="by_category",
+                table=table,
             )
         )
     spearman, count = metrics.get("gold/spearman"), metrics.get("gold/count")
@@ -42,6 +51,14 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 f"Spearman's ρ between the cosines and the gold scores of {counted(count, 'pair')} is "
                 f"{brief(spearman, signed=True)}.",
                 table="pairs",
+            )
+        )
+    if friends:
+        sentences.append(
+            Sentence(
+                f"In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: "
+                f"{enumeration([f'“{friend}”' for friend in friends[:_FRIENDS]])}.",
+                table="false_friends",
             )
         )
     return sentences

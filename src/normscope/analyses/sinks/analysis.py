@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.analyses.ablations import PropagatedEffects, Removals, ablate_residual_stream
+from normscope.analyses.ablations import PropagatedEffects, Removals, StreamAblations, ablate_residual_stream
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.sinks.drains import ValueDrains
@@ -33,6 +33,7 @@ from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.counts import Counts
+from normscope.statistics.precision import in_rounds, until_precise
 from normscope.statistics.sequence_sample import SequenceSample
 
 
@@ -100,13 +101,14 @@ class SinksAnalysis(Analysis):
             sample = self._long.compute()
         except EmptyAccumulatorError:
             sample = []
-        every = list(variants(self.options, self.context.vocabulary.first))
-        for variant in runner.progress(every, len(every), "sink rates"):
-            sequences = sequences_of(variant, sample, self.options, self.context)
-            if sequences:
-                rates = SinkRates(variant, self.context, self.options)
-                rates.measure(runner, runner.batches(sequences))
-                self._rates.append(rates)
+        options, context = self.options, self.context
+        every = [SinkRates(variant, context, options) for variant in variants(options, context.vocabulary.first)]
+        parts = in_rounds(sample, options.precision)
+        enough = until_precise(parts, lambda: max(rates.half_width() for rates in every), options.precision)
+        steps = ((part, rates) for part in enough for rates in every)
+        for part, rates in runner.progress(steps, len(parts) * len(every), "sink rates"):
+            rates.measure(runner, runner.batches(sequences_of(rates.variant, part, options, context)))
+        self._rates = [rates for rates in every if rates.sequences]
         if self.options.ablation:
             self._ablate(runner)
 
@@ -128,14 +130,9 @@ class SinksAnalysis(Analysis):
             return chosen
 
         removals = Removals.of(prominent, self.context.model, self.options.controls, self.options.seed, alone=False)
+        stream = StreamAblations(self._stream.massive.carriers(), [int(read["layer"].min()) + 1], carriers)
         self._ablations = ablate_residual_stream(
-            runner,
-            runner.batches(self._sample.compute()),
-            self.context,
-            removals,
-            self._stream.massive.carriers(),
-            starts=[int(read["layer"].min()) + 1],
-            tokens=carriers,
+            runner, self._sample.compute(), self.context, removals, stream, self.options.ablation_precision
         )
 
     def result(self) -> Findings:
@@ -146,6 +143,8 @@ class SinksAnalysis(Analysis):
         by_head = tables["by_head"]
         counted = {"by_head": by_head[by_head["position"] == position]}
         rolled = roll_up(self.info.published, tables | counted)
+        sequences = [float(rates.sequences) for rates in self._rates]
+        measured = {"sink_rates/sequences": max(sequences)} if sequences else {}
         first_token = (
             None
             if self.context.vocabulary.first is None
@@ -154,7 +153,7 @@ class SinksAnalysis(Analysis):
         return Findings(
             tables=tables,
             rolled_up_from=counted,
-            metrics=rolled.metrics,
+            metrics=rolled.metrics | measured,
             sentences=sentences_of(rolled.metrics, first_token or "BOS", self.options.dormant),
             curves=rolled.curves | {"massive": massive_by_layer(tables)},
             figures=describe_figures(tables, position, first_token, self.options.epsilon),

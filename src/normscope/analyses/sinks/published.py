@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, NATS, TOGETHER, in_nats, in_stream
+from normscope.results.axes import (
+    CATEGORY_OF_KEY,
+    CHANGES,
+    DIMENSION,
+    HEAD,
+    LAYER,
+    NATS,
+    SEQUENCES,
+    TOGETHER,
+    in_nats,
+    in_stream,
+)
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest
 
 _STREAM = LAYER.but("Layer of the hidden vectors, from 0, the output of the embeddings.")
@@ -152,6 +163,7 @@ PUBLISHED = Published(
                 "before": CHANGES["before"],
                 "after": "α summed over the category's keys, as in `before`, with the activations replaced.",
                 **_CONTROLS,
+                "sequences": SEQUENCES,
             },
             ranked_by=("change",),
         ),
@@ -186,6 +198,10 @@ PUBLISHED = Published(
             f"{_OF_VARIANT}/nowhere",
             "Mean share of a head's weight that goes to no key, in models with learned sinks; 0 in others.",
             of="strongest.nowhere",
+        ),
+        Rollup(
+            "sink_rates/sequences",
+            "Number of sequences on which sink rates were measured: the largest over `inputs`.",
         ),
         Rollup(
             "massive/count",
@@ -241,6 +257,12 @@ PUBLISHED = Published(
             "magnitude/beyond_6_sigma",
             "Share of the activations beyond six standard deviations, averaged over layers.",
             of="magnitude.beyond_6_sigma",
+        ),
+        Rollup(
+            "ablation/sequences",
+            "Number of sequences on which massive activations were replaced.",
+            of="ablation.sequences",
+            how="max",
         ),
         Rollup(
             "ablation/<value>/before/<category>",

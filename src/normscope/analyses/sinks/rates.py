@@ -14,6 +14,7 @@ from normscope.data.categories import ALL, FIRST
 from normscope.maths.sinks import concentration, importance, queries_of_keys, strongest_key
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
+from normscope.statistics.precision import half_width
 from normscope.statistics.tidy import tidy
 
 _KEYS = ["layer", "head", "inputs", "bos"]
@@ -27,7 +28,7 @@ class SinkRates:
     """
 
     def __init__(self, variant: Variant, context: AnalysisContext, options: SinksOptions) -> None:
-        self._variant, self._context, self._options = variant, context, options
+        self.variant, self._context, self._options = variant, context, options
         # The category `first` is the first token, which comes before all categories anyway.
         self._counted = [category for category in context.categories if category not in (ALL, FIRST)]
         shape = len(context.layers), len(self._positions), context.heads
@@ -40,7 +41,10 @@ class SinkRates:
         self._nowhere = torch.zeros(shape[0], shape[2], dtype=torch.float64)
         # The key that receives most, by layer: position and token, sequence × head.
         self._strongest: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {layer: [] for layer in context.layers}
-        self._sequences = 0
+        # The headline: each sequence's sink rate of the first token and the weight on it, over all heads.
+        self._headline: list[torch.Tensor] = []
+        self.sequences = 0
+        """Number of sequences so far."""
 
     @property
     def _positions(self) -> list[str]:
@@ -51,7 +55,8 @@ class SinkRates:
         for batch in batches:
             members = self._members(batch)
             self._count += members.sum(dim=(1, 2)).cpu()
-            self._sequences += batch.sequences
+            self.sequences += batch.sequences
+            self._headline.append(torch.zeros(batch.sequences, 2, dtype=torch.float64))
             runner.observe(batch, lambda block, batch=batch, members=members: self._add(block, batch, members))  # type: ignore[misc]
 
     def _members(self, batch: Batch) -> torch.Tensor:
@@ -71,6 +76,8 @@ class SinkRates:
         exceeds = (weights > self._options.epsilon).double()
         self._sinks[layer] += torch.einsum("gbk,bhk->gh", groups, exceeds).round().long()
         self._mass[layer] += torch.einsum("gbk,bhk->gh", groups, shares)
+        of_first = torch.stack([exceeds[:, :, 0], shares[:, :, 0]], dim=-1)
+        self._headline[-1] += of_first.mean(dim=1) / len(self._context.layers)
         self._entropy[layer] += concentration(received).sum(dim=0)
         self._dormant[layer] += (shares.amax(dim=-1) > self._options.dormant).sum(dim=0)
         if block.weight_to_nowhere is not None:
@@ -79,6 +86,10 @@ class SinkRates:
         position = strongest_key(received)
         tokens = batch.input_ids.cpu().gather(1, position)
         self._strongest[block.layer].append((position.numpy(), tokens.numpy()))
+
+    def half_width(self) -> float:
+        """That of the widest interval of the headline; 0 if no sequence is long enough."""
+        return half_width(torch.cat(self._headline).numpy()) if self._headline else 0.0
 
     def by_head(self) -> pd.DataFrame:
         """The table `by_head`: the positions that occur."""
@@ -92,7 +103,7 @@ class SinkRates:
 
     def mass(self) -> pd.DataFrame:
         """The table `mass`: the positions that occur."""
-        return self._by_position({"mass": self._mass / self._sequences})
+        return self._by_position({"mass": self._mass / self.sequences})
 
     def _by_position(self, values: dict[str, torch.Tensor]) -> pd.DataFrame:
         present = (self._count > 0).numpy()
@@ -101,7 +112,7 @@ class SinkRates:
             layer=self._context.layers,
             head=range(1, self._context.heads + 1),
             position=[position for position, occurs in zip(self._positions, present, strict=True) if occurs],
-        ).assign(inputs=str(self._variant.inputs), bos=self._variant.bos)
+        ).assign(inputs=str(self.variant.inputs), bos=self.variant.bos)
         return table[[*_KEYS, "position", *values]]
 
     def strongest(self) -> pd.DataFrame:
@@ -116,14 +127,14 @@ class SinkRates:
                     {
                         "layer": layer,
                         "head": head + 1,
-                        "inputs": str(self._variant.inputs),
-                        "bos": self._variant.bos,
+                        "inputs": str(self.variant.inputs),
+                        "bos": self.variant.bos,
                         "position": position + 1,
                         "token": self._context.vocabulary.text(token),
                         "share": share,
-                        "entropy": float(self._entropy[index, head]) / self._sequences,
-                        "dormant": int(self._dormant[index, head]) / self._sequences,
-                        "nowhere": float(self._nowhere[index, head]) / self._sequences,
+                        "entropy": float(self._entropy[index, head]) / self.sequences,
+                        "dormant": int(self._dormant[index, head]) / self.sequences,
+                        "nowhere": float(self._nowhere[index, head]) / self.sequences,
                     }
                 )
         return pd.DataFrame(rows)

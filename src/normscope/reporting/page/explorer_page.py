@@ -76,15 +76,20 @@ def explained_page(
     )
 
 
-def pairs_page(pairs: Sequence[TextPair]) -> str:
-    """At least one pair of texts as self-contained HTML, which works in a sandboxed frame too."""
+def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
+    """At least one pair of texts as self-contained HTML, which works in a sandboxed frame too.
+
+    Args:
+        ranked: Whether the pairs are a query and its documents, in order, which are then listed above.
+    """
     return (
         environment()
         .get_template("pairs_page.html")
         .render(
             title=pairs[0].title,
             css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
-            script=script(*EXPLORER_SCRIPTS, "pairs_page.js"),
+            script=script(*EXPLORER_SCRIPTS, *(["ranking.js"] if ranked else []), "pairs_page.js"),
+            ranked=ranked,
             pairs=script_data(pairs_payload(pairs)),
         )
     )

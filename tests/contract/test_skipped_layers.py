@@ -1,0 +1,63 @@
+"""Passes that begin in the middle of a model give exactly what whole passes give."""
+
+import pytest
+import torch
+
+import normscope
+from normscope.models.forward_pass import Replacement
+from normscope.models.observer import Observer
+from normscope.models.skipped_layers import LayerOutput
+from tests.contract.test_own_models import TEXTS, built
+from tests.own_models import MODELS
+from tests.tiny import layout_of, token_batch
+
+
+def passes(model, layout, inputs):
+    """A whole pass and one that begins with each layer, with a replacement from there on: everything that blocks hold."""
+    outputs = dict.fromkeys(range(1, len(layout.layers)))
+    with Observer(model, layout) as observer:
+        observer.run(inputs, lambda _block: None, outputs=outputs)
+        for layer in layout.attends:
+            replacement = Replacement(torch.tensor([1, 4]), torch.tensor([0.5, -2.0]).double())
+            changes = dict.fromkeys(range(layer, len(layout.layers) + 1), replacement)
+            known = None if outputs.get(layer - 1) is None else LayerOutput(layer - 1, outputs[layer - 1])
+            found = []
+            for after in (None, known):
+                blocks = {}
+                observer.run(
+                    inputs,
+                    lambda block, blocks=blocks: blocks.update(
+                        {block.layer: (block.inputs, block.weights, block.mixing)}
+                    ),
+                    replacements=changes,
+                    after=after,
+                )
+                found.append(blocks)
+            yield layer, known, found
+
+
+@pytest.mark.kinds
+def test_every_family(family, family_model):
+    compare(family_model, layout_of(family), token_batch(family_model, (7, 5)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_own_models(name):
+    wrapped = normscope.wrap(built(name))
+    ids = torch.tensor(TEXTS)
+    compare(wrapped.model, wrapped.layout, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+def compare(model, layout, inputs):
+    """Compare whole passes with those that begin in the middle."""
+    forwards = [module.forward for module in model.modules()]
+    skipped = []
+    for layer, known, (whole, part) in passes(model, layout, inputs):
+        if known is not None:
+            skipped.append(layer)
+            assert min(part) == layer, "blocks of layers that do not run are not visited"
+        for number, parts in part.items():
+            for one, other in zip(whole[number], parts, strict=True):
+                assert torch.equal(one, other)
+    assert skipped == ([] if layout.places else layout.attends[1:])
+    assert [module.forward for module in model.modules()] == forwards, "the model is as it was"

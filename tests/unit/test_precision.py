@@ -1,0 +1,146 @@
+"""Samples that end as soon as they are precise enough."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from normscope.analyses import ablations
+from normscope.analyses.attribution import sample
+from normscope.analyses.attribution.faithfulness import Faithfulness
+from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.feedforward import maps
+from normscope.analyses.feedforward.options import FeedForwardOptions
+from normscope.analyses.outliers.options import OutliersOptions
+from normscope.analyses.score.options import ScoreOptions
+from normscope.analyses.sinks import analysis, rates
+from normscope.analyses.sinks.options import SinkInput, SinksOptions
+from normscope.statistics.precision import ROUND, half_width, in_rounds, until_precise
+from tests.oracles import specimens
+
+ANY = 1e6
+"""A precision that every first look finds."""
+
+
+def test_the_half_width_is_that_of_students_interval():
+    values = np.random.default_rng(2).normal(size=(7, 3)) * [1, 5, 2]
+    low, high = scipy.stats.t.interval(0.95, 6, values[:, 1].mean(), scipy.stats.sem(values[:, 1]))
+    assert half_width(values) == pytest.approx((high - low) / 2)
+    assert half_width(values[:1]) == np.inf
+    assert half_width(np.ones((3, 2))) == 0
+
+
+@pytest.mark.parametrize(("precision", "expected"), [(None, 23), (0.0, 23), (0.5, 20), (0.6, 15), (10.0, ROUND)])
+def test_a_sample_ends_with_the_first_look_that_is_precise_enough(precision, expected):
+    observations = list(np.random.default_rng(5).normal(size=23))
+    by_hand = next(
+        (
+            number
+            for number in range(ROUND, 24, ROUND)
+            if precision is not None
+            and scipy.stats.t.ppf(0.975, number - 1) * scipy.stats.sem(observations[:number]) <= precision
+        ),
+        23,
+    )
+    measured: list[float] = []
+
+    def width() -> float:
+        return half_width(np.array(measured)[:, None])
+
+    for part in until_precise(in_rounds(observations, precision), width, precision):
+        measured += part
+    assert measured == observations[:by_hand]
+    assert len(measured) == expected
+
+
+LAYERS, CATEGORIES = [1, 3], ["punctuation", "other", "all"]
+VARIANTS = [(inputs, "without_bos") for inputs in SinkInput]
+MODULES = {"score": [ablations], "sinks": [ablations, analysis], "feedforward": [maps], "attribution": [sample]}
+HEADLINES = {"score": ablations, "sinks": rates, "feedforward": maps}
+ENDS = {
+    "score": (
+        "bert",
+        ScoreOptions(seed=3, controls=2, ablation_controls=1, intervention_precision=ANY, ablation_precision=ANY),
+        {"intervention_sequences": 2, "ablation_sequences": 2},
+    ),
+    "sinks": (
+        "massive",
+        SinksOptions(length=4, seed=3, controls=1, precision=ANY, ablation_precision=ANY),
+        {"sequences": 2, "ablation_sequences": 2},
+    ),
+    "feedforward": ("bert", FeedForwardOptions(seed=3, precision=ANY), {"sequences": 2}),
+    "attribution": ("bert", AttributionOptions(seed=3, orders=1, precision=ANY), {"sequences": 2}),
+}
+
+
+def findings(name, options, monkeypatch, size):
+    """What an analysis publishes if it looks at its intervals after so many sequences."""
+    for module in MODULES[name]:
+        monkeypatch.setattr(module, "in_rounds", functools.partial(in_rounds, size=size))
+    others = {"options": [OutliersOptions(dimensions=[2, 7])]} if name == "score" else {}
+    return getattr(specimens, ENDS[name][0])().findings(name, options, LAYERS, CATEGORIES, **others)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_sample_that_ends_early_is_a_smaller_sample(name, monkeypatch):
+    _, options, fewer = ENDS[name]
+    early = findings(name, options, monkeypatch, 2)
+    nulls = {field: None for field in vars(options) if field.endswith("precision")}
+    small = findings(name, dataclasses.replace(options, **fewer, **nulls), monkeypatch, 2)
+    assert early.metrics.keys() == small.metrics.keys()
+    assert {number for metric, number in early.metrics.items() if metric.endswith("/sequences")} == {2}
+    for table, expected in small.tables.items():
+        pd.testing.assert_frame_equal(early.tables[table], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in ENDS if name != "attribution"])
+def test_headlines_are_the_published_means(name, monkeypatch):
+    """The intervals are those of means over sequences that the analysis publishes."""
+    looks: list[tuple[object, np.ndarray]] = []
+    for module in (ablations, maps, rates):
+
+        def look(values: np.ndarray, module: object = module) -> float:
+            looks.append((module, values))
+            return half_width(values)
+
+        monkeypatch.setattr(module, "half_width", look)
+    _, options, _ = ENDS[name]
+    options = dataclasses.replace(options, **{field: 1e-9 for field in vars(options) if field.endswith("precision")})
+    metrics = findings(name, options, monkeypatch, 2).metrics
+    number = 4 if name == "sinks" else 5  # one sequence is too short
+    means = [values.mean(axis=0).tolist() for of, values in looks if len(values) == number and of is HEADLINES[name]]
+    match name:
+        case "feedforward":
+            assert means == [pytest.approx([metrics["change/ff"]])]
+        case "score":
+            changes = [metrics[f"intervention/{category}/change"] for category in ("punctuation", "other")]
+            assert means[0] == pytest.approx(changes)
+        case "sinks":
+            first = [
+                [metrics[f"{inputs}/{bos}/{measure}/first"] for measure in ("sink_rate", "mass")]
+                for inputs, bos in VARIANTS
+            ]
+            assert means == [pytest.approx(one) for one in first]
+
+
+def test_how_well_it_is_known_that_methods_are_faithful():
+    """The interval of the best method's lead over random orders, as a share of it."""
+    falls = Faithfulness(["one", "other"], [30.0])
+    generator = np.random.default_rng(4)
+    leads = []
+    for _ in range(6):
+        assert falls.half_width() == (np.inf if len(leads) < 2 else pytest.approx(by_hand(leads)))
+        best, worse, random = generator.normal([3.0, 1.0, 0.5], 0.3).tolist()
+        drops = {frozenset({0}): best, frozenset({1}): worse, frozenset({2}): random}
+        orders = {"one": np.array([0, 1, 2]), "other": np.array([1, 0, 2])}
+        falls.add(orders, [np.array([2, 0, 1])], lambda sets, drops=drops: [drops.get(erased, 0.0) for erased in sets])
+        leads.append(best - random)
+    ranking = falls.ranking().set_index("method")
+    assert ranking.loc["one", "above_random"] == pytest.approx(np.mean(leads))
+
+
+def by_hand(leads):
+    return scipy.stats.t.ppf(0.975, len(leads) - 1) * scipy.stats.sem(leads) / np.mean(leads)
