@@ -106,7 +106,7 @@ def test_other_types_are_refused(model, texts, got):
         ({"input_ids": [[[1]]]}, "input_ids to be lists of integers, one list per text"),
         ({"input_ids": 5}, "input_ids to be lists of integers: "),
         ({"input_ids": [[101, 102]], "position_ids": [[4, 5]]}, "has position_ids"),
-        ({"input_ids": [[101] * 513]}, "longer than 512 tokens"),
+        ({"input_ids": [[101] * 257]}, "longer than 256 tokens"),
         ({"input_ids": [[101, 102]], "token_type_ids": [[0, 2]]}, "token_type_ids: expected 0 to 1, got 0 to 2"),
         ({"input_ids": [[101, 102]], "token_type_ids": [[0, -1]]}, "token_type_ids: expected 0 to 1, got -1 to 0"),
     ],
@@ -120,7 +120,7 @@ def test_texts_that_cannot_be_read(model):
     for texts, message in (
         ([], "expected at least one text, got none"),
         ("half \ud800 of one", "lone surrogate"),
-        ("word " * 600, "longer than 512 tokens"),
+        ("word " * 600, "longer than 256 tokens"),
         (" ", "^the text is empty after tokenisation$"),
         (["a", "", "\n"], "^2 of 3 texts are empty after tokenisation$"),
     ):

@@ -65,7 +65,8 @@ class PairMaps:
         rows = ", ".join(map(str, too_long))
         longest = max(int(lengths.max()) for lengths in too_long.values())
         which = f"row {rows} is not drawn: it has" if len(too_long) == 1 else f"rows {rows} are not drawn: they have"
-        return maps, [f"{which} texts of up to {longest} tokens, and maps show at most {self._longest}"]
+        note = f"{which} texts of up to {longest} tokens, and maps show at most {self._longest}"
+        return maps, [note]
 
 
 def _of(kept: PerExampleTensors) -> dict[int, Tensor]:
