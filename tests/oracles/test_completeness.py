@@ -45,7 +45,7 @@ def test_every_name_is_known_to_the_oracle(name):
         "score": {"mean_after", "line", "alpha", "low", "high", "part", "controls"},
         "outliers": {"low", "high"},
         "feedforward": {"low", "high"},
-        "similarity": {"token_a", "token_b", " texts of up to "},
+        "similarity": {"token_a", "token_b", " texts of up to ", " tokens, and maps show at most "},
         "attribution": {"query_token", "key_token", "value"},
         "syntax": {"map", "right", "dependent", "head", "place"},
     }
