@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from benchmarks import growth, peer_tasks, peers
-from benchmarks.results import machine, show
+from benchmarks.results import machine, show, with_rows
 
 
 class Asked(NamedTuple):
@@ -66,10 +66,8 @@ def add(path: Path, row: Mapping[str, object], cell: Sequence[str]) -> pd.DataFr
         All rows.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pd.DataFrame([row])
-    if path.is_file():
-        both = pd.concat([pd.read_csv(path), table], ignore_index=True)
-        table = both.drop_duplicates(list(cell), keep="last", ignore_index=True)
-    table = table.convert_dtypes()  # counts stay whole numbers beside cells that are empty
+    table = with_rows(
+        path, pd.DataFrame([row]), cell
+    ).convert_dtypes()  # counts stay whole numbers beside cells that are empty
     table.to_csv(path, index=False)
     return table

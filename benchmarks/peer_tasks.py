@@ -182,6 +182,16 @@ def _analysed(*analyses: str, **options: Any) -> Callable[[Path], Work]:
     return prepare
 
 
+def _each(name: str, measured: Callable[[str], Any]) -> Work:
+    """Measures one text, or the prompt of each word, at a time."""
+
+    def work(texts: Sequence[str | tuple[str, str]]) -> Numbers:
+        prompts = [text if isinstance(text, str) else text[0] for text in texts]
+        return {name: np.concatenate([np.asarray(measured(prompt)) for prompt in prompts])}
+
+    return work
+
+
 def _bertviz(folder: Path) -> Work:
     import torch
     from bertviz import head_view
@@ -189,36 +199,28 @@ def _bertviz(folder: Path) -> Work:
 
     model, tokenizer = _encoder(folder)
 
-    def work(texts: Sequence[str]) -> Numbers:
-        found = []
-        for text in texts:
-            batch = tokenizer(text, return_tensors="pt")
-            with torch.inference_mode():
-                weights = model(**batch, output_attentions=True).attentions
-            head_view(weights, tokenizer.convert_ids_to_tokens(batch["input_ids"][0]), html_action="return")
-            found.append(format_attention(weights).flatten())
-        return {"attention weights": torch.cat(found).numpy()}
+    def shown(text: str) -> Any:
+        batch = tokenizer(text, return_tensors="pt")
+        with torch.inference_mode():
+            weights = model(**batch, output_attentions=True).attentions
+        head_view(weights, tokenizer.convert_ids_to_tokens(batch["input_ids"][0]), html_action="return")
+        return format_attention(weights).flatten()
 
-    return work
+    return _each("attention weights", shown)
 
 
 def _explored(folder: Path) -> Work:
-    import torch
-
     import normscope
 
     model = normscope.load(folder / ENCODER, device="cpu")
 
-    def work(texts: Sequence[str]) -> Numbers:
-        found = []
-        for text in texts:
-            decomposition = normscope.decompose(model, text, heads=True)
-            _ = decomposition.explorer().page
-            assert decomposition.head_weights is not None
-            found.append(decomposition.head_weights.flatten())
-        return {"attention weights": torch.cat(found).numpy()}
+    def shown(text: str) -> Any:
+        decomposition = normscope.decompose(model, text, heads=True)
+        _ = decomposition.explorer().page
+        assert decomposition.head_weights is not None
+        return decomposition.head_weights.flatten()
 
-    return work
+    return _each("attention weights", shown)
 
 
 def _encoded(folder: Path) -> Work:
@@ -362,33 +364,25 @@ def _last_weights(folder: Path) -> Work:
 
     model, tokenizer = _causal(folder)
 
-    def work(prompts: Sequence[tuple[str, str]]) -> Numbers:
-        found = []
-        for prompt, _ in prompts:
-            with torch.inference_mode():
-                output = model(**tokenizer(prompt, return_tensors="pt"), output_attentions=True)
-            found.append(torch.stack([weights[0, :, -1] for weights in output.attentions]).flatten())
-        return {"attention weights": torch.cat(found).numpy()}
+    def weights(prompt: str) -> Any:
+        with torch.inference_mode():
+            output = model(**tokenizer(prompt, return_tensors="pt"), output_attentions=True)
+        return torch.stack([of_layer[0, :, -1] for of_layer in output.attentions]).flatten()
 
-    return work
+    return _each("attention weights", weights)
 
 
 def _decomposed_last(folder: Path) -> Work:
-    import torch
-
     import normscope
 
     model = normscope.load(folder / CAUSAL, device="cpu")
 
-    def work(prompts: Sequence[tuple[str, str]]) -> Numbers:
-        found = []
-        for prompt, _ in prompts:
-            weights = normscope.decompose(model, prompt, heads=True, queries=[-1]).head_weights
-            assert weights is not None
-            found.append(weights.flatten())
-        return {"attention weights": torch.cat(found).numpy()}
+    def weights(prompt: str) -> Any:
+        found = normscope.decompose(model, prompt, heads=True, queries=[-1]).head_weights
+        assert found is not None
+        return found.flatten()
 
-    return work
+    return _each("attention weights", weights)
 
 
 def _zeroed(folder: Path) -> Work:
@@ -396,15 +390,12 @@ def _zeroed(folder: Path) -> Work:
 
     model = normscope.load(folder / CAUSAL, device="cpu")
 
-    def work(prompts: Sequence[tuple[str, str]]) -> Numbers:
-        found = []
-        for prompt, _ in prompts:
-            layers = normscope.attribution_maps(model, prompt, "value_zeroing")["value_zeroing"].layers
-            assert layers is not None
-            found.append(layers[:-1, -1].ravel())
-        return {"value zeroing": np.concatenate(found)}
+    def last_row(prompt: str) -> Any:
+        layers = normscope.attribution_maps(model, prompt, "value_zeroing")["value_zeroing"].layers
+        assert layers is not None
+        return layers[:-1, -1].ravel()
 
-    return work
+    return _each("value zeroing", last_row)
 
 
 TASKS = {

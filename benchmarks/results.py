@@ -3,6 +3,7 @@
 import os
 import platform
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -53,15 +54,25 @@ def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(rows).assign(machine=machine())
     path = folder / f"{suite}.csv"
-    if adds and path.is_file():
-        both = pd.concat([pd.read_csv(path), table], ignore_index=True)
-        cell = [name for name in _CELL if name in both]
-        table = both.drop_duplicates(cell, keep="last", ignore_index=True)
+    if adds:
+        table = with_rows(path, table, _CELL)
     table.to_csv(path, index=False)
     if suite == "lengths":
         _draw_lengths(table, folder / "lengths.png")
     if suite == "commands":
         _draw_commands(table, folder / "commands.png")
+
+
+def with_rows(path: Path, rows: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
+    """The table in a file, if there is one, with some rows in the places of earlier ones about the same.
+
+    Args:
+        cell: The columns that say what a row is about, as far as the table has them.
+    """
+    if not path.is_file():
+        return rows
+    both = pd.concat([pd.read_csv(path), rows], ignore_index=True)
+    return both.drop_duplicates([name for name in cell if name in both], keep="last", ignore_index=True)
 
 
 def _draw_lengths(table: pd.DataFrame, path: Path) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from normscope.analyses import ablations
+from normscope.analyses import ablations, samples
 from normscope.analyses.attribution import sample
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions
@@ -58,7 +58,7 @@ def test_a_sample_ends_with_the_first_look_that_is_precise_enough(precision, exp
 
 LAYERS, CATEGORIES = [1, 3], ["punctuation", "other", "all"]
 VARIANTS = [(inputs, "without_bos") for inputs in SinkInput]
-MODULES = {"score": [ablations], "sinks": [ablations, analysis], "feedforward": [maps], "attribution": [sample]}
+MODULES = {"score": [samples], "sinks": [samples, analysis], "feedforward": [samples], "attribution": [sample]}
 HEADLINES = {"score": ablations, "sinks": rates, "feedforward": maps}
 ENDS = {
     "score": (

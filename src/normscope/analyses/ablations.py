@@ -6,7 +6,7 @@ sets have as well says nothing about outliers.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
-from normscope.data.batching import Batch
+from normscope.analyses.samples import batches_until_precise
 from normscope.data.categories import ALL
 from normscope.maths.scores import part_of_keys
 from normscope.models.block import AttentionBlock, TokenSelector
 from normscope.models.interventions import Ablation, InterventionRunner, Loss
 from normscope.results.axes import TOGETHER
-from normscope.statistics.precision import half_width, in_rounds, until_precise
+from normscope.statistics.precision import half_width
 from normscope.statistics.tidy import tidy
 
 ALONE = 8
@@ -152,7 +152,7 @@ def remove_from_scores(
     counted = _without_all(context)
     shares = torch.zeros(len(context.layers), len(counted.categories), 1 + len(removals.all), dtype=torch.float64)
     changes = _Changes()
-    for batch in _batches(runner, sample, changes, precision, "interventions on single blocks"):
+    for batch in batches_until_precise(runner, sample, changes.half_width, precision, "interventions on single blocks"):
         members = counted.members(batch)
 
         def visit(block: AttentionBlock, members: Tensor = members) -> None:
@@ -207,19 +207,6 @@ class _Changes:
     def half_width(self) -> float:
         """That of the widest interval of the mean changes."""
         return half_width(np.concatenate([changes.numpy() for changes in self._every]))
-
-
-def _batches(
-    runner: InterventionRunner,
-    sample: Sequence[Int[Tensor, "kind _"]],
-    changes: _Changes,
-    precision: float | None,
-    title: str,
-) -> Iterator[Batch]:
-    """The batches of a sample, until its headline is precise enough."""
-    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
-    batches = itertools.chain.from_iterable(until_precise(parts, changes.half_width, precision))
-    yield from runner.progress(batches, sum(map(len, parts)), title)
 
 
 class PropagatedEffects(NamedTuple):
@@ -280,7 +267,9 @@ def ablate_residual_stream(
     steps = list(itertools.product(stream.starts, (ZERO, MEAN), removals.places))
     headline = (stream.starts[0], ZERO, removals.together)
     before, outcomes = _Outcome(counted), {step: _Outcome(counted) for step in steps}
-    for batch in _batches(runner, sample, changes, precision, "ablations of the residual stream"):
+    for batch in batches_until_precise(
+        runner, sample, changes.half_width, precision, "ablations of the residual stream"
+    ):
         members = counted.members(batch)
         kept: dict[int, Tensor] = {}  # by layer
 

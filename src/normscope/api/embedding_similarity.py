@@ -151,7 +151,8 @@ def compared_embeddings(a: Embedded, b: Embedded) -> Similarity:
     else:
         first, second = (Scored(side.parts, side.whole, side.compared) for side in (a, b))
         mean = embedder.function is SimilarityFunction.mean_maxsim
-        parts, matches = late_parts(first, second, mean=mean), _matches(a, b, met(first, second)[0], mean=mean)
+        places = met(first, second)
+        parts, matches = late_parts(first, second, places, mean=mean), _matches(a, b, places[0], mean=mean)
     matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
     pooling = "none" if embedder.pooling is None else str(embedder.pooling)
     return Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), matches)

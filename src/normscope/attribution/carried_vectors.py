@@ -1,30 +1,15 @@
 """What tokens contribute to the hidden vectors of a batch of pairs, followed while the model runs, in the same pass."""
 
-from typing import Protocol
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.attribution.similarities import PairSums, SimilarityParts, cosine_parts
+from normscope.attribution.similarities import PairSums, SimilarityParts, cosine_parts, product_of_lengths
 from normscope.attribution.vectors import groups_of_sources
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import Embedder, pooled, pooled_parts
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, transposed_through
 from normscope.maths.tensors import wide
-
-
-class Followed(Protocol):
-    """Follows something through the layers that tells apart what the similarities of each two texts are made of."""
-
-    def pass_layer(self, layer: FrozenLayer) -> None:
-        """Follow it through the next layer."""
-
-    def pass_norm(self, norm: FrozenNorm) -> None:
-        """Follow it through the norm after the last layer."""
-
-    def sums(self, last: "LastVectors") -> PairSums:
-        """What the cosines of each two texts, one after the other, are made of."""
 
 
 class LastVectors:
@@ -72,12 +57,13 @@ class CarriedBias:
 
     def __init__(self, embeddings: Float[Tensor, "batch token model"], bias: ValueBias) -> None:
         self.vectors = torch.zeros_like(embeddings)
-        self._credited = bias is ValueBias.decompx
+        self.credited = bias is ValueBias.decompx
+        """Whether the value biases of the next layer belong to tokens."""
 
     def pass_layer(self, layer: FrozenLayer) -> None:
         """Carry it through the next layer."""
-        self.vectors = layer.affine(self.vectors, value_bias=not self._credited)
-        self._credited = False  # only the value biases of the first layer belong to tokens
+        self.vectors = layer.affine(self.vectors, value_bias=not self.credited)
+        self.credited = False  # only the value biases of the first layer belong to tokens
 
     def pass_norm(self, norm: FrozenNorm) -> None:
         """Carry it through the norm after the last layer."""
@@ -100,7 +86,6 @@ class CarriedVectors:
         batch, tokens, model = embeddings.shape
         self._embeddings = embeddings
         self._bias = CarriedBias(embeddings, bias)
-        self._credited = bias is ValueBias.decompx
         self._vectors = embeddings.new_zeros(tokens, batch, tokens, model)
         each = torch.arange(tokens, device=embeddings.device)
         self._vectors[each, :, each] = embeddings.transpose(0, 1)
@@ -110,10 +95,9 @@ class CarriedVectors:
         embeddings, tokens = self._embeddings, torch.arange(self._embeddings.shape[1], device=self._embeddings.device)
         for group in self._groups():
             own = tokens[group][:, None, None] == tokens
-            value_bias = own.to(embeddings.dtype) if self._credited else None
+            value_bias = own.to(embeddings.dtype) if self._bias.credited else None
             self._vectors[group] = layer.linear(self._vectors[group], value_bias)
         self._bias.pass_layer(layer)
-        self._credited = False  # only the value biases of the first layer belong to tokens
 
     def pass_norm(self, norm: FrozenNorm) -> None:
         """Carry the vectors through the norm after the last layer."""
@@ -127,10 +111,6 @@ class CarriedVectors:
         parts = torch.cat([last.parts(group) for group in (*groups, self._bias.vectors[None])], dim=1)
         parts, whole = last.embedded(parts)
         return cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
-
-    def sums(self, last: LastVectors) -> PairSums:
-        """What each token adds with all of the other text."""
-        return PairSums.of(self.parts(last))
 
     def _groups(self) -> list[slice]:
         tokens = self._embeddings.shape[1]
@@ -171,15 +151,9 @@ class KeptLayers:
         back = transposed_through(
             ((layer, None) for layer in reversed(self._layers)), self._norm, gradient.to(self._embeddings)
         )
-        assert back.value_bias is not None
-        tokens, value_bias = wide((back.inputs * self._embeddings).sum(dim=-1)), wide(back.value_bias)
         # What the modules after pooling add that comes from no hidden vector.
         after = value.repeat_interleave(2) - (gradient * wide(last.hidden)).sum(dim=(-2, -1))
-        bias = wide(back.bias) + after
-        if self._rule is ValueBias.decompx:
-            tokens = tokens + value_bias
-        else:
-            bias = bias + value_bias.sum(dim=-1)
+        tokens, bias = back.attributed(self._embeddings, after, self._rule)
         added = torch.cat([tokens * last.token_mask, bias[:, None]], dim=1)
         constants, _ = last.embedded(last.parts(self._bias.vectors[None]))
         biases = torch.linalg.vecdot(constants[0::2, 0], constants[1::2, 0]) / norms
@@ -193,9 +167,7 @@ def _cosines(last: LastVectors) -> tuple[Float[Tensor, "batch token model"], Flo
         mask = last.token_mask.clone()
         made = last.embedder.embedding(hidden, mask, None if last.prompts is None else last.prompts.clone())
         still = made.detach()
-        norms = torch.linalg.vector_norm(still, dim=-1)
-        norms = norms[0::2] * norms[1::2]
-        norms = norms.masked_fill(norms == 0, 1)
+        norms = product_of_lengths(still[0::2], still[1::2])
         sides = torch.linalg.vecdot(made[0::2], still[1::2]) + torch.linalg.vecdot(still[0::2], made[1::2])
         (gradient,) = torch.autograd.grad((sides / norms).sum(), hidden)
     return gradient, torch.linalg.vecdot(still[0::2], still[1::2]) / norms, norms

@@ -114,15 +114,7 @@ def _attribute_together(
 ) -> ScalarAttribution:
     gradient, after = last = last_gradients(passed, targets)
     back = passed.transposed(gradient, note(last))
-    assert back.value_bias is not None
-    mask = passed.token_mask
-    scores = wide((back.inputs * passed.embeddings).sum(dim=-1))
-    from_biases = wide(back.bias) + after
-    value_bias = wide(back.value_bias)
-    if bias is ValueBias.decompx:
-        scores = scores + value_bias
-    else:
-        from_biases = from_biases + value_bias.sum(dim=-1)
+    scores, from_biases = back.attributed(passed.embeddings, after, bias)
     target = wide(targets.detach())
     linear = wide((gradient.to(passed.embeddings.dtype) * passed.hidden.detach()).sum(dim=(-2, -1)))
-    return ScalarAttribution(scores * wide(mask), from_biases, target - linear - after, target)
+    return ScalarAttribution(scores * wide(passed.token_mask), from_biases, target - linear - after, target)

@@ -115,15 +115,15 @@ def met(a: Scored, b: Scored) -> Int[Tensor, "batch a"]:
     return products.masked_fill(~b.mask[:, None], -torch.inf).argmax(dim=-1)
 
 
-def late_parts(a: Scored, b: Scored, *, mean: bool) -> SimilarityParts:
+def late_parts(a: Scored, b: Scored, places: Int[Tensor, "batch a"], *, mean: bool) -> SimilarityParts:
     """The parts of similarities by late interaction, Σ_i max_j ⟨a_i, b_j⟩. Which j is the largest is held fixed.
 
     Put side by side, the vectors of the first text and those that they meet are two vectors, whose product is the similarity.
 
     Args:
+        places: Which j is the largest; see `met`.
         mean: Whether to divide by the number of vectors of the first text.
     """
-    places = met(a, b)
     scale = a.mask.to(a.whole) / (a.mask.sum(dim=-1, keepdim=True) if mean else 1)
     parts_a, whole_a = a.parts * scale[:, None, :, None], a.whole * scale[..., None]
     width = b.whole.shape[-1]
@@ -131,6 +131,12 @@ def late_parts(a: Scored, b: Scored, *, mean: bool) -> SimilarityParts:
     parts_b = b.parts.gather(2, places[:, None, :, None].expand(-1, b.parts.shape[1], -1, width))
     matrix = parts_a.flatten(2) @ parts_b.flatten(2).transpose(-1, -2)
     return SimilarityParts(matrix, torch.linalg.vecdot(whole_a, whole_b).sum(dim=-1))
+
+
+def product_of_lengths(a: Float[Tensor, "batch model"], b: Float[Tensor, "batch model"]) -> Float[Tensor, " batch"]:
+    """‖a‖ ‖b‖, by which a product is divided to make a cosine; 1 instead of 0."""
+    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    return lengths.masked_fill(lengths == 0, 1)
 
 
 def cosine_parts(
@@ -147,7 +153,6 @@ def cosine_parts(
         parts_b: P_l of the other texts.
         whole_b: Their embeddings e_b.
     """
-    norms = torch.linalg.vector_norm(whole_a, dim=-1) * torch.linalg.vector_norm(whole_b, dim=-1)
-    norms = norms.masked_fill(norms == 0, 1)
+    norms = product_of_lengths(whole_a, whole_b)
     matrix = parts_a @ parts_b.transpose(-1, -2) / norms[:, None, None]
     return SimilarityParts(matrix, (whole_a * whole_b).sum(dim=-1) / norms)

@@ -18,8 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.maths.choices import ValueBias
 from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.tensors import wide
 
 Strips = Callable[[], Iterator[tuple[slice, Tensor]]]
 """Strips of α: the queries, and their weights (batch, head, query, key)."""
@@ -33,6 +35,23 @@ class Gradient(NamedTuple):
     """From constants that belong to no token."""
     value_bias: Float[Tensor, "batch token"] | None = None
     """From b_V of each token's values; None where there is no attention."""
+
+    def attributed(
+        self, embeddings: Float[Tensor, "#batch token model"], after: Float[Tensor, " batch"], rule: ValueBias
+    ) -> tuple[Float[Tensor, "batch token"], Float[Tensor, " batch"]]:
+        """Gradient × input of each token, and what biases add to the scalar, in float64.
+
+        Args:
+            embeddings: The inputs of the first layer, at which this is the gradient.
+            after: What constants after the last hidden vectors add.
+            rule: Where the value biases of the first layer go.
+        """
+        assert self.value_bias is not None
+        scores = wide((self.inputs * embeddings).sum(dim=-1))
+        biases, value_bias = wide(self.bias) + after, wide(self.value_bias)
+        if rule is ValueBias.decompx:
+            return scores + value_bias, biases
+        return scores, biases + value_bias.sum(dim=-1)
 
 
 @runtime_checkable

@@ -161,11 +161,7 @@ class InterventionRunner:
         batch, outputs = batch.to(self._model.device), dict.fromkeys(start - 1 for start in starts if start > 1)
         texts = _Pass(batch.model_inputs(), dict(outputs))
         masked = _Pass(self._masked(batch), outputs) if self.predicts == "masked" else None
-        head = self._model.next_token_head if self.predicts == "next" else None
-        logits = self._run(texts, visit, head, None)
-        if masked is not None:
-            logits = self._run(masked, _nothing, self._model.masked_language_head, None)
-        return Unchanged(batch, texts, masked, self._loss(batch, masked, logits))
+        return Unchanged(batch, texts, masked, self._passes(batch, texts, masked, visit, None))
 
     def ablated(
         self, unchanged: "Unchanged", visit: Callable[[AttentionBlock], None], ablation: Ablation
@@ -178,12 +174,7 @@ class InterventionRunner:
         Returns:
             As `Unchanged.loss`.
         """
-        texts, masked = unchanged.texts, unchanged.masked
-        head = self._model.next_token_head if self.predicts == "next" else None
-        logits = self._run(texts, visit, head, ablation)
-        if masked is not None:
-            logits = self._run(masked, _nothing, self._model.masked_language_head, ablation)
-        return self._loss(unchanged.batch, masked, logits)
+        return self._passes(unchanged.batch, unchanged.texts, unchanged.masked, visit, ablation)
 
     def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> "Loss":
         """The loss of a batch: see `Unchanged.loss`.
@@ -196,6 +187,21 @@ class InterventionRunner:
         if loss is None:
             raise ValueError("expected a checkpoint with a language-modelling head")
         return loss
+
+    def _passes(
+        self,
+        batch: Batch,
+        texts: "_Pass",
+        masked: "_Pass | None",
+        visit: Callable[[AttentionBlock], None],
+        ablation: Ablation | None,
+    ) -> "Loss | None":
+        """Run the texts, and the masked ones if the head predicts those; the loss of the head."""
+        head = self._model.next_token_head if self.predicts == "next" else None
+        logits = self._run(texts, visit, head, ablation)
+        if masked is not None:
+            logits = self._run(masked, _nothing, self._model.masked_language_head, ablation)
+        return self._loss(batch, masked, logits)
 
     def _run(
         self, again: "_Pass", visit: Callable[[AttentionBlock], None], head: Any, ablation: Ablation | None

@@ -23,6 +23,10 @@ STREAM = "residual stream"
 """The unit of norms and values of vectors that are added to the residual stream or read from it."""
 NATS = "nats"
 
+TOKEN_ID = Axis("token_id", "Number of the token in the vocabulary.", kind="whole")
+VOCABULARY = (Axis("token", "The token."), TOKEN_ID)
+"""The tokens of a vocabulary."""
+
 
 def in_stream(meaning: str, label: str = "") -> Column:
     """A column in units of the residual stream."""

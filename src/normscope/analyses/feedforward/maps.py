@@ -1,7 +1,6 @@
 """Token maps before and after each part of a layer: how much they change, and which pairs the network amplifies."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,12 +14,13 @@ from torch import Tensor
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.feedforward.published import FLATTENED
+from normscope.analyses.samples import batches_until_precise
 from normscope.data.batching import Batch
 from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
-from normscope.statistics.precision import half_width, in_rounds, until_precise
+from normscope.statistics.precision import half_width
 
 STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
     "ff": (LayerStage.BLOCK, LayerStage.NETWORK),
@@ -71,11 +71,8 @@ def compare_maps(
     Args:
         sample: Sequences, as `InterventionRunner.batches` takes them.
     """
-    precision = options.precision
-    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
-    comparison = _Comparison(context, options.bias, options.pairs)
-    batches = itertools.chain.from_iterable(until_precise(parts, comparison.half_width, precision))
-    for batch in runner.progress(batches, sum(map(len, parts)), "token maps of feed-forward networks"):
+    comparison, title = _Comparison(context, options.bias, options.pairs), "token maps of feed-forward networks"
+    for batch in batches_until_precise(runner, sample, comparison.half_width, options.precision, title):
         sentences = comparison.choose(batch)
         runner.observe(
             batch,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from normscope.results.axes import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN, in_stream
+from normscope.results.axes import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN, VOCABULARY, in_stream
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _MEASURE = Axis(
@@ -40,10 +40,7 @@ PUBLISHED = Published(
             values=_CORRELATION,
         ),
         "by_token": Table(
-            rows=(
-                Axis("token", "The token."),
-                Axis("token_id", "Number of the token in the vocabulary.", kind="whole"),
-            ),
+            rows=VOCABULARY,
             per="token of the vocabulary that occurs",
             values={
                 "rank": Column(f"{_RANK.meaning[:-1]}; missing if it was not counted.", kind="whole"),

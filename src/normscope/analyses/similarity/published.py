@@ -1,5 +1,6 @@
 """What the similarity analysis publishes."""
 
+from normscope.results.axes import TOKEN_ID, VOCABULARY
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _CATEGORY = "Category of the token of the {} text; `bias` stands for the model's biases, which belong to no token."
@@ -39,10 +40,7 @@ PUBLISHED = Published(
             },
         ),
         "by_token": Table(
-            rows=(
-                Axis("token", "The token."),
-                Axis("token_id", "Number of the token in the vocabulary.", kind="whole"),
-            ),
+            rows=VOCABULARY,
             per="token of the vocabulary that occurs",
             values={
                 "contribution": f"What the token adds to the mean cosine, in either text. {_HALF} Over all tokens, with the "
@@ -55,7 +53,7 @@ PUBLISHED = Published(
         "false_friends": Table(
             rows=(
                 Axis("token", "A token that is neither special nor punctuation."),
-                Axis("token_id", "Number of the token in the vocabulary.", kind="whole"),
+                TOKEN_ID,
             ),
             per="token that is among the three which add most to a pair with a low gold score",
             values={

@@ -1,0 +1,31 @@
+"""Samples of a corpus on which the model runs again, until what is measured on them is precise enough."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxtyping import Int
+from torch import Tensor
+
+from normscope.data.batching import Batch
+from normscope.models.interventions import InterventionRunner
+from normscope.statistics.precision import in_rounds, until_precise
+
+
+def batches_until_precise(
+    runner: InterventionRunner,
+    sample: Sequence[Int[Tensor, "kind _"]],
+    half_width: Callable[[], float],
+    precision: float | None,
+    title: str,
+) -> Iterator[Batch]:
+    """The batches of a sample, with a progress bar, until its headline is precise enough.
+
+    Args:
+        sample: Sequences, as `InterventionRunner.batches` takes them.
+        half_width: See `until_precise`.
+        precision: The half-width at which the sample ends; None for all of it.
+        title: That of the progress bar.
+    """
+    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
+    batches = itertools.chain.from_iterable(until_precise(parts, half_width, precision))
+    yield from runner.progress(batches, sum(map(len, parts)), title)
