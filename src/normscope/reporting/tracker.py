@@ -32,7 +32,7 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def table(self, name: str, table: pd.DataFrame) -> None:
-        """Log a table."""
+        """Log a table, unless it has no rows."""
 
     @abc.abstractmethod
     def figure(self, name: str, path: Path, caption: str) -> None:

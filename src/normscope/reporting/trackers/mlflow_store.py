@@ -92,7 +92,7 @@ class _MLflow(Tracker):
 
     def table(self, name: str, table: pd.DataFrame) -> None:
         # MLflow shows CSV files as tables. Its own tables are JSON, which keeps only ten decimals.
-        if len(table) <= CSV_ROWS:
+        if 0 < len(table) <= CSV_ROWS:
             content, file = as_csv(table), f"tables/{name}.csv"
             self._logged.add(file)
             self._failures.attempt(lambda: self._client.log_text(self._run, content, file))

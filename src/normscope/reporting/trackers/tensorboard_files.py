@@ -83,6 +83,8 @@ class _TensorBoard(Tracker):
             self._scalar(f"progress/{name}", value, examples)
 
     def table(self, name: str, table: pd.DataFrame) -> None:
+        if table.empty:
+            return
         shown = table.head(_TABLE_ROWS)
         text = _markdown([str(column) for column in table], shown.itertuples(index=False, name=None))
         if len(table) > len(shown):
