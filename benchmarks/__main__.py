@@ -2,10 +2,10 @@
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), the answers of the live page, similarities beside embedding, whole commands by phase, and the shapes on
-CUDA if available; `--only` selects some of them. Writes tables and figures that name the machine. `--profile` measures the cost
-of each analysis for one shape instead, and writes a trace. Only if asked for: how cost grows (`growth`), and other tools
-(`peers`, in an environment of its own).
+that decide an answer), the answers of the live page, similarities relative to embedding, whole commands by phase, and the shapes
+on CUDA if available; `--only` selects some of them. Writes tables and figures that name the machine. `--profile` measures the
+cost of each analysis for one shape instead, and writes a trace. Only on request: how cost grows (`growth`), and other tools
+(`peers`, in a separate environment).
 """
 
 import argparse
@@ -56,7 +56,7 @@ _PARTS = (
     ("ways", str, "alternatives"),
     ("examples", int, "numbers of examples"),
 )
-"""What can be chosen of a suite: the option, its type, and what it names."""
+"""Options that choose parts of a suite: name, type, and what they choose."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -71,10 +71,10 @@ def _arguments() -> argparse.Namespace:
             f"--{name}", nargs="+", type=kind, help=f"only these {what} of the suites; rows of others stay in the file"
         )
     parser.add_argument(
-        "--parts", nargs="+", choices=parted.PARTS, help="only these parts of peers and growth; rows of others stay"
+        "--parts", nargs="+", choices=parted.PARTS, help="only these parts of peers and growth; the rows of others stay"
     )
     parser.add_argument(
-        "--sizes", nargs="+", type=int, help="only these sizes of the parts of growth; rows of others stay"
+        "--sizes", nargs="+", type=int, help="only these sizes of the parts of growth; the rows of others stay"
     )
     parser.add_argument(
         "--largest", type=int, default=LARGEST, help=f"largest corpus of growth, in sequences (default {LARGEST:,})"
@@ -153,7 +153,7 @@ def _is_part(arguments: argparse.Namespace) -> bool:
 
 
 def _measure_commands(arguments: argparse.Namespace) -> None:
-    """Measure the commands that were asked for. Each is written when it has been measured, so that none is lost."""
+    """Measure the commands that were asked for. Each is written as soon as it has been measured, so that none is lost."""
     shapes = [shape for shape in commands.MODELS if shape in (arguments.shapes or commands.MODELS)]
     sizes = [size for size in commands.SIZES if size in (arguments.examples or commands.SIZES)]
     adds = _is_part(arguments)

@@ -1,6 +1,6 @@
-"""What a user waits for: whole commands with default options, in seconds, by phase, and as multiples of a bare pass.
+"""How long a user waits for whole commands with default options: seconds, by phase, and as multiples of a bare pass.
 
-A command is a process of its own, which records the seconds of its phases (`provenance.phases` in results.json). Just before
+Each command has its own process, which records the seconds of its phases (`provenance.phases` in results.json). Just before
 each, another process reads the same batches and runs the untouched model on them, with fused attention:
 `python -m benchmarks.commands FILE KEY=VALUE...` is such a process. Ratios are medians over these pairs of processes, because
 the machine's load changes from minute to minute.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from normscope.running.run import Run
 
 MODELS = {"MiniLM": "minilm", "BERT-base": "bert-random"}
-"""The presets of models, by what tables call them; the second has random weights."""
+"""The presets of models, by their names in tables; the second has random weights."""
 SIZES = (120, 2_000)
 ANALYSES = ("mixing", "norms", "frequency", "outliers", "score", "sinks", "attribution", "feedforward")
 """Every analysis of plain text. Others need trees, pairs to compare, or a translation model."""
@@ -36,7 +36,7 @@ WAYS = (*ANALYSES, TOGETHER)
 BEFORE = ("start", "model", "corpus")
 """The phases before the first batch. They do not grow with the corpus, unless an analysis reads it beforehand."""
 PHASES = ("pass", "interventions", "results", "maps", "publishing")
-"""Those from the first batch on, which are reported one by one."""
+"""The phases from the first batch on, which are reported one by one."""
 
 
 def measured_commands(
@@ -64,7 +64,7 @@ def measured_commands(
 
 
 def examples(number: int) -> Iterator[str]:
-    """So many examples of the sample corpus, again and again, as lines of a file: sentences, and pairs of paragraphs."""
+    """As many examples as asked for from the sample corpus, repeated, as lines of a file: sentences, and pairs of paragraphs."""
     with sample_path().open(encoding="utf-8") as file:
         yield from itertools.islice(itertools.cycle(file.readlines()), number)
 
@@ -112,7 +112,7 @@ def _timed(*command: str) -> float:
 
 
 def _bare(run: "Run", file: Path) -> NoReturn:
-    """Run the untouched model on all batches of a run, note the seconds in a file, and end the process."""
+    """Run the untouched model on all batches of a run, write the seconds to a file, and end the process."""
     import torch
 
     model = run.plan.model

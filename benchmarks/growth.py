@@ -2,9 +2,9 @@
 
 Length, layers and categories: passes of one batch with random weights, in a process per row, which alternate with the bare
 forward pass. Corpus, processes and shards: complete runs over the sample's texts, repeated as often as needed, whose pass over
-the corpus is timed. The state is what shards leave and processes send.
+the corpus is timed. The state is what shards save and processes send.
 
-`python -m benchmarks.growth run FILE KEY=VALUE...` is `normscope KEY=VALUE...`, with the times in a file.
+`python -m benchmarks.growth run FILE KEY=VALUE...` is `normscope KEY=VALUE...`, with the times written to a file.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from benchmarks.scenarios import SHAPES
 from normscope.reporting.palette import LINE_COLOURS, LINE_STYLES, MARKERS, STYLE
 
 CELL = ("part", "model", "at", "way")
-"""What a row is about."""
+"""The columns that say what a row is about."""
 WAYS = ("mixing", "mixing+norms")
 TINY, MINILM = "tiny BERT", "MiniLM"
 
@@ -46,7 +46,7 @@ SHARDS = (1, 4, 16, 64)
 CORPORA = {TINY: (1_000, 10_000, 100_000, 1_000_000), MINILM: (1_000, 10_000)}
 """Sequences of the corpora of each model."""
 LARGEST = 10_000
-"""The largest corpus, unless another is asked for."""
+"""The largest corpus by default."""
 
 _WORDS = 12
 """Words of a sequence, about 16 tokens, so that a million of them can be read."""
@@ -73,7 +73,7 @@ class Pass:
     length: int
     layers: int | None = None
     categories: int | None = None
-    """Number of categories, if not the usual ones."""
+    """Number of categories; the usual ones if None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +83,10 @@ class Sizes:
     largest: int = LARGEST
     """The largest corpus, in sequences."""
     only: Collection[int] | None = None
-    """The sizes of any part; all if None."""
+    """The only sizes to measure, of any part; all if None."""
 
     def of(self, sizes: Sequence[int]) -> list[int]:
-        """Those of a part."""
+        """Those of these sizes, of a part, that are to be measured."""
         return [size for size in sizes if self.only is None or size in self.only]
 
 
@@ -127,7 +127,7 @@ def _of_pass(cell: Pass) -> dict[str, object]:
 
 
 def pass_row(cell: Pass) -> dict[str, object]:
-    """Run passes in this process: tokens per second beside the bare pass, the peak of memory, and the bytes of the state."""
+    """Run passes in this process: tokens per second, with and without analyses, peak memory, and the bytes of the state."""
     import torch
     from transformers import AutoModel
 
@@ -205,7 +205,7 @@ def _shards(sizes: Sizes) -> Iterator[dict[str, object]]:
 
 @contextlib.contextmanager
 def _corpus(sequences: int, words: int | None = None) -> Iterator[Path]:
-    """The file of a corpus, in a folder of its own: the sample's texts, or so many words of each."""
+    """The file of a corpus, in its own folder: the sample's texts, or the first words of each."""
     texts = [" ".join(text.split()[:words]) for text in lines()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.txt"
@@ -215,7 +215,7 @@ def _corpus(sequences: int, words: int | None = None) -> Iterator[Path]:
 
 
 def _of_run(part: str, model: str, at: int, corpus: Path, *overrides: str) -> dict[str, object]:
-    """A row from a complete run: of one process, of several, or of the shards of a sweep, which merges them at its end."""
+    """A row from a complete run: one process, several, or the shards of a sweep, which merges them at its end."""
     folder, swept = corpus.parent, part == "shards"
     arguments = ["analysis=[mixing,norms]", "dataset=text", f"dataset.path={corpus}", *_BARE, *overrides]
     if model == TINY:
@@ -268,7 +268,7 @@ def _save_tiny(folder: Path) -> None:
 
 
 def _run(file: Path) -> None:
-    """A command, of which the passes over the corpus and the merging of shards are timed."""
+    """Run a command, and time its passes over the corpus and the merging of shards."""
     from benchmarks.measuring import status
     from normscope import cli
     from normscope.running import loop, pipeline, shards
@@ -331,11 +331,11 @@ _AXES = {
 
 _COLUMNS = 3
 _SERIES = ((MINILM, "mixing"), (MINILM, "mixing+norms"), (TINY, "mixing+norms"))
-"""What has a line of its own."""
+"""The models and analyses that are drawn as lines."""
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Tokens per second, and below them MiB of memory and of the state, for each part that grows; and a caption beside it.
+    """Draw tokens per second, and below them MiB of memory and of the state, for each part that grows; and write a caption.
 
     Args:
         table: Rows of `measured_growth`.

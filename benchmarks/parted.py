@@ -36,7 +36,7 @@ PARTS = tuple(dict.fromkeys(part for suite in SUITES.values() for part in suite.
 
 
 def measure(suite: str, parts: Sequence[str] | None, repeats: int, sizes: growth.Sizes, folder: Path) -> None:
-    """Measure parts of a suite, and print and write each row when it is there.
+    """Measure parts of a suite, and print and write each row as soon as it is known.
 
     Args:
         suite: One of SUITES.
@@ -55,7 +55,7 @@ def measure(suite: str, parts: Sequence[str] | None, repeats: int, sizes: growth
 
 
 def add(path: Path, row: Mapping[str, object], cell: Sequence[str]) -> pd.DataFrame:
-    """Write a row into a file, in the place of the earlier one about the same.
+    """Write a row to a file, in place of an earlier one about the same.
 
     Args:
         path: The file, created if missing.

@@ -12,13 +12,13 @@ import numpy as np
 Numbers = Mapping[str, np.ndarray]
 """What a tool finds, by name: the same name stands for the same numbers."""
 Work = Callable[[Sequence[Any]], Numbers]
-"""From inputs to numbers. Everything that is done once for any number of inputs has been done before."""
+"""From inputs to numbers. Everything that is done once, however many inputs there are, has been done before."""
 
 ENCODER, CAUSAL = "encoder", "causal"
 """The folders of the models: the default model, and a causal language model with random weights."""
 
 STEPS = 50
-"""Of integrated gradients; the default of Captum and of inseq."""
+"""Steps of integrated gradients; the default of Captum and of inseq."""
 OURS = "normscope"
 
 _BATCH = 32
@@ -29,9 +29,9 @@ class Tool:
     """One way to do a task."""
 
     name: str
-    """The package, and after a comma what is done with it."""
+    """The package and, after a comma, what is done with it."""
     prepare: Callable[[Path], Work]
-    """Import, load the models from a folder, and return what does the work."""
+    """Imports the package, loads the models from a folder, and returns what does the work."""
 
     @property
     def package(self) -> str:
@@ -45,7 +45,7 @@ class Task:
 
     name: str
     inputs: Callable[[], list[Any]]
-    """What is worked on: read from the sample corpus."""
+    """Returns the inputs, read from the sample corpus."""
     tools: tuple[Tool, ...]
 
 

@@ -1,8 +1,8 @@
 """The same tasks with other tools, as their users would do them: time, memory, and whether the numbers are equal.
 
-`make bench ARGS="--only peers"`, in an environment of its own (`benchmarks/peers.txt`). Each measurement has a process of its
-own, and the tools of a task take turns. Work on the first input, in which libraries prepare what they keep, counts as startup.
-A tool that cannot be imported, or fails, is named with the reason.
+`make bench ARGS="--only peers"`, in a separate environment (`benchmarks/peers.txt`). Each measurement has its own process, and
+the tools for a task take turns. Work on the first input, during which libraries prepare what they keep, counts as startup. For a
+tool that cannot be imported or fails, the table gives the reason.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.peer_tasks import CAUSAL, ENCODER, OURS, TASKS, Numbers, Task, Tool, save_causal
 
 CELL = ("task", "tool")
-"""What a row is about."""
+"""The columns that say what a row is about."""
 
 
 def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> Iterator[dict[str, object]]:
@@ -30,7 +30,7 @@ def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> Iter
 
     Args:
         parts: Some of TASKS; all by default.
-        repeats: Processes per tool, of which the median time and the highest memory count.
+        repeats: Processes per tool. The median time and the highest memory are reported.
     """
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
@@ -125,12 +125,12 @@ def _file(models: Path, task: str, tool: int) -> Path:
 
 
 def _in_its_own_process(task: str, tool: int, models: Path) -> dict[str, Any]:
-    """What one process reports: seconds of startup and of the work, and its peak of memory; or why it failed."""
+    """What one process reports: seconds of startup and of the work, and its peak memory; or why it failed."""
     command = [sys.executable, "-m", "benchmarks.peers", task, str(tool), str(models), str(time.monotonic())]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if ended.returncode:
-        return {"failed": f"it ended with status {ended.returncode}: {(ended.stderr.strip().splitlines() or [''])[-1]}"}
+        return {"failed": f"ended with status {ended.returncode}: {(ended.stderr.strip().splitlines() or [''])[-1]}"}
     reported: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return reported
 

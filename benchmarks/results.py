@@ -37,7 +37,7 @@ def show(rows: list[dict[str, object]]) -> None:
 
 
 _CELL = ["shape", "device", "dtype", "sequences", "length", "layers", "examples", "way"]
-"""What a row is about, as far as its suite has these columns."""
+"""The columns that say what a row is about, if its suite has them."""
 
 
 def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool = False) -> None:
@@ -64,10 +64,10 @@ def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool
 
 
 def with_rows(path: Path, rows: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
-    """The table in a file, if there is one, with some rows in the places of earlier ones about the same.
+    """The table in a file, if there is one, with some rows added in place of earlier ones about the same.
 
     Args:
-        cell: The columns that say what a row is about, as far as the table has them.
+        cell: The columns that say what a row is about, if the table has them.
     """
     if not path.is_file():
         return rows
@@ -103,7 +103,7 @@ def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
 
 
 def _draw_commands(table: pd.DataFrame, path: Path) -> None:
-    """The phases of commands, one after the other, as multiples of the bare pass."""
+    """Draw the phases of commands, one after the other, as multiples of the bare pass."""
     order = {way: place for place, way in enumerate(commands.WAYS)}
     cells = list(table.groupby(["shape", "examples"], sort=False))
     with mpl.rc_context(STYLE):

@@ -1,4 +1,6 @@
-"""The similarities of many pairs of texts, split into sums by token, beside embedding the texts with sentence-transformers.
+"""The cost of splitting the similarities of many pairs of texts into sums by token, relative to embedding the texts.
+
+The texts are embedded with sentence-transformers.
 
 Texts are pieces of the sample corpus, of lengths as in the STS benchmark (12 tokens in the median), or of 128 tokens.
 """

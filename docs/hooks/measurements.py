@@ -1,5 +1,5 @@
 """Tables of measurements on the pages: a page says `<!-- shapes -->` where the table of what `make bench` wrote belongs, and
-`<!-- machine of shapes -->` where the machine does.
+`<!-- machine of shapes -->` where the machine belongs that it was measured on.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ def _corpora() -> str:
 
 
 def _commands() -> str:
-    """Commands by model and number of examples: seconds, and what their phases cost beside a bare pass."""
+    """Commands by model and number of examples: seconds, and what their phases cost relative to a bare pass."""
     if not (MEASURED / "commands.csv").exists():
         return tables_in_parts.NOT_RECORDED
     columns = ("ratio", *(f"{phase}_ratio" for phase in COMMAND_PHASES))
@@ -146,7 +146,7 @@ def _commands() -> str:
         )
         for row in _rows("commands")
     ]
-    header = ("model", "examples", "analysis", "seconds", "of a bare pass", "all phases / bare", *COMMAND_PHASES)
+    header = ("model", "examples", "analysis", "seconds", "bare pass, seconds", "all phases / bare pass", *COMMAND_PHASES)
     picture = "\n![The phases of commands as multiples of the bare pass](../images/commands.png)\n"
     return table(header, rows) + (picture if (ROOT / "docs" / "images" / "commands.png").exists() else "")
 
@@ -195,7 +195,7 @@ def _agreement() -> str:
 
 
 def _parted(suite: str, shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
-    """A table of a suite that is measured in parts, as far as it has been."""
+    """The table of a suite that is measured in parts, with what has been measured so far."""
     return shown(_rows(suite)) if (MEASURED / f"{suite}.csv").exists() else tables_in_parts.NOT_RECORDED
 
 

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 NOT_RECORDED = "*(No run is recorded yet.)*"
 
 SEQUENCES, LENGTH = 10**9, 128
-"""What is planned: sequences, and the tokens of each."""
+"""The corpus that is planned for: number of sequences, and tokens in each."""
 PROCESSES = (1, 1_000)
 
 _MEBIBYTE, _DAY, _HOUR = 2**20, 86_400, 3_600
@@ -36,7 +36,7 @@ def peers(rows: Sequence[Row]) -> str:
                 continue
             numbers = (f"{row['startup']:.1f}", f"{row['seconds']:.1f}", f"{row['mebibytes']:,.0f}")
             lines.append((what, named, *numbers, _agreement(row)))
-    return table(("task (inputs)", "tool", "startup, s", "work, s", "peak MiB", "the same numbers"), lines)
+    return table(("task (inputs)", "tool", "startup, s", "work, s", "peak MiB", "agreement of numbers"), lines)
 
 
 def _agreement(row: Row) -> str:
@@ -56,7 +56,7 @@ def growth(rows: Sequence[Row]) -> str:
                 same.sort(key=lambda row: row["at"])
                 lines += [_grown(row) for row in (same[:1] + same[1:][-1:])]
     return table(
-        ("what grows", "to", "model", "analyses", "tokens per second", "bare pass", "peak MiB", "MiB of the state"),
+        ("what grows", "size", "model", "analyses", "tokens per second", "bare pass", "peak MiB", "state, MiB"),
         lines,
     )
 
@@ -76,7 +76,7 @@ def _grown(row: Row) -> tuple[str, ...]:
 
 
 class Measured(NamedTuple):
-    """What a plan is made of."""
+    """The measurements that a plan is extrapolated from."""
 
     tokens_per_second: float
     """Of one process with one thread."""
@@ -85,7 +85,7 @@ class Measured(NamedTuple):
     state: float
     """Bytes that a shard leaves."""
     merging: float
-    """Seconds that merging takes for each shard more."""
+    """Seconds to merge one more shard."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Measured | None":
@@ -111,15 +111,15 @@ def plan(rows: Sequence[Row]) -> str:
     tokens = SEQUENCES * LENGTH
     seconds, read = tokens / measured.tokens_per_second, tokens * measured.bytes_per_token
     hours = seconds / _HOUR
-    rate = f"passes of MiniLM, `mixing` and `norms`, at {measured.tokens_per_second:,.0f} tokens per second and process"
+    rate = f"passes of MiniLM, `mixing` and `norms`, at {measured.tokens_per_second:,.0f} tokens per second per process"
     lines = [
         (rate, *(_duration(seconds / number) for number in PROCESSES)),
         ("process-hours", *(f"{hours:,.0f}" for _ in PROCESSES)),
-        ("text read by a process", *(_size(read / number, 1000) for number in PROCESSES)),
-        ("parts of a mebibyte that a process reads", *(f"{read / _MEBIBYTE / number:,.0f}" for number in PROCESSES)),
-        ("states left by all shards", "none", _size(measured.state * PROCESSES[1], 1024)),
+        ("text read by each process", *(_size(read / number, 1000) for number in PROCESSES)),
+        ("parts of one MiB read by each process", *(f"{read / _MEBIBYTE / number:,.0f}" for number in PROCESSES)),
+        ("states saved by all shards", "none", _size(measured.state * PROCESSES[1], 1024)),
         (
-            f"merging them, at {_three_digits(measured.merging)} s for each",
+            f"merging them, at {_three_digits(measured.merging)} s each",
             "none",
             _duration(measured.merging * PROCESSES[1]),
         ),

@@ -185,15 +185,15 @@ def test_the_plan_follows_from_the_measurements(rows):
         name.strip(): [one.strip(), many.strip()] for name, one, many in (line.strip("|").split("|") for line in lines)
     }
     # 10⁹ × 128 tokens at 2,000 per second are 64 million seconds; of 4.5 bytes each.
-    assert cells["passes of MiniLM, `mixing` and `norms`, at 2,000 tokens per second and process"] == [
+    assert cells["passes of MiniLM, `mixing` and `norms`, at 2,000 tokens per second per process"] == [
         "741 days",
         "18 hours",
     ]
     assert cells["process-hours"] == ["17,778", "17,778"]
-    assert cells["text read by a process"] == ["576 GB", "576 MB"]
-    assert cells["parts of a mebibyte that a process reads"] == ["549,316", "549"]
-    assert cells["states left by all shards"] == ["none", "48.8 GiB"]
-    assert cells["merging them, at 0.2 s for each"] == ["none", "3 min"]
+    assert cells["text read by each process"] == ["576 GB", "576 MB"]
+    assert cells["parts of one MiB read by each process"] == ["549,316", "549"]
+    assert cells["states saved by all shards"] == ["none", "48.8 GiB"]
+    assert cells["merging them, at 0.2 s each"] == ["none", "3 min"]
 
 
 def test_without_its_parts_there_is_no_plan(rows):

@@ -121,7 +121,7 @@ def test_runs_are_summed_up_by_medians_and_what_failed_is_not_tried_again(monkey
 def test_a_process_that_is_killed_is_a_failure(monkeypatch, tmp_path):
     ended = types.SimpleNamespace(returncode=-9, stdout="", stderr="some\nlast words\n")
     monkeypatch.setattr(peers.subprocess, "run", lambda *_args, **_kwargs: ended)
-    assert peers._in_its_own_process("word", 0, tmp_path) == {"failed": "it ended with status -9: last words"}
+    assert peers._in_its_own_process("word", 0, tmp_path) == {"failed": "ended with status -9: last words"}
 
 
 def test_parts_replace_their_own_rows(monkeypatch, tmp_path):
