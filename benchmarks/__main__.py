@@ -2,10 +2,10 @@
 
 Measures shapes (models and analyses), what signed shares add, attributions, feed-forward networks, sinks, lengths, startup,
 corpora (sizes and numbers of processes), syntax on made-up treebanks, retrieval and agreement (how well methods find the words
-that decide an answer), the answers of the live page, similarities relative to embedding, whole commands by phase, and the shapes
-on CUDA if available; `--only` selects some of them. Writes tables and figures that name the machine. `--profile` measures the
-cost of each analysis for one shape instead, and writes a trace. Only on request: how cost grows (`growth`), and other tools
-(`peers`, in a separate environment).
+that decide an answer), the answers of the live page, similarities relative to embedding, whole commands by phase, and the
+shapes on CUDA if available; `--only` selects some of them. Writes tables and figures that name the machine. `--profile`
+measures the cost of each analysis for one shape instead, and writes a trace. Only on request: how cost grows (`growth`), and
+other tools (`peers`, in a separate environment).
 """
 
 import argparse

@@ -64,7 +64,7 @@ def measured_commands(
 
 
 def examples(number: int) -> Iterator[str]:
-    """As many examples as asked for from the sample corpus, repeated, as lines of a file: sentences, and pairs of paragraphs."""
+    """Examples of the sample corpus, repeated as needed, as lines of a file: sentences, and pairs of paragraphs."""
     with sample_path().open(encoding="utf-8") as file:
         yield from itertools.islice(itertools.cycle(file.readlines()), number)
 

@@ -1,8 +1,8 @@
 """The same tasks with other tools, as their users would do them: time, memory, and whether the numbers are equal.
 
-`make bench ARGS="--only peers"`, in a separate environment (`benchmarks/peers.txt`). Each measurement has its own process, and
-the tools for a task take turns. Work on the first input, during which libraries prepare what they keep, counts as startup. For a
-tool that cannot be imported or fails, the table gives the reason.
+`make bench ARGS="--only peers"`, in a separate environment (`benchmarks/peers.txt`). Each measurement has its own process,
+and the tools for a task take turns. Work on the first input, during which libraries prepare what they keep, counts as startup.
+For a tool that cannot be imported or fails, the table gives the reason.
 """
 
 import importlib.metadata

@@ -146,7 +146,7 @@ def _commands() -> str:
         )
         for row in _rows("commands")
     ]
-    header = ("model", "examples", "analysis", "seconds", "bare pass, seconds", "all phases / bare pass", *COMMAND_PHASES)
+    header = ("model", "examples", "analysis", "seconds", "bare pass, seconds", "all phases / bare", *COMMAND_PHASES)
     picture = "\n![The phases of commands as multiples of the bare pass](../images/commands.png)\n"
     return table(header, rows) + (picture if (ROOT / "docs" / "images" / "commands.png").exists() else "")
 

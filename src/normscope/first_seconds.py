@@ -1,6 +1,6 @@
-"""The first seconds of a command, in which it loads its libraries: when they began, and what a terminal shows meanwhile.
+"""The first seconds of a command, in which it imports libraries: when they began, and what a terminal shows meanwhile.
 
-It imports nothing that takes time itself.
+This module imports nothing slow itself.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def process_began() -> float:
 
 @contextlib.contextmanager
 def starting(*, quiet: bool) -> Iterator[None]:
-    """Context in which a terminal shows that the command starts. Progress bars, which take a library, replace the line.
+    """Context in which a terminal shows that the command is starting. Progress bars, which need a library, come afterwards.
 
     Args:
         quiet: Whether nothing is shown.

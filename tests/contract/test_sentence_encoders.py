@@ -337,7 +337,7 @@ def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
     with pytest.raises(InputError, match="expected a query of at most 4 tokens, the limit of .*, got"):
         normscope.similarity(model, A, B)
     model = normscope.wrap(late_encoder(folder, words=tokenizer.get_vocab()))
-    with pytest.raises(InputError, match="expected a document with a token that .* compares, got none"):
+    with pytest.raises(InputError, match="expected a document with at least one token that .* compares, got none"):
         normscope.similarity(model, A, B)
     with pytest.raises(InputError, match="keeps a vector for each token .late interaction., expected one embedding"):
         normscope.attribute(model, A, normscope.SimilarityTo(B))
@@ -424,10 +424,10 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"text": A}, "against: expected another pair of texts for the class of a pair .tuple. of texts, got str"),
+        ({"text": A}, "against: another pair of texts needs a class of a pair .tuple. of texts to compare with, got str"),
         ({"target": normscope.SimilarityTo(B)}, "for the class of a pair .tuple. of texts, got SimilarityTo"),
-        ({"spans": {"all": (0, 3)}}, "spans: not defined for the difference of two pairs of texts; leave it out"),
-        ({"by": "layer"}, "by: not defined for the difference of two pairs of texts; leave it out"),
+        ({"spans": {"all": (0, 3)}}, "spans: not defined for the difference between two pairs of texts; leave it out"),
+        ({"by": "layer"}, "by: not defined for the difference between two pairs of texts; leave it out"),
         ({"against": ("a", "b", "c")}, "against: expected"),
     ],
 )

@@ -289,10 +289,10 @@ def test_prompts_are_chosen(command, encoder, prompts, texts):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"documents": ["One.", " "]}, "document 2 is empty: expected a text; leave the document out"),
+        ({"documents": ["One.", " "]}, "document 2 is empty: expected a text; fill it in or leave it out"),
         ({"documents": []}, "documents: expected a list of at least one text, got an empty list"),
         ({"documents": "One."}, "documents: expected a list of at least one text, got 'One.'"),
-        ({"documents": ["One.", 2]}, "document 2: expected a text, or an object with one as `text`, got 2"),
+        ({"documents": ["One.", 2]}, "document 2: expected a text, or an object with a `text`, got 2"),
         ({"query": ""}, "query is empty: expected a text"),
         ({"scores": [1]}, "scores: expected a list of 2 numbers, one for each document, got 1"),
         ({"scores": [1, "high"]}, "scores: document 2: expected a number, got 'high'"),
@@ -300,7 +300,7 @@ def test_prompts_are_chosen(command, encoder, prompts, texts):
         ({"scores": 3}, "scores: expected a list of 2 numbers, one for each document, got 3"),
         (
             {"documents": [{"id": 7, "text": "One."}, {"id": 7, "text": "Two."}]},
-            "document 2: its id 7 is that of document 1; expected each document once",
+            "document 2: its id 7 is also that of document 1; expected each document once",
         ),
     ],
 )

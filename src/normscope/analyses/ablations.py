@@ -89,7 +89,7 @@ class Removals:
 
     @cached_property
     def places(self) -> dict[tuple[int, ...], list[int]]:
-        """The places in `all` of every set of dimensions: a lone outlier is there twice, and random ones may be."""
+        """The places in `all` of each set of dimensions: a lone outlier occurs twice, and random sets may."""
         places: dict[tuple[int, ...], list[int]] = {}
         for place, removal in enumerate(self.all):
             places.setdefault(removal.dimensions, []).append(place)
@@ -143,7 +143,7 @@ def remove_from_scores(
 
     Args:
         sample: Sequences, as `InterventionRunner.batches` takes them.
-        precision: The half-width at which the sample ends, of what `_Changes` has; None for all of it.
+        precision: The half-width of the intervals of `_Changes` at which the sample ends; None for the whole sample.
 
     Returns:
         Columns layer, removed, dimensions, category, before, after, CHANGES and sequences. Values are sums of α over the
@@ -181,9 +181,9 @@ def remove_from_scores(
 
 
 class _Changes:
-    """The headline of a sample: how much the weight on each category changes without all outliers, sequence by sequence.
+    """The headline of a sample: how much the weight on each category changes without all outliers, a mean over layers.
 
-    It is the mean over layers.
+    It is kept sequence by sequence.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _Changes:
         return sum(len(changes) for changes in self._every)
 
     def half_width(self) -> float:
-        """That of the widest interval of the mean changes."""
+        """Half the width of the widest interval of the mean changes."""
         return half_width(np.concatenate([changes.numpy() for changes in self._every]))
 
 
@@ -222,13 +222,13 @@ class PropagatedEffects(NamedTuple):
 
 
 class StreamAblations(NamedTuple):
-    """Where the residual stream is ablated, and with which values."""
+    """Where the residual stream is ablated, and what replaces its values."""
 
     means: Float[Tensor, "layer model"]
     """Mean hidden vectors of layers 0 to L: the new values of the dimensions where `value` is `mean`. Layers whose mean is NaN
     keep their values."""
     starts: Sequence[int]
-    """First ablated layers, each in turn."""
+    """The layers to start from, each in turn."""
     tokens: TokenSelector | None = None
     """Which tokens to change in a layer; None for all."""
 
@@ -253,15 +253,15 @@ def ablate_residual_stream(
 ) -> PropagatedEffects:
     """Attention and loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
 
-    A batch runs once as it is, and with each ablation from the first layer that is changed.
+    A batch runs once unchanged, and once with each ablation, from the first layer that it changes.
 
     Args:
         sample: Sequences, as `InterventionRunner.batches` takes them.
         context: The context of the run. Every chosen layer is measured.
         removals: The dimensions to replace.
-        stream: Where, and with which values.
-        precision: The half-width at which the sample ends, of what `_Changes` has with zeros from the first of the starts on;
-            None for all of it.
+        stream: Where to replace them, and by what.
+        precision: The half-width of the intervals of `_Changes`, with zeros from the first of the starts on, at which the
+            sample ends; None for the whole sample.
     """
     counted, changes = _without_all(context), _Changes()
     steps = list(itertools.product(stream.starts, (ZERO, MEAN), removals.places))

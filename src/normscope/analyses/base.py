@@ -69,7 +69,7 @@ class Requirements:
     keeps_layers: bool = False
     """Whether it keeps every layer of a batch, held fixed. Batches are then split so that these fit into memory."""
     prompts: Callable[[Callable[[], Embedder]], Prompts] | None = None
-    """Returns what is put before the texts of pairs that are compared, given what makes the model's embeddings."""
+    """Returns the prompts of pairs of texts that are compared, given a function that returns the model's embedder."""
     words: Callable[[str], list[tuple[int, int]]] | None = None
     """Splits a text into words (start, end), if batches must record the word of each token."""
     resources: Mapping[str, Resource[Any]] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Samples of a corpus on which the model runs again, until what is measured on them is precise enough."""
+"""Samples of a corpus on which the model runs again until what is measured on them is precise enough."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,8 @@ def batches_until_precise(
     Args:
         sample: Sequences, as `InterventionRunner.batches` takes them.
         half_width: See `until_precise`.
-        precision: The half-width at which the sample ends; None for all of it.
-        title: That of the progress bar.
+        precision: The half-width at which the sample ends; None for the whole sample.
+        title: Title of the progress bar.
     """
     parts = [runner.batches(part) for part in in_rounds(sample, precision)]
     batches = itertools.chain.from_iterable(until_precise(parts, half_width, precision))

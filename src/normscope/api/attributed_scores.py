@@ -90,9 +90,9 @@ def attribute(
             of an answer; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
             (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
         against: A class, a token or an answer of the same kind as the target: its value is subtracted, so that scores say why
-            the target and not this. For an `Answer`, it is attributed in a separate pass. With a pair of texts, such as the
-            query and the document of a cross-encoder, and a class: another pair (tuple), such as the query with another
-            document; its class's logit is subtracted, so that scores say why one document is ranked over the other.
+            the target and not this. For an `Answer`, it is attributed in a separate pass. If the text is a pair, such as the
+            query and the document of a cross-encoder, and the target a class, another pair (tuple), such as the query with
+            another document: its logit for the class is subtracted, so that scores say why one document ranks above the other.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
             of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
             Those of a conversation are its roles, and `template`; those of a pair are its texts. See `.spans`.
@@ -232,11 +232,11 @@ def _against_pair(
     if not isinstance(text, tuple) or not isinstance(label, Label):
         what = describe_type(text) if isinstance(label, Label) else describe_type(target)
         raise InputError(
-            f"against: expected another pair of texts for the class of a pair (tuple) of texts, got {what}"
+            f"against: another pair of texts needs a class of a pair (tuple) of texts to compare with, got {what}"
         )
     if asked.columns is not None or asked.spans is not None:
         name = "spans" if asked.columns is None else "by"
-        raise InputError(f"{name}: not defined for the difference of two pairs of texts; leave it out")
+        raise InputError(f"{name}: not defined for the difference between two pairs of texts; leave it out")
     batches = [single_text(model, each, "attribute", asked.level) for each in (text, other)]
     if label.label is None and model.classifier is not None:  # the class that the first pair is put into
         with torch.inference_mode():

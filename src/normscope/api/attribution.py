@@ -59,7 +59,7 @@ class Attribution:
     """How far the parts miss the target, relative to the sum of their sizes: rounding error only."""
     sides: Mapping[str, int] | None = None
     """What the tokens belong to, in order, with the number of tokens of each: `source` and `target` of a translation; for an
-    `Answer`, the `prompt`, the `answer` and, with a minus sign, what it is compared with (`against`); of two pairs of texts,
+    `Answer`, the `prompt`, the `answer` and, with a minus sign, what it is compared with (`against`); for two pairs of texts,
     the `pair` and, with a minus sign, the one it is compared with (`against`). None for a single text.
     The last token of an answer predicts nothing and is left out."""
     matrix: pd.DataFrame | None = None

@@ -65,7 +65,7 @@ def similarity(
     If P_k is what token k contributes to the embedding e of its text (DecompX's vectors, pooled), the cosine is exactly
     Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), and the product of the embeddings, for models that compare by it, Σ_kl ⟨P_k, P_l⟩. Dense
     layers, norms and truncation after pooling are included; slopes of activations, deviations and lengths are held fixed.
-    Models with late interaction have a vector for each token instead, and the number is MaxSim; which tokens meet is held.
+    Models with late interaction keep a vector for each token instead, and the number is MaxSim; its matches are held fixed.
 
     Args:
         model: A sentence encoder; see `load` and `wrap`.
@@ -111,7 +111,7 @@ def similarity(
 
 
 _KINDS = ("query", "document")
-"""What late interaction takes the first and the second text for."""
+"""What the first and the second text are for late interaction."""
 
 
 class Embedded(NamedTuple):
@@ -132,7 +132,7 @@ def embedded_text(model: LoadedModel, text: Text, kind: str = "query") -> Embedd
     """What the embedding of a text is made of, with the pooling and the prompt that are the model's own; see `similarity`.
 
     Args:
-        kind: What late interaction takes the text for: a `query` or a `document`.
+        kind: What the text is for late interaction: a `query` or a `document`.
 
     Raises:
         InputError: If the model's embeddings cannot be split into parts, or the text is too long.
@@ -159,7 +159,7 @@ def compared_embeddings(a: Embedded, b: Embedded) -> Similarity:
 
 
 def _matches(a: Embedded, b: Embedded, met: Int[Tensor, " a"], *, mean: bool) -> pd.DataFrame:
-    """The token of the second text that each token of the first meets, and the product of their vectors."""
+    """The token of the second text that each token of the first is matched with, and the product of their vectors."""
     products = torch.linalg.vecdot(a.whole[0], b.whole[0, met]) / (int(a.compared.sum()) if mean else 1)
     rows = [
         (i, a.tokens[i], j, b.tokens[j], value)
@@ -209,7 +209,7 @@ class _Embedding(NamedTuple):
         compared = batch.token_mask & ~torch.isin(batch.input_ids, batch.input_ids.new_tensor(known))
         if not compared.any():
             raise InputError(
-                f"similarity: expected a {self.kind} with a token that {self.model.name} compares, got none"
+                f"similarity: expected a {self.kind} with at least one token that {self.model.name} compares, got none"
             )
         return compared
 

@@ -109,7 +109,7 @@ class PairExplorer(Framed):
     pairs: Sequence[TextPair]
     """At least one."""
     ranked: bool = False
-    """Whether these are a query and its documents, in order: the page then begins with the list of the first ten."""
+    """Whether these are a query and its documents, in order: the page then begins with a list of the first ten."""
 
     name = "Pairs of tokens"
 

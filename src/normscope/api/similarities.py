@@ -21,8 +21,8 @@ _SHOWN = 5
 _NAMES = {
     SimilarityFunction.cosine: "cosine similarity",
     SimilarityFunction.dot: "dot product",
-    SimilarityFunction.maxsim: "late interaction",
-    SimilarityFunction.mean_maxsim: "mean late interaction",
+    SimilarityFunction.maxsim: "late-interaction score",
+    SimilarityFunction.mean_maxsim: "mean late-interaction score",
 }
 
 _RANKED = 10
@@ -48,8 +48,8 @@ class Similarity:
     `meanmaxsim` for the mean instead of the sum)."""
     matches: pd.DataFrame | None = None
     """For late interaction, one row per token of the first text whose vector is compared: the token of the second text that it
-    meets (`b`), and what the two vectors add (`value`). These add up to the similarity, and the matrix follows them to the
-    tokens that the vectors come from."""
+    is matched with (`b`), and what the two vectors add (`value`). These values add up to the similarity, and the matrix traces
+    them back to the tokens that the vectors come from."""
 
     @property
     def sources_a(self) -> tuple[str, ...]:
@@ -187,9 +187,9 @@ class Similarities(Several[Similarity]):
     def explorer(self) -> PairExplorer:
         """All pairs of texts with their maps as an interactive page, the most similar first.
 
-        If the first text of all is the same, a query, the page begins with the ten most similar documents: their tokens
-        coloured on one scale, what these and the constant part (pairs with a bias) add, and by how much each is ahead of the
-        next.
+        If all pairs have the same first text, a query, the page begins with the ten most similar documents: their tokens
+        coloured on one scale, what the tokens and the constant part (pairs with a bias) add, and the lead of each document
+        over the next.
 
         Raises:
             InputError: If there are none, or too many values for one page.

@@ -18,7 +18,7 @@ PAIR = "first text", "second text"
 """The spans of a pair of texts."""
 
 OTHER_PAIR = "first text of the other", "second text of the other"
-"""Those of the pair with which it is compared, where their texts differ."""
+"""The spans of the pair that it is compared with, where their texts differ."""
 
 
 def owners_of_tokens(

@@ -1,4 +1,4 @@
-"""What tokens contribute to the hidden vectors of a batch of pairs, followed while the model runs, in the same pass."""
+"""What tokens contribute to the hidden vectors of a batch of pairs, followed in the same pass in which the model runs."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,7 +48,7 @@ class LastVectors:
 
 
 class CarriedBias:
-    """What the biases contribute to each hidden vector, as far as the model has run.
+    """What the biases contribute to each hidden vector, up to where the model has run.
 
     Args:
         embeddings: The inputs of the first layer.
@@ -106,7 +106,7 @@ class CarriedVectors:
         self._bias.pass_norm(norm)
 
     def parts(self, last: LastVectors) -> SimilarityParts:
-        """What each pair of tokens adds to the cosines of each two texts."""
+        """What each pair of tokens adds to the cosine of each pair of texts."""
         groups = [self._vectors[group] for group in self._groups()]
         parts = torch.cat([last.parts(group) for group in (*groups, self._bias.vectors[None])], dim=1)
         parts, whole = last.embedded(parts)
@@ -121,8 +121,8 @@ class CarriedVectors:
 class KeptLayers:
     """The layers that a batch has passed, held fixed, through which gradients go back; and the biases, which go forward.
 
-    What a token of one text adds with all of the other is linear in the token's vector: gradient × input, from one pass back.
-    What the biases of both texts add together is not, so the vectors of the biases are carried through the layers.
+    What a token of one text adds together with the whole other text is linear in the token's vector: gradient × input, from one
+    backward pass. What the biases of both texts add together is not linear, so their vectors are carried through the layers.
 
     Args:
         embeddings: The inputs of the first layer.
@@ -146,7 +146,7 @@ class KeptLayers:
         self._bias.pass_norm(norm)
 
     def sums(self, last: LastVectors) -> PairSums:
-        """What each token adds with all of the other text."""
+        """What each token adds together with the whole other text."""
         gradient, value, norms = _cosines(last)
         back = transposed_through(
             ((layer, None) for layer in reversed(self._layers)), self._norm, gradient.to(self._embeddings)
@@ -161,7 +161,7 @@ class KeptLayers:
 
 
 def _cosines(last: LastVectors) -> tuple[Float[Tensor, "batch token model"], Float[Tensor, " pair"], Tensor]:
-    """The gradients of cosines at the last hidden vectors of either text, lengths held fixed; the cosines; and ‖e_a‖ ‖e_b‖."""
+    """The gradients of cosines at the last hidden vectors of each text, lengths held fixed; the cosines; and ‖e_a‖ ‖e_b‖."""
     with torch.inference_mode(False), torch.enable_grad():
         hidden = wide(last.hidden).clone().requires_grad_()
         mask = last.token_mask.clone()

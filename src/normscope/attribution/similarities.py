@@ -25,12 +25,12 @@ class SimilarityParts(NamedTuple):
 
 
 class PairSums(NamedTuple):
-    """What either text of a pair adds to a similarity, in float64. Either adds up to the similarity."""
+    """What the tokens of each text of a pair add to a similarity, in float64. Those of either text add up to the similarity."""
 
     a: Float[Tensor, "batch a"]
-    """What each token of the first text, and last its bias, adds with all of the second."""
+    """What each token of the first text, and last its bias, adds together with the whole second text."""
     b: Float[Tensor, "batch b"]
-    """The same of the second text."""
+    """The same for the second text."""
     value: Float[Tensor, " batch"]
     """The similarities."""
     biases: Float[Tensor, " batch"]
@@ -99,7 +99,7 @@ def compared(
 
 
 class Scored(NamedTuple):
-    """The vectors of texts that are compared by late interaction."""
+    """The vectors of texts to compare by late interaction."""
 
     parts: Float[Tensor, "batch source token made"]
     """What each token, and last the bias, contributes to the vector of each token."""
@@ -110,7 +110,7 @@ class Scored(NamedTuple):
 
 
 def met(a: Scored, b: Scored) -> Int[Tensor, "batch a"]:
-    """The token of each other text whose vector has the largest product with that of each token."""
+    """For each token, the token of the other text whose vector has the largest product with its own."""
     products = a.whole @ b.whole.transpose(-1, -2)
     return products.masked_fill(~b.mask[:, None], -torch.inf).argmax(dim=-1)
 
@@ -118,7 +118,8 @@ def met(a: Scored, b: Scored) -> Int[Tensor, "batch a"]:
 def late_parts(a: Scored, b: Scored, places: Int[Tensor, "batch a"], *, mean: bool) -> SimilarityParts:
     """The parts of similarities by late interaction, Σ_i max_j ⟨a_i, b_j⟩. Which j is the largest is held fixed.
 
-    Put side by side, the vectors of the first text and those that they meet are two vectors, whose product is the similarity.
+    If the vectors of the first text are concatenated, and so are those that they are matched with, the similarity is the
+    product of the two resulting vectors.
 
     Args:
         places: Which j is the largest; see `met`.

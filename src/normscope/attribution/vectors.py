@@ -96,7 +96,7 @@ def pooled_vectors(
 ) -> tuple[Float[Tensor, "batch source *token model"], Float[Tensor, "batch *token model"]]:
     """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
 
-    Without weights, the same of every hidden vector.
+    Without weights, the same for every hidden vector.
 
     Args:
         model: A base model in evaluation mode.

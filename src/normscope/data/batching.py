@@ -28,12 +28,12 @@ LOOKAHEAD = 2048
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairing:
-    """What is known of sequences that are the texts of pairs, each two one after the other."""
+    """What is known about sequences that are the texts of pairs, one text after the other."""
 
     scores: tuple[float | None, ...]
     """The gold score of each pair, or None if it has none."""
     ranked: tuple[tuple[int, int], ...]
-    """The numbers of the query and the document of each pair, from 1; zeros if it is no query with a document."""
+    """The numbers of the query and the document of each pair, from 1; zeros if it is not a query with a document."""
     prompts: Int[Tensor, " batch"]
     """Number of tokens at the start of each sequence that belong to a prompt."""
 
@@ -68,7 +68,7 @@ class Batch:
     sentences: tuple[AnnotatedSentence | None, ...] = ()
     """The annotated words of each sequence; empty unless `words` is set."""
     pairing: Pairing | None = None
-    """Set if each two sequences, one after the other, are the texts of a pair."""
+    """Set if every two consecutive sequences are the texts of a pair."""
     inherited: Int[Tensor, "batch token"] | None = None
     """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
@@ -154,7 +154,7 @@ class Batch:
 
     @property
     def paired(self) -> bool:
-        """Whether each two sequences, one after the other, are the texts of a pair."""
+        """Whether every two consecutive sequences are the texts of a pair."""
         return self.pairing is not None
 
     @property

@@ -211,11 +211,11 @@ class Prompts:
 
     @property
     def each(self) -> set[str]:
-        """All of them."""
+        """All prompts."""
         return {*self.pairs, *self.rankings}
 
     def of(self, example: Example) -> tuple[str, str]:
-        """What is put before either text of a pair."""
+        """What is put before each text of a pair."""
         return self.rankings if example.document else self.pairs
 
 

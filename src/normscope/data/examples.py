@@ -82,7 +82,7 @@ class Example:
     query: int = 0
     """If the texts are a query and one of its documents: the number of the query in the corpus, counted from 1."""
     document: int = 0
-    """The number of the document among those of the query, from 1; 0 if the texts are no query and document."""
+    """The number of the document among those of the query, from 1; 0 if the texts are not a query and a document."""
     wrong: WrongWords | None = None
     """Which words of a translation and its source are wrong, if the corpus has labels."""
 

@@ -29,7 +29,7 @@ def pairs_of_ranking(
         scores: The column of the gold scores.
 
     Raises:
-        InputError: If a text is empty or no text, an id stands twice, or a score is not a number.
+        InputError: If a text is empty or not text, an id occurs twice, or a score is not a number.
     """
     text, documents = row[query], row[DOCUMENTS]
     _check_text(text, f"{where}: {query}")
@@ -44,7 +44,7 @@ def pairs_of_ranking(
             identifier, document = document.get("id"), document.get("text")
             if identifier is not None and first.setdefault(str(identifier), number) != number:
                 raise InputError(
-                    f"{place}: its id {printable(repr(identifier), 60)} is that of document {first[str(identifier)]}; "
+                    f"{place}: its id {printable(repr(identifier), 60)} is also that of document {first[str(identifier)]}; "
                     "expected each document once"
                 )
         _check_text(document, place)
@@ -53,9 +53,9 @@ def pairs_of_ranking(
 
 def _check_text(text: object, where: str) -> None:
     if not isinstance(text, str):
-        raise InputError(f"{where}: expected a text, or an object with one as `text`, got {printable(repr(text), 60)}")
+        raise InputError(f"{where}: expected a text, or an object with a `text`, got {printable(repr(text), 60)}")
     if not text.strip():
-        raise InputError(f"{where} is empty: expected a text; leave the document out")
+        raise InputError(f"{where} is empty: expected a text; fill it in or leave it out")
     if (reason := why_not_text(text.strip())) is not None:
         raise InputError(f"{where}: expected a text, got {reason}")
 

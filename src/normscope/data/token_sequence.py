@@ -53,7 +53,7 @@ class TokenSequence:
     score: float | None = None
     """The gold score of such a pair, if there is one."""
     ranked: tuple[int, int] = (0, 0)
-    """The numbers of the query and the document of such a pair, from 1; zeros if it is no query with a document."""
+    """The numbers of the query and the document of such a pair, from 1; zeros if it is not a query with a document."""
     prompt: int = 0
     """Number of tokens at the start that belong to a prompt."""
 

@@ -77,6 +77,6 @@ class SimilarityFunction(enum.StrEnum):
     dot = "dot"
     """Their product."""
     maxsim = "maxsim"
-    """Of late interaction: the sum over the first text's vectors of the largest product with one of the second's."""
+    """Late interaction: the sum over the first text's vectors of the largest product with a vector of the second text."""
     mean_maxsim = "meanmaxsim"
     """The same, divided by the number of the first text's vectors."""

@@ -140,14 +140,14 @@ class Truncation:
 
 @dataclasses.dataclass(frozen=True)
 class LateInteraction:
-    """Which tokens of a text have vectors that are compared, where texts keep a vector for each token."""
+    """Which tokens have vectors that are compared, if texts keep a vector for each token."""
 
     skipped: frozenset[str] = frozenset()
     """Tokens whose vectors are not compared."""
     skipped_in: frozenset[str] = frozenset({"document"})
     """The texts in which they are not: `query`, `document` or both."""
     lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Maximum number of tokens of a `query` and a `document`, where they have one of their own."""
+    """Maximum number of tokens of a `query` and of a `document`, if they have their own limits."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ class Embedder:
     """How embeddings are made from the last hidden vectors, and what they are compared by."""
 
     pooling: Pooling | None
-    """None for late interaction, where texts keep a vector for each token."""
+    """None for late interaction, in which texts keep a vector for each token."""
     modules: Sequence[EmbeddingModule] = ()
     """What follows pooling, in order."""
     function: SimilarityFunction = SimilarityFunction.cosine

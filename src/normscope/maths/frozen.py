@@ -119,7 +119,7 @@ class FrozenFeedForward:
         return constant if network.output_bias is None else constant + network.output_bias
 
     def affine(self, vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
-        """`linear` and `constant` in one: ((v W_1 + b_1) ⊙ A + (v V + c) ⊙ B) W_2 + b_2."""
+        """`linear` plus `constant`, in one step: ((v W_1 + b_1) ⊙ A + (v V + c) ⊙ B) W_2 + b_2."""
         network, read = self.network, self.network.read(vectors)
         if network.input_bias is not None:
             read.input.add_(network.input_bias)

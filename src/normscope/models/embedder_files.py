@@ -132,10 +132,10 @@ def kind_of_encoder(model: object) -> str | None:
 
 
 def longest_text(folder: Path, name: str) -> int | None:
-    """The number of tokens at which a sentence encoder truncates texts, by its own files; None if they do not say.
+    """The number of tokens at which a sentence encoder truncates texts, according to its files; None if they do not say.
 
     Raises:
-        InputError: If it is no number of tokens.
+        InputError: If that is not a number of tokens.
     """
     path = folder / _TRANSFORMER_CONFIG
     settings = _read(path, name) if path.is_file() else {}
@@ -185,7 +185,7 @@ def _late(modules: Sequence[_Module], name: str) -> LateInteraction:
     """Which vectors late interaction compares.
 
     Raises:
-        InputError: If queries are extended by tokens of their own, or only some tokens are compared.
+        InputError: If queries are extended with extra tokens, or only some tokens are compared.
     """
     transformer = modules[0].config
     mask = next((module.config for module in modules if module.kind == "MultiVectorMask"), {})

@@ -126,7 +126,7 @@ class ForwardPass:
     calls: list[LayerCall] | None = None
     """Receives the arguments of every layer's call."""
     outputs: dict[int, Any] | None = None
-    """Receives what its layers return, unless layers leave more for later ones than that."""
+    """Receives what its layers return, unless layers leave more than that for later ones."""
     whole: bool = False
     """Whether the pass goes on after everything has been visited."""
     masks_on_host: Sequence[Tensor] = ()

@@ -282,7 +282,7 @@ def _in_second_half(graph: Graph, first: Projection, activated: Value, multiplie
     """Whether the activation reads the second half of what a linear layer gives, not the first.
 
     Raises:
-        NotInferredError: If the outputs that it reads and those that multiply it are no halves.
+        NotInferredError: If the outputs that it reads and those that multiply it are not the two halves.
     """
     half = first.gives.shape[-1] // 2
     places = torch.arange(math.prod(first.gives.shape)).view(first.gives.shape)

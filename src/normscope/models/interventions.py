@@ -151,7 +151,7 @@ class InterventionRunner:
     def unchanged(
         self, batch: Batch, visit: Callable[[AttentionBlock], None], starts: Iterable[int] = ()
     ) -> "Unchanged":
-        """Run a batch as it is, so that `ablated` runs only the layers that an ablation changes.
+        """Run a batch unchanged, so that `ablated` need only run the layers that an ablation changes.
 
         Args:
             batch: A batch on any device.
@@ -172,7 +172,7 @@ class InterventionRunner:
             visit: Called with each block, from the first layer that is changed.
 
         Returns:
-            As `Unchanged.loss`.
+            The loss, as in `Unchanged.loss`.
         """
         return self._passes(unchanged.batch, unchanged.texts, unchanged.masked, visit, ablation)
 
@@ -275,11 +275,11 @@ class _Pass:
 
     inputs: Mapping[str, Tensor]
     outputs: dict[int, Any]
-    """By layer; None until it has run, and if no pass can begin after the layer."""
+    """By layer; None until it has run, or if no pass can begin after the layer."""
 
 
 class Unchanged(NamedTuple):
-    """A batch and what the unchanged model makes of it, from which passes with ablations begin."""
+    """A batch and what the unchanged model computed from it, from which passes with ablations begin."""
 
     batch: Batch
     texts: _Pass
@@ -292,7 +292,7 @@ class Unchanged(NamedTuple):
 
 
 def _nothing(_block: AttentionBlock) -> None:
-    """Visit a block for nothing."""
+    """Visit a block, and do nothing."""
 
 
 def _cross_entropy(logits: Float[Tensor, "token vocabulary"], ids: Int[Tensor, " token"]) -> Loss:

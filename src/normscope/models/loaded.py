@@ -165,7 +165,7 @@ class LoadedModel:
 
     @cached_property
     def any_embedder(self) -> Embedder:
-        """`embedder`, or what makes the vectors that late interaction compares.
+        """The same as `embedder`, or what makes the vectors that late interaction compares.
 
         Raises:
             InputError: If the model's files do not say, or name something that cannot be split into parts.

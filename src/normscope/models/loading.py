@@ -365,7 +365,7 @@ def longest_input(
     """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
 
     Args:
-        own: A limit of its own.
+        own: Another limit, that of the model's files.
     """
     lengths = (layout.longest_sequence(model), tokenizer.model_max_length, own)
     # Tokenizers without a limit have an astronomical number instead.

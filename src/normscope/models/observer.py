@@ -216,8 +216,8 @@ class Observer:
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
             calls: Receives the arguments of each layer's call, for `run_layer`. A hook of the model may then turn gradients on.
-            outputs: Receives what each of its layers returns, as `after` takes it. None stays where no pass can begin after the
-                layer, because no module runs it or layers leave more for later ones than what they return.
+            outputs: Receives what each of its layers returns, as `after` takes it. A value stays None if no pass can begin
+                after the layer, because no module runs it or because layers leave more for later ones than what they return.
             after: A layer and what it returned for these inputs, in a pass without replacements up to there: it and the layers
                 before it do not run again, and their blocks are not visited.
 

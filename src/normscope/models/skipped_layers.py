@@ -24,13 +24,13 @@ def skipped(
 ) -> Iterator[None]:
     """While the context is open, the first layers compute nothing and return the known output of the last of them.
 
-    Their hooks are called as ever. A module that is several layers computes as soon as it runs as a later one.
+    Their hooks are called as usual. A module that serves as several layers computes again once it runs as a later one.
 
     Args:
         entries: The modules of all layers, in order.
         last: The last layer to skip.
         running: The number of the layer that runs.
-        copied: Whether later layers change what they read in place, and so get a copy.
+        copied: Whether later layers change what they read in place and therefore get a copy.
     """
     with contextlib.ExitStack() as restored:
         for module in {id(entry): entry for entry in entries[: last.layer]}.values():

@@ -217,9 +217,9 @@ def scaled(values: np.ndarray) -> dict[str, Any]:
 
 
 def _compressed(codes: bytes) -> bytes:
-    """Runs of the same byte and the frequencies of bytes, as zlib writes them.
+    """Compress runs of the same byte, and code bytes by their frequency, in zlib's format.
 
-    Other repetitions are rare in maps: looking for them takes twenty times as long and saves less than one percent.
+    Other repetitions are rare in maps: searching for them takes twenty times as long and saves less than one percent.
     """
     compressor = zlib.compressobj(strategy=zlib.Z_RLE)
     return compressor.compress(codes) + compressor.flush()

@@ -48,11 +48,11 @@ FACTS: Mapping[str, Fact] = {
     "seconds": Fact("number", "Wall time of the run, in seconds."),
     "phases": Fact(
         "object",
-        "Seconds of each phase, in order; `start`, before the run's own time, loads Python's libraries. Of a resumed run: of "
-        "the process that completed it.",
+        "Seconds of each phase, in order; `start`, in which Python's libraries are imported, is not part of `seconds`. For a "
+        "resumed run, those of the process that completed it.",
         "number",
     ),
-    "steps": Fact("object", "Seconds of the steps that phases consist of, by what they are.", "number"),
+    "steps": Fact("object", "Seconds of the steps within phases, by name.", "number"),
     "model_share": Fact(
         "number", "Share of the time of the pass over the corpus in which the model and the analyses ran."
     ),

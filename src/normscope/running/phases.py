@@ -17,17 +17,17 @@ class Phase(StrEnum):
     START = "start"
     """Python, its libraries and the config are loaded."""
     MODEL = "model"
-    """The model is loaded, and proved to be what is observed."""
+    """The model is loaded and verified."""
     CORPUS = "corpus"
-    """The corpus is opened, and read where an analysis needs something of all of it; up to the first batch."""
+    """The corpus is opened, and read if an analysis needs all of it beforehand; up to the first batch."""
     PASS = "pass"
     """Batches run through the model and the analyses."""
     MERGING = "merging"
-    """The states of shards are added up, in place of the pass."""
+    """The states of shards are merged, in place of the pass."""
     INTERVENTIONS = "interventions"
     """The model runs again: with something replaced, or on sampled sequences."""
     RESULTS = "results"
-    """Tables, numbers and sentences are made of what was accumulated."""
+    """Tables, numbers and sentences are made from what was accumulated."""
     MAPS = "maps"
     """The token maps of the report are computed."""
     PUBLISHING = "publishing"
@@ -41,7 +41,7 @@ class Phases:
         coming: The phases, in order. The run is in the first.
         begun: When that began, by `clock`; now by default.
         shown: Whether a terminal shows which one it is.
-        clock: Seconds that never go back.
+        clock: Returns seconds, and never goes back.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Phases:
         return f"{self._now} ({self._coming.index(self._now) + 1} of {len(self._coming)})"
 
     def begin(self, phase: Phase, *, quietly: bool = False) -> None:
-        """Turn to a phase of the run, which ends the one before. Nothing changes if the run is in it already.
+        """Move on to a phase of the run, which ends the one before. Nothing changes if the run is already in it.
 
         Args:
-            quietly: Whether the terminal goes on to show the phase before, because this one is interrupted at once.
+            quietly: Whether the terminal keeps showing the previous phase, because this one is interrupted at once.
         """
         self._seconds, self._since = self._so_far(now := self._clock()), now
         self._now = phase
@@ -82,12 +82,12 @@ class Phases:
             self._show()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, in order, of those that have begun."""
+        """Seconds so far of each phase that has begun, in order."""
         so_far = self._so_far(self._clock())
         return {str(phase): round(so_far[phase], 3) for phase in self._coming if phase in so_far}
 
     def step_seconds(self) -> dict[str, float]:
-        """Seconds of the steps of which phases have consisted so far, by what they are."""
+        """Seconds so far of the steps within phases, by name."""
         return {what: round(seconds, 3) for what, seconds in self._step_seconds.items()}
 
     def steps(self, steps: Iterable[T], total: int, what: str) -> Iterator[T]:
@@ -115,7 +115,7 @@ class Phases:
         return CorpusBar(total, self.title)
 
     def end(self) -> None:
-        """Show no phase any more."""
+        """Stop showing the phase."""
         self._line.hide()
 
     def _so_far(self, now: float) -> dict[Phase, float]:

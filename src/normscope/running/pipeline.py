@@ -98,7 +98,7 @@ def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
 
 @contextlib.contextmanager
 def _phases(options: RunOptions, begun: float, group: ProcessGroup) -> Iterator[Phases]:
-    """The phases of the run, which the main process shows while this context lasts."""
+    """The phases of the run, which the main process shows while this context is open."""
     phases = Phases.of(options, begun, shown=group.is_main)
     try:
         yield phases

@@ -100,7 +100,7 @@ class Plan:
             inputs: The model and the texts.
             shares: The shares of the corpus, and those of this process.
             group: The processes of the run.
-            phases: Those of the run, which turns to its model and then to its corpus.
+            phases: The phases of the run, which moves on to those of the model and the corpus.
         """
         phases.begin(Phase.MODEL)
         torch.manual_seed(options.seed)

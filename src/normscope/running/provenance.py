@@ -98,7 +98,7 @@ class Provenance:
         }
 
     def times(self) -> dict[str, object]:
-        """Seconds of the phases of the run, and of their steps, up to now."""
+        """Seconds of the phases of the run and of their steps so far."""
         return {"phases": self.phases.seconds(), "steps": self.phases.step_seconds()}
 
 

@@ -11,7 +11,7 @@ from normscope.statistics.intervals import FEWEST, mean_interval
 T = TypeVar("T")
 
 ROUND = FEWEST
-"""Sequences between two looks at the intervals. Those of fewer sequences are often narrow by chance."""
+"""Sequences between two checks of the intervals. Intervals over fewer sequences are often narrow by chance."""
 
 
 def half_width(values: Float[np.ndarray, "sequence measure"]) -> float:
@@ -23,13 +23,13 @@ def half_width(values: Float[np.ndarray, "sequence measure"]) -> float:
 
 
 def in_rounds(sample: Sequence[T], precision: float | None, size: int = ROUND) -> list[Sequence[T]]:
-    """A sample in the parts between which `until_precise` looks at the intervals.
+    """A sample in parts, after each of which `until_precise` checks the intervals.
 
     They depend on the sample alone, not on how it is batched.
 
     Args:
         sample: In random order.
-        precision: None makes one part of it.
+        precision: See `until_precise`; None leaves the sample in one part.
         size: Number of sequences in a part.
     """
     if precision is None:
@@ -40,11 +40,11 @@ def in_rounds(sample: Sequence[T], precision: float | None, size: int = ROUND) -
 def until_precise(parts: Iterable[T], half_width: Callable[[], float], precision: float | None) -> Iterator[T]:
     """The parts of a sample, one after the other, until the means of what was observed in them are precise enough.
 
-    As a sample ends where an interval happens to be narrow, intervals of samples that ended early are slightly too narrow.
+    Because a sample ends where an interval happens to be narrow, intervals of samples that ended early are slightly too narrow.
 
     Args:
         parts: See `in_rounds`.
-        half_width: That of the headline's intervals over all sequences so far.
+        half_width: Returns half the width of the headline's widest interval over all sequences so far.
         precision: The half-width at which the sample ends; None measures all of it.
     """
     for part in parts:

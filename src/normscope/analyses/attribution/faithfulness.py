@@ -88,10 +88,10 @@ class Faithfulness:
         return table.assign(rank=np.arange(1, len(table) + 1))
 
     def half_width(self) -> float:
-        """How well it is known how much more faithful the best method is than random orders.
+        """How precisely the lead of the best method over random orders is known.
 
         Half the width of the interval of the difference in comprehensiveness, as a share of the difference; infinite if there
-        is no interval, or if the best method is no better.
+        is no interval, or if the best method is no better than random orders.
         """
         ranking = self.ranking()
         best = ranking[ranking["method"] != RANDOM].head(1)

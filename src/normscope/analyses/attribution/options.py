@@ -77,7 +77,7 @@ class AttributionOptions(AnalysisConfig):
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
     sequences: int = dataclasses.field(default=8, metadata=at_least(1))
-    """Largest number of random sequences. The memory for maps grows with the square of a sequence's length."""
+    """Maximum number of random sequences. The memory for maps grows with the square of a sequence's length."""
     pooling: Pooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is attributed whatever heads the checkpoint
     has. By default, as the model's files say; otherwise causal models use the last token's vector, and others the mean."""
@@ -110,9 +110,9 @@ class AttributionOptions(AnalysisConfig):
     omitted_below: float = dataclasses.field(default=0.05, metadata=_SHARE)
     """In translations, source words that contribute a smaller share than this to every target word are flagged as omitted."""
     precision: float | None = dataclasses.field(default=0.4, metadata=ABOVE_ZERO)
-    """Fewer sequences are attributed if it is known how much more faithful the best method is than random orders: the 95%
-    interval of the difference in comprehensiveness is within ± this share of it; null attributes all sequences. All
-    translations are attributed."""
+    """The sample ends early once it is known how much more faithful the best method is than random orders: when the 95%
+    interval of the difference in comprehensiveness is within ± this share of the difference; null attributes all sequences.
+    Translations are always all attributed."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""

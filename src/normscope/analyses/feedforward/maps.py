@@ -42,7 +42,7 @@ class SentenceMaps(NamedTuple):
     """The maps of one sequence."""
 
     size: int
-    """Number of its tokens; of translations, of the longer side."""
+    """Number of its tokens; for translations, of the longer side."""
     fingerprint: int
     queries: list[str]
     keys: list[str]
@@ -92,7 +92,7 @@ class _Comparison:
         self._by_network: list[list[float]] = []
         self._amplified: dict[int, list[tuple[float, tuple[int, ...], dict[str, object]]]] = {}
         self.sentences: list[SentenceMaps] = []
-        """Maps of the shortest sequences so far, the shortest first, as far as they are legible."""
+        """Maps of the shortest sequences so far, the shortest first, if they are legible."""
 
     def choose(self, batch: Batch) -> dict[int, SentenceMaps]:
         """The sequences of a batch whose maps are kept, by row."""
@@ -107,7 +107,7 @@ class _Comparison:
         return {row: maps for row, maps in legible.items() if any(maps is kept for kept in self.sentences)}
 
     def half_width(self) -> float:
-        """That of the interval of the mean change by the network, over layers and sequences."""
+        """Half the width of the interval of the mean change by the network, over layers and sequences."""
         means = [float(np.mean(changes)) for changes in self._by_network if changes]
         return half_width(np.array(means)[:, None])
 

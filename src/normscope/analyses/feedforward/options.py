@@ -18,7 +18,7 @@ class FeedForwardOptions(AnalysisConfig):
     bias: NetworkBias = NetworkBias.summand
     """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
     sequences: int = dataclasses.field(default=16, metadata=at_least(1))
-    """Largest number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
+    """Maximum number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
     pairs: int = dataclasses.field(default=20, metadata=at_least(1))
     """Number of amplified token pairs to list in each layer."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
@@ -26,8 +26,8 @@ class FeedForwardOptions(AnalysisConfig):
     routing: Routing = Routing.held
     """How the router's weights in a mixture of experts are treated: they are held fixed (`held`)."""
     precision: float | None = dataclasses.field(default=0.015, metadata=ABOVE_ZERO)
-    """Fewer sequences are compared if the 95% interval of the change by the network, 1 − Spearman's ρ as a mean over layers, is
-    within ± this; null compares all of them."""
+    """The sample ends early once the 95% interval of the change by the network, 1 − Spearman's ρ averaged over layers, is
+    within ± this; null compares all sequences."""
 
 
 FEEDFORWARD = AnalysisInfo(

@@ -93,7 +93,7 @@ PUBLISHED = Published(
         ),
         Rollup(
             "maps/sequences",
-            "Number of sequences whose maps were compared, without those whose maps are constant.",
+            "Number of sequences whose maps were compared, excluding those whose maps are constant.",
             of="change.count",
             how="max",
             where={"scope": FLATTENED},

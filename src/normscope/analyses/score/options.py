@@ -19,22 +19,22 @@ class ScoreOptions(AnalysisConfig):
     interventions: bool = True
     """Whether to recompute each block's attention without the outlier dimensions' part of its scores."""
     intervention_sequences: int = dataclasses.field(default=100, metadata=at_least(1))
-    """Largest number of random sequences for these interventions."""
+    """Maximum number of random sequences for these interventions."""
     controls: int = dataclasses.field(default=20, metadata=RANDOM_SETS)
     """Number of random sets of dimensions, of the same size, as controls for the interventions."""
     ablation: bool = True
     """Whether to run the model with the outlier dimensions of the residual stream replaced."""
     ablation_sequences: int = dataclasses.field(default=16, metadata=at_least(1))
-    """Largest number of random sequences for these ablations."""
+    """Maximum number of random sequences for these ablations."""
     ablation_controls: int = dataclasses.field(default=5, metadata=RANDOM_SETS)
     """Number of random sets of dimensions, of the same size, as controls for the ablations."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences and of the random sets of dimensions."""
     intervention_precision: float | None = dataclasses.field(default=0.01, metadata=ABOVE_ZERO)
-    """The interventions end before all of these sequences if the 95% intervals of the attention weight that each category gains
-    or loses without the outlier dimensions, a mean over layers, are within ± this; null uses all sequences."""
+    """The interventions end early once the 95% intervals of the attention weight that each category gains or loses without the
+    outlier dimensions, averaged over layers, are within ± this; null uses all sequences."""
     ablation_precision: float | None = dataclasses.field(default=0.03, metadata=ABOVE_ZERO)
-    """The same for the ablations, if all outlier dimensions are set to zero from the first chosen layer on."""
+    """The same for the ablations, with all outlier dimensions set to zero from the first chosen layer on."""
 
 
 SCORE = AnalysisInfo(

@@ -1,4 +1,4 @@
-"""Cosine similarities of pairs of texts, split into pairs of tokens, or into the tokens of either text."""
+"""Cosine similarities of pairs of texts, split into pairs of tokens, or into the tokens of each text."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class SimilarityAnalysis(Analysis):
     """What tokens, spans and each pair of categories add to the cosine similarity of the texts of a pair.
 
     The vectors x_{i⇐k} of DecompX are carried through the layers while the model runs, so that a batch needs one pass. For sums
-    alone, the biases are carried, and gradients go back once.
+    alone, only the biases are carried, and one backward pass gives the rest.
     """
 
     info = SIMILARITY
@@ -96,14 +96,14 @@ class SimilarityAnalysis(Analysis):
         self._followed = self._sums = self._matrix = None
 
     def update_feed_forward(self, block: FeedForwardBlock, _batch: Batch) -> None:
-        """Follow what is followed through a layer."""
+        """Carry the vectors through a layer, or keep the layer."""
         if self._followed is None:
             follow = CarriedVectors if self._maps_wanted else KeptLayers
             self._followed = follow(block.attention.inputs, self._rule)
         self._followed.pass_layer(self._freezer.layer(block))
 
     def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
-        """Split the cosines once the last hidden vectors are there."""
+        """Split the cosines once the last hidden vectors are known."""
         if layer < self.context.depth:
             return
         assert self._followed is not None
@@ -130,7 +130,7 @@ class SimilarityAnalysis(Analysis):
             counts = torch.einsum("nkc,nld->cd", first, second)
             self._cells.update(0, cells.flatten(), counts.round().long().flatten())
             self._maps.update(batch, matrix.cpu())
-        # Half of a pair of tokens belongs to either.
+        # What a pair of tokens adds is split equally between the two.
         categories = (torch.einsum("nk,nkc->nc", sums.a, first) + torch.einsum("nk,nkc->nc", sums.b, second)) / 2
         halves = torch.stack([sums.a, sums.b], dim=1).flatten(0, 1) / 2
         self._spans.update(batch, halves)

@@ -22,12 +22,12 @@ class SimilarityOptions(AnalysisConfig):
     (`decompx`), as in the official code of DecompX."""
     prompts: list[str] | None = None
     """What to put before the texts: names of the model's prompts, or texts; one for both texts, or one for each. By default,
-    rankings have the model's prompts for queries and documents, and pairs its default prompt; `[]` for none."""
+    rankings use the model's prompts for queries and documents, and pairs its default prompt; `[]` for none."""
     sums: bool = False
-    """Whether to measure only what each token adds with all of the other text. It takes about three times as long as the
-    embeddings, at any length of the texts; there are no maps, and no table of pairs of categories."""
+    """Whether to measure only what each token adds together with the whole other text. This takes about three times as long as
+    embedding the texts, however long they are; there are no maps, and no table of pairs of categories."""
     rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3], metadata=each(at_least(1)))
-    """Pairs of texts that are shown token by token, by their numbers in the data, from 1."""
+    """Pairs of texts to show token by token, given by their numbers in the data, from 1."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check the number of prompts."""

@@ -20,7 +20,7 @@ FRIENDS = 3
 """Tokens that are kept for each pair."""
 
 _NO_WORDS = (*CATEGORIES[:-1], FIRST)
-"""Categories of tokens that are no words, or no parts of them."""
+"""Categories of tokens that are neither words nor parts of words."""
 
 
 def prompt_lengths(batch: Batch) -> Int[Tensor, " batch"]:
@@ -30,12 +30,12 @@ def prompt_lengths(batch: Batch) -> Int[Tensor, " batch"]:
 
 
 class PairSpans:
-    """Adds up what the spans of either text add to similarities."""
+    """Adds up what the spans of each text add to similarities."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._special = torch.tensor(sorted(vocabulary.special), dtype=torch.long)
         self.sums = Mean(1, 2 * len(SPANS))
-        """By side and span; the counts are of tokens, or of biases."""
+        """By side and span; counts are numbers of tokens, or of biases."""
 
     def update(self, batch: Batch, added: Float[Tensor, "batch source"]) -> None:
         """Add a batch of pairs.

@@ -4,7 +4,7 @@ from normscope.results.axes import TOKEN_ID, VOCABULARY
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _CATEGORY = "Category of the token of the {} text; `bias` stands for the model's biases, which belong to no token."
-_HALF = "Half of what a pair of tokens adds belongs to either."
+_HALF = "What a pair of tokens adds is split equally between the two."
 _WHOLE = "Number of {}."
 
 PUBLISHED = Published(
@@ -29,21 +29,22 @@ PUBLISHED = Published(
                 Axis("text", "The text of the pair: `first` or `second`."),
                 Axis(
                     "span",
-                    "Its `special` tokens, the others of a `prompt`, all others (`text`), or the model's biases (`bias`).",
+                    "Its `special` tokens, the other tokens of a `prompt`, all others (`text`), or the model's biases "
+                    "(`bias`).",
                 ),
             ),
-            per="text of the pairs and span",
+            per="text of the pair and span",
             values={
-                "contribution": f"What such tokens add to the mean cosine. {_HALF} Over all rows, it adds up to this mean.",
+                "contribution": f"What these tokens add to the mean cosine. {_HALF} Over all rows, it adds up to this mean.",
                 "share": "`contribution` divided by the mean cosine.",
-                "count": Column(_WHOLE.format("such tokens, or of texts with biases"), kind="whole"),
+                "count": Column(_WHOLE.format("these tokens; for `bias`, of texts"), kind="whole"),
             },
         ),
         "by_token": Table(
             rows=VOCABULARY,
             per="token of the vocabulary that occurs",
             values={
-                "contribution": f"What the token adds to the mean cosine, in either text. {_HALF} Over all tokens, with the "
+                "contribution": f"What the token adds to the mean cosine, in either text. {_HALF} Over all tokens and the "
                 "biases, it adds up to the mean cosine.",
                 "mean": "What one occurrence adds to a cosine, on average.",
                 "count": Column(_WHOLE.format("occurrences"), kind="whole"),
@@ -55,9 +56,9 @@ PUBLISHED = Published(
                 Axis("token", "A token that is neither special nor punctuation."),
                 TOKEN_ID,
             ),
-            per="token that is among the three which add most to a pair with a low gold score",
+            per="token that is among the three that add most to a pair with a low gold score",
             values={
-                "total": "What it adds to the cosines of these pairs together.",
+                "total": "What it adds to the cosines of these pairs in total.",
                 "mean": "What it adds to one of them, on average.",
                 "count": Column(_WHOLE.format("these pairs"), kind="whole"),
             },
@@ -93,12 +94,12 @@ PUBLISHED = Published(
         Rollup("with_bias_share", "The same, divided by the mean cosine."),
         Rollup(
             "category/<category>",
-            "What tokens of the category add to the mean cosine; over all categories, it adds up to it. Half of what a pair "
-            "adds belongs to either token. `bias` stands for the biases.",
+            "What tokens of the category add to the mean cosine; over all categories, it adds up to it. What a pair adds "
+            "is split equally between its two tokens. `bias` stands for the biases.",
         ),
         Rollup(
             "span/<span>",
-            "What such tokens of both texts add to the mean cosine; over all spans, it adds up to it.",
+            "What these tokens of both texts add to the mean cosine; over all spans, it adds up to it.",
             of="by_span.contribution",
             how="sum",
         ),
@@ -107,7 +108,7 @@ PUBLISHED = Published(
         Rollup("gold/count", "Number of pairs with a gold score."),
         Rollup(
             "gold/category/<category>",
-            "Spearman's ρ of the gold scores and what tokens of the category add: whether that part of the cosine ranks pairs "
+            "Spearman's ρ of the gold scores and what tokens of the category add: how well that part of the cosine ranks pairs "
             "as people do.",
         ),
     ),

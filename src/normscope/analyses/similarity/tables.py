@@ -107,7 +107,7 @@ def cell_table(cells: MeanSummary, pairs: int, columns: PairColumns, reported: C
 
 
 def span_table(spans: MeanSummary, pairs: int, cosine: float) -> pd.DataFrame:
-    """One row per text of the pairs and span that has tokens.
+    """One row per text of the pair and span that has tokens.
 
     Args:
         spans: What they add; see `PairSpans`.
@@ -145,7 +145,7 @@ def token_table(tokens: MeanSummary, pairs: int, text: Callable[[int], str]) -> 
 def false_friends(
     kept: Float[Tensor, "pair column"], columns: PairColumns, text: Callable[[int], str]
 ) -> pd.DataFrame | None:
-    """The tokens that add most to the pairs whose gold scores are in the lowest quarter; None without different scores."""
+    """The tokens that add most to the pairs whose gold scores are in the lowest quarter; None if scores do not differ."""
     gold = columns.of(kept, "gold")
     scored = gold[~np.isnan(gold)]
     if len(scored) < _FEWEST or scored.min() == scored.max():

@@ -32,23 +32,23 @@ class SinksOptions(AnalysisConfig):
     epsilon: float = dataclasses.field(default=0.3, metadata=share("attention weight"))
     """A key is a sink of a head if its mean weight over the queries that see it exceeds this."""
     sequences: int = dataclasses.field(default=100, metadata=at_least(1))
-    """Largest number of random sequences on which sink rates are measured."""
+    """Maximum number of random sequences on which sink rates are measured."""
     dormant: float = dataclasses.field(default=0.5, metadata=share("attention weight"))
     """A head is dormant on a sequence if more than this share of its weight goes to a single key."""
     ablation: bool = True
     """Whether to run the model with its massive activations replaced, if there are any."""
     ablation_sequences: int = dataclasses.field(default=16, metadata=at_least(1))
-    """Largest number of random sequences for these ablations."""
+    """Maximum number of random sequences for these ablations."""
     controls: int = dataclasses.field(default=5, metadata=RANDOM_SETS)
     """Number of random sets of dimensions, replaced at the same tokens, as controls."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences, the random tokens and the random sets of dimensions."""
     precision: float | None = dataclasses.field(default=0.02, metadata=ABOVE_ZERO)
-    """Fewer sequences are measured if the 95% intervals of the first token's sink rate and weight, means over all heads,
-    are within ± this for all `inputs`; null uses all sequences."""
+    """The sample ends early once the 95% intervals of the first token's sink rate and weight, averaged over all heads, are
+    within ± this for all `inputs`; null uses all sequences."""
     ablation_precision: float | None = dataclasses.field(default=0.03, metadata=ABOVE_ZERO)
-    """The ablations end before all of these sequences if the 95% intervals of the attention weight that each category gains or
-    loses without massive activations, a mean over layers, are within ± this; null uses all sequences."""
+    """The ablations end early once the 95% intervals of the attention weight that each category gains or loses without massive
+    activations, averaged over layers, are within ± this; null uses all sequences."""
 
     def validate(self, run: RunSettings) -> None:
         """Check the length of the inputs.

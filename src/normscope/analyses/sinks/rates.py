@@ -88,7 +88,7 @@ class SinkRates:
         self._strongest[block.layer].append((position.numpy(), tokens.numpy()))
 
     def half_width(self) -> float:
-        """That of the widest interval of the headline; 0 if no sequence is long enough."""
+        """Half the width of the widest interval of the headline; 0 if no sequence is long enough."""
         return half_width(torch.cat(self._headline).numpy()) if self._headline else 0.0
 
     def by_head(self) -> pd.DataFrame:

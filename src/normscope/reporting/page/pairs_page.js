@@ -1,4 +1,4 @@
-// A page with nothing but pairs of texts, ranked ones with a list above. In a notebook it is a sandboxed frame.
+// A page that shows only pairs of texts; if they are ranked, a list stands above. In a notebook it is a sandboxed frame.
 {
   const pairs = JSON.parse(document.getElementById("pairs-data").textContent);
   const view = new PairView(document.getElementById("pairs-root"), pairs);

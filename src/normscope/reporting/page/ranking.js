@@ -1,5 +1,5 @@
-// The documents of a query in their order: the tokens of all coloured on one scale, what they and the constant part add as bars
-// on another, and by how much each document is ahead of the next. Choosing one shows its map below.
+// The documents of a query in order: their tokens coloured on one scale, what the tokens and the constant part add as bars on
+// another, and the lead of each document over the next. Choosing one shows its map below.
 
 const LISTED_DOCUMENTS = 10;
 const DIFFERENCES = ["tokens", "constant part"];
@@ -23,7 +23,7 @@ class RankingView {
     this.root.classList.add("explorer", "pairs", "ranking");
     this.root.replaceChildren(make("p", { className: "pair-text query" }, ...spans(this.query)), make("ol", { className: "documents" }, ...this.items),
       make("div", { className: "legend" }, ramp(this.colours, [MINUS + formatNumber(this.largest), "0", `+${formatNumber(this.largest)}`]),
-        make("span", {}, `what a token of a document adds with all tokens of the query; one scale for all documents.${more}`)));
+        make("span", {}, `what a token of a document adds together with all tokens of the query; one scale for all documents.${more}`)));
     this.choose(this.chosen);
   }
 
@@ -65,7 +65,7 @@ class RankingView {
   }
 }
 
-// What the tokens of a document add with all tokens of the query, and what all of them and the biases add.
+// What each token of a document adds together with all tokens of the query, and what all tokens and the biases add.
 function partsOf(pair, at) {
   const columns = pair.tokens_b.length;
   const sums = pair.tokens_b.map((_, column) => total(pair.tokens_a.map((__, row) => pair.values[row * (columns + 1) + column])));

@@ -338,7 +338,7 @@ def _cells(values: "pd.Series[Any]") -> list[Any]:
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """While this context lasts, W&B does not import its launcher to look for inputs that were staged for it.
+    """While this context is open, W&B does not import its launcher to look for inputs staged for it.
 
     They can only have been staged by code that has imported the launcher. With all our libraries in memory, that import takes a
     second of processor time, beside the first batches.
