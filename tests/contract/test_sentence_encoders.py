@@ -424,8 +424,8 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"text": A}, "against: another pair of texts needs a class of a pair .tuple. of texts to compare with, got str"),
-        ({"target": normscope.SimilarityTo(B)}, "for the class of a pair .tuple. of texts, got SimilarityTo"),
+        ({"text": A}, "against: to compare with another pair, expected a class of a pair .tuple. of texts, got str"),
+        ({"target": normscope.SimilarityTo(B)}, "expected a class of a pair .tuple. of texts, got SimilarityTo"),
         ({"spans": {"all": (0, 3)}}, "spans: not defined for the difference between two pairs of texts; leave it out"),
         ({"by": "layer"}, "by: not defined for the difference between two pairs of texts; leave it out"),
         ({"against": ("a", "b", "c")}, "against: expected"),

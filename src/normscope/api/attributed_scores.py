@@ -232,7 +232,7 @@ def _against_pair(
     if not isinstance(text, tuple) or not isinstance(label, Label):
         what = describe_type(text) if isinstance(label, Label) else describe_type(target)
         raise InputError(
-            f"against: another pair of texts needs a class of a pair (tuple) of texts to compare with, got {what}"
+            f"against: to compare with another pair, expected a class of a pair (tuple) of texts, got {what}"
         )
     if asked.columns is not None or asked.spans is not None:
         name = "spans" if asked.columns is None else "by"

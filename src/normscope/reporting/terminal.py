@@ -41,7 +41,7 @@ def say(*sentences: str) -> None:
 
 
 class PhaseLine:
-    """A line at the bottom of a terminal that says what a run is doing while no bar does. Without a terminal, it is not shown."""
+    """A line at the bottom of a terminal that says what a run is doing while no bar does. It is not shown elsewhere."""
 
     def __init__(self) -> None:
         self._line: tqdm[Any] | None = None
