@@ -47,7 +47,7 @@ docs: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.figures $(ARGS)
 
-# Other tools (ARGS="--only peers") have an environment of their own.
+# Other tools (ARGS="--only peers") run in a separate environment.
 bench:
 	@$(MAKE) --no-print-directory $(if $(filter peers,$(ARGS)),measure-peers VENV=$(PEERS),measure)
 
@@ -82,7 +82,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
-# If one of them cannot be installed, the others are: the table names it.
+# If one of them cannot be installed, the others still are, and the table says so.
 $(VENV)/.installed-peers: $(VENV)/.installed benchmarks/peers.txt
 	$(PEER_INSTALL) --requirement benchmarks/peers.txt || \
 	  { sed '/^#/d' benchmarks/peers.txt | xargs -n 1 $(PEER_INSTALL) || true; }

@@ -117,7 +117,7 @@ def _categories(sizes: Sizes) -> Iterator[dict[str, object]]:
 
 
 def _of_pass(cell: Pass) -> dict[str, object]:
-    """A row, measured in a process of its own."""
+    """A row, measured in its own process."""
     command = [sys.executable, "-m", "benchmarks.growth", "pass", json.dumps(dataclasses.asdict(cell))]
     # Make glibc return freed memory at once; otherwise some stays resident and hides the peak.
     environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}

@@ -66,8 +66,6 @@ def add(path: Path, row: Mapping[str, object], cell: Sequence[str]) -> pd.DataFr
         All rows.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = with_rows(
-        path, pd.DataFrame([row]), cell
-    ).convert_dtypes()  # counts stay whole numbers beside cells that are empty
+    table = with_rows(path, pd.DataFrame([row]), cell).convert_dtypes()  # counts stay whole numbers next to empty cells
     table.to_csv(path, index=False)
     return table

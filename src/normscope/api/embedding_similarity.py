@@ -204,7 +204,7 @@ class _Embedding(NamedTuple):
             return batch.token_mask
         tokenizer = self.model.tokenizer
         ids = {word: tokenizer.convert_tokens_to_ids(word) for word in late.skipped}
-        # Words that are no tokens are all the unknown token.
+        # Words that are not tokens all become the unknown token.
         known = [each for word, each in ids.items() if each != tokenizer.unk_token_id or word == tokenizer.unk_token]
         compared = batch.token_mask & ~torch.isin(batch.input_ids, batch.input_ids.new_tensor(known))
         if not compared.any():

@@ -25,7 +25,7 @@ class SimilarityParts(NamedTuple):
 
 
 class PairSums(NamedTuple):
-    """What the tokens of each text of a pair add to a similarity, in float64. Those of either text add up to the similarity."""
+    """What the tokens of each text of a pair add to a similarity, in float64. Those of each text add up to the similarity."""
 
     a: Float[Tensor, "batch a"]
     """What each token of the first text, and last its bias, adds together with the whole second text."""

@@ -368,7 +368,7 @@ def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> f
     """
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(2, 8, len(norm.weight), generator=generator, dtype=torch.float64)
-    # A norm without ε may divide by no less than some tiny number.
+    # A norm without ε may divide by at least some tiny number.
     vectors[0] *= max(norm.epsilon if norm.adds_outside else math.sqrt(norm.epsilon), 1e-7)
     probe = vectors.to(norm.weight.device, dtype)
     with torch.inference_mode():

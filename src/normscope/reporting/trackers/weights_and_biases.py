@@ -341,7 +341,7 @@ def _without_launcher() -> Iterator[None]:
     """While this context is open, W&B does not import its launcher to look for inputs staged for it.
 
     They can only have been staged by code that has imported the launcher. With all our libraries in memory, that import takes a
-    second of processor time, beside the first batches.
+    second of processor time, while the first batches run.
     """
     from wandb import Run
 
