@@ -332,6 +332,8 @@ _AXES = {
 _COLUMNS = 3
 _SERIES = ((MINILM, "mixing"), (MINILM, "mixing+norms"), (TINY, "mixing+norms"))
 """The models and analyses that are drawn as lines."""
+_ROOM = 1.5
+"""Beyond the smallest and the largest number, so that no marker is cut off."""
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
@@ -362,7 +364,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
             shown = [axis for axis in kind.flat if axis.get_visible()]
             limits = [axis.get_ylim() for axis in shown]
             for axis in shown:  # the same in all panels of a kind
-                axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+                axis.set_ylim(min(low for low, _ in limits) / _ROOM, max(high for _, high in limits) * _ROOM)
         labelled = {
             label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
