@@ -44,7 +44,8 @@ def attribute_with_effects(
 ) -> tuple[ScalarAttribution, list[Effects]]:
     """The parts of scalars by token, and the effects of all parts of the model on each of them.
 
-    Total effects are recorded while gradients go back through the layers; direct effects are computed separately.
+    They are recorded while gradients go back through the layers. For direct effects, a second gradient of each scalar goes back
+    beside the one that gives its scores.
 
     Args:
         passed: A pass of one text.
@@ -54,14 +55,11 @@ def attribute_with_effects(
     """
     noted: list[_Noted] = []
 
-    def note(last: LastGradients) -> Note | None:
+    def note(last: LastGradients) -> Note:
         noted.append(_Noted(last.after))
-        if direct:
-            passed.transposed(last.hidden, noted[-1], direct=True)
-            return None
         return noted[-1]
 
-    found = attribute_scalars(passed, targets, bias, note)
+    found = attribute_scalars(passed, targets, bias, note, direct=direct)
     return found, [effects for each in noted for effects in each.effects(direct=direct)]
 
 

@@ -89,6 +89,8 @@ def attribute_scalars(
     targets: Float[Tensor, " scalar"],
     bias: ValueBias = ValueBias.token,
     note: Callable[[LastGradients], Note | None] = lambda _last: None,
+    *,
+    direct: bool = False,
 ) -> ScalarAttribution:
     """Attribute scalars to the tokens of their sequences.
 
@@ -97,13 +99,15 @@ def attribute_scalars(
         bias: Where the value biases of the first layer go.
         note: Called with the last gradients of the scalars that go back together; returns what receives every layer, from the
             last to the first, if anything does.
+        direct: Whether that receives the gradients along the residual connections and their norms alone.
 
     Raises:
         InputError: If the activation of a network is unknown.
     """
     single = len(passed.hidden) == 1
-    at_once = max(1, _TOKENS_AT_ONCE // passed.hidden.shape[1]) if single else len(targets)
-    return joined([_attribute_together(passed, some, bias, note) for some in targets.split(at_once)])
+    each = passed.hidden.shape[1] * (2 if direct else 1)
+    at_once = max(1, _TOKENS_AT_ONCE // each) if single else len(targets)
+    return joined([_attribute_together(passed, some, bias, note, direct=direct) for some in targets.split(at_once)])
 
 
 def _attribute_together(
@@ -111,9 +115,13 @@ def _attribute_together(
     targets: Float[Tensor, " scalar"],
     bias: ValueBias,
     note: Callable[[LastGradients], Note | None],
+    *,
+    direct: bool,
 ) -> ScalarAttribution:
     gradient, after = last = last_gradients(passed, targets)
-    back = passed.transposed(gradient, note(last))
+    # The direct gradients go back beside the others, so that each layer is rebuilt once.
+    both = torch.cat([gradient, gradient]) if direct else gradient
+    back = passed.transposed(both, note(last), direct=len(gradient) if direct else 0)
     scores, from_biases = back.attributed(passed.embeddings, after, bias)
     target = wide(targets.detach())
     linear = wide((gradient.to(passed.embeddings.dtype) * passed.hidden.detach()).sum(dim=(-2, -1)))

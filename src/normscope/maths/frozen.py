@@ -322,14 +322,18 @@ class FrozenLayer:
         gradient: Float[Tensor, "batch token model"],
         note: Callable[[LayerGradients], None] | None = None,
         *,
-        direct: bool = False,
+        direct: int = 0,
     ) -> Gradient:
         """The gradient at the layer's input of a scalar with this gradient at its output.
 
         Args:
-            note: Receives the gradients at the layer's parts.
-            direct: Whether to go back along the residual connections and their norms alone.
+            note: Receives the gradients at the layer's parts: those of the direct gradients, if there are any.
+            direct: Number of gradients, the last ones, that go back along the residual connections and their norms alone.
+
+        Returns:
+            The gradients; from b_V of each token's values, what it adds to the scalars whose gradients are not direct.
         """
+        through = len(gradient) - direct
         beside = torch.zeros_like(gradient)
         bias = gradient.new_zeros(len(gradient))
         if self.beside is not None:
@@ -338,24 +342,24 @@ class FrozenLayer:
         block, bias = _back(self.output_norm, gradient, bias)
         network, bias = _back(self.feed_forward_output_norm, block, bias)
         inputs = beside
-        if not direct:
-            read, bias = _back(self.feed_forward, network, bias)
-            read, bias = _back(self.feed_forward_norm, read, bias)
-            if self.parallel:
-                inputs = inputs + read
-            else:
-                block = block + read
+        read, added = _back(self.feed_forward, network[:through], bias[:through])
+        read, added = _back(self.feed_forward_norm, read, added)
+        bias = torch.cat([added, bias[through:]])
+        if self.parallel:
+            inputs = _added_to_first(inputs, read)
+        else:
+            block = _added_to_first(block, read)
         block, bias = _back(self.block_norm, block, bias)
         attended, bias = _back(self.attention_output_norm, block, bias)
         values = self.attention.at_values(attended)
         bias = bias + _product(attended, self.attention.output_bias)
+        inputs = inputs + block
         if note is not None:
-            note(LayerGradients(values, network, inputs + block, bias))
-        inputs, value_bias = inputs + block, None
-        if not direct:
-            read, value_bias = self.attention.before_values(values)
-            read, bias = _back(self.attention_norm, read, bias)
-            inputs = inputs + read
+            noted = slice(through if direct else 0, None)
+            note(LayerGradients(values[noted], network[noted], inputs[noted], bias[noted]))
+        read, value_bias = self.attention.before_values(values[:through])
+        read, added = _back(self.attention_norm, read, bias[:through])
+        inputs, bias = _added_to_first(inputs, read), torch.cat([added, bias[through:]])
         inputs, bias = _back(self.before, inputs, bias)
         return Gradient(inputs, bias, value_bias)
 
@@ -369,7 +373,7 @@ def transposed_through(
     final_norm: FrozenMap | None,
     gradient: Float[Tensor, "batch token model"],
     *,
-    direct: bool = False,
+    direct: int = 0,
 ) -> Gradient:
     """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
 
@@ -378,25 +382,27 @@ def transposed_through(
             Their bias includes that of all later layers.
         final_norm: The norm after the last layer.
         gradient: At the last hidden vectors; zero at padding.
-        direct: Whether to go back along the residual connections and their norms alone.
+        direct: Number of gradients, the last ones, that go back along the residual connections and their norms alone. If there
+            are any, layers note these.
 
     Returns:
         The gradient at the first layer's inputs, the part of the scalar that comes from biases other than those of the first
-        layer's values, and by token what comes from these.
+        layer's values, and by token what comes from these; of the gradients that are not direct.
     """
+    through = len(gradient) - direct
     gradient, bias = _back(final_norm, gradient, gradient.new_zeros(len(gradient)))
     value_bias: Tensor | None = None
     for layer, note in layers:
         if value_bias is not None:  # that of the layer after this one
-            bias = bias + value_bias.sum(dim=-1)
+            bias = _added_to_first(bias, value_bias.sum(dim=-1))
 
         def noted(parts: LayerGradients, note: Noted | None = note, later: Tensor = bias) -> None:
             if note is not None:
-                note(parts._replace(bias=parts.bias + later))
+                note(parts._replace(bias=parts.bias + later[through if direct else 0 :]))
 
         gradient, added, value_bias = layer.transposed(gradient, noted, direct=direct)
         bias = bias + added
-    return Gradient(gradient, bias, value_bias)
+    return Gradient(gradient[:through], bias[:through], value_bias)
 
 
 def _linear(part: FrozenMap | None, vectors: Tensor) -> Tensor:
@@ -414,6 +420,14 @@ def _back(part: FrozenMap | None, gradient: Tensor, bias: Tensor) -> tuple[Tenso
         return gradient, bias
     back = part.transposed(gradient)
     return back.inputs, bias + back.bias
+
+
+def _added_to_first(gradients: Tensor, added: Tensor) -> Tensor:
+    """The gradients, with something added to the first of them."""
+    count = len(added)
+    if count == len(gradients):
+        return gradients + added
+    return torch.cat([gradients[:count] + added, gradients[count:]])
 
 
 def _product(gradient: Tensor, constant: Tensor | None) -> Tensor:

@@ -95,19 +95,19 @@ class FrozenPass:
         gradient: Float[Tensor, "scalar token model"],
         note: Callable[[FeedForwardBlock, LayerGradients], None] | None = None,
         *,
-        direct: bool = False,
+        direct: int = 0,
     ) -> Gradient:
         """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
 
         Args:
             gradient: At `hidden`, of one scalar of each sequence, or of any number of a single one; zero at padding.
-            note: Receives each layer, from the last to the first, and the gradients at its parts. Their bias includes that of
-                all later layers.
-            direct: Whether to go back along the residual connections and their norms alone.
+            note: Receives each layer, from the last to the first, and the gradients at its parts: of the direct gradients, if
+                there are any. Their bias includes that of all later layers.
+            direct: Number of gradients, the last ones, that go back along the residual connections and their norms alone.
 
         Returns:
             The gradient at `embeddings`, the part of the scalar that comes from biases other than those of the first layer's
-            values, and by token what comes from these.
+            values, and by token what comes from these; of the gradients that are not direct.
 
         Raises:
             InputError: If the activation of a network is none that we know.
