@@ -138,6 +138,7 @@ def minimum(*paths: Path) -> str:
     return re.search(r"^Minimum required versions: .*?([\d.]+)$", found, re.MULTILINE)[1]
 
 
+@pytest.mark.slow
 def test_the_declared_python_is_the_oldest_that_can_run_the_code(tmp_path):
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert minimum(ROOT / "src", ROOT / "conf", ROOT / "run.py", ROOT / "setup.py") == "3.11"

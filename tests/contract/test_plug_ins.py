@@ -79,6 +79,7 @@ def contract(installed: Path, folder: Path) -> "subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_the_example_meets_the_contract(example, tmp_path):
     finished = contract(example, tmp_path)
     assert finished.returncode == 0, finished.stdout

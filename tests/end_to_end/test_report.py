@@ -338,6 +338,7 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
 
 @needs_browser
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
+@pytest.mark.spread(1)
 def test_charts_fit_into_their_places(tmp_path, size):
     """Whatever the number of panels, and however long the labels."""
     methods = ["rollout of weights", "rollout of norms", "value zeroing", "gradient × input"]
