@@ -24,7 +24,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     figures = {path.name for path in (folder / "figures").iterdir()}
-    names = ("mixing_by_layer", "mixing_heatmap")
+    names = ("mixing_by_layer", "mixing_heatmap", "mixing_shares")
     assert figures == {f"{name}.{extension}" for name in names for extension in ("pdf", "svg", "txt")}
     svg = (folder / "figures/mixing_by_layer.svg").read_text()
     assert 'width="241.2pt"' in svg

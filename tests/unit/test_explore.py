@@ -4,12 +4,14 @@ import gc
 import itertools
 import json
 import re
+import socket
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 import weakref
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -139,6 +141,18 @@ def test_closing_releases_the_model(saved_model):
     page.close()
     gc.collect()
     assert gone() is None
+
+
+def test_a_page_that_is_closed_while_its_server_starts_leaves_no_port_open(saved_model, monkeypatch):
+    async def ended(_server, sockets):  # as if it were stopped before it listens
+        pass
+
+    monkeypatch.setattr("uvicorn.Server.serve", ended)
+    page = normscope.explore(normscope.load(str(saved_model), device="cpu"), TEXT)
+    where = urlsplit(page.url)
+    page.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((where.hostname, where.port), timeout=5)
 
 
 def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model, monkeypatch):

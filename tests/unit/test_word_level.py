@@ -411,7 +411,6 @@ def test_findings_say_words():
 
 
 @pytest.mark.reports
-@pytest.mark.slow
 def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
     treebank = write_treebank(tmp_path)
     given = ["dataset=conllu", f"dataset.path={treebank}", f"model.name={saved_model}", f"output_dir={tmp_path}/run"]

@@ -21,7 +21,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type, is_single
+from normscope.models.text_batches import Text, describe_type, is_single, require_unicode
 from normscope.running.token_maps import texts_of
 
 
@@ -222,6 +222,7 @@ class _Embedding(NamedTuple):
             if prompt is None:
                 return text, 0
             raise InputError(f"prompts: expected none before {describe_type(text)}; put the prompt into the text")
+        require_unicode(put)
         return put + text, prompt_length(self.model.tokenizer, put)
 
     def _prompt(self, asked: str | None) -> str:

@@ -71,7 +71,7 @@ class LivePage:
 
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
         written, chat = typed(text)
-        listening = bound(_HOST, port, key="port")
+        self._listening = listening = bound(_HOST, port, key="port")
         token = secrets.token_urlsafe(16)
         self._session: Session | None = Session([model], limit)
         self._name, self._text = model.name, text
@@ -96,6 +96,7 @@ class LivePage:
             return
         self._server.stop()
         self._thread.join(5)
+        self._listening.close()  # a server that is stopped while it starts leaves it open
         session.engine.close(5)
         del self._server
         atexit.unregister(self.close)

@@ -107,8 +107,10 @@ class TokenMaps:
             return self.head_maps[measure]
         if not self.single_heads or self.weights is None or measure not in HEAD_MEASURES:
             return None
-        assert self.norms is not None
-        return self.weights if measure == "attn_w" else self.weights * self.norms[:, :, None, :]
+        if measure == "attn_w":
+            return self.weights
+        assert self.norms is not None, "maps of words come with their own"
+        return self.weights * self.norms[:, :, None, :]
 
     @property
     def values(self) -> int:

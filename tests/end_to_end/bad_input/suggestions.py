@@ -54,7 +54,19 @@ def followed(case: Case, errors: str) -> Iterator[Case]:
         ]
         again = (said[0], *(f"normscope: {argument}: " for argument in new))
         what = f"{case.what}, as its message suggests: {' '.join(arguments[-1:])}"
-        yield dataclasses.replace(case, what=what, arguments=arguments, names=[""], statuses=EITHER, refused=again)
+        writes = "outputs" if _drops_folder(case.arguments, arguments) else case.writes
+        yield dataclasses.replace(
+            case, what=what, arguments=arguments, names=[""], statuses=EITHER, refused=again, writes=writes
+        )
+
+
+def _drops_folder(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Whether a command names no output folder any more."""
+
+    def named(arguments: Sequence[str]) -> bool:
+        return any(argument.startswith("output_dir=") and argument != "output_dir=null" for argument in arguments)
+
+    return named(before) and not named(after)
 
 
 def _typed(setting: str, arguments: Sequence[str]) -> bool:
