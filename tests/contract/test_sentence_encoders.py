@@ -113,6 +113,7 @@ def test_the_parts_add_up_to_a_millionth_in_float64(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])
+@pytest.mark.spread(4)
 def test_an_encoder_on_disk_is_the_same(folder, kind, tmp_path):
     encoder = encoder_of(folder, kind)
     encoder.save_pretrained(str(tmp_path))
@@ -142,6 +143,7 @@ def test_attribution_to_a_similarity_follows_the_projections(folder):
     assert found.scores == pytest.approx(by_pairs[:-1], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.spread(1)
 def test_what_cannot_be_split_is_one_line(folder):
     encoder = encoder_of(folder, "mean")
     encoder.similarity_fn_name = "euclidean"
@@ -293,6 +295,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("kind", LATE)
+@pytest.mark.spread(8)
 def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder, kind, tmp_path):
     encoder = late_encoder(folder, **LATE[kind])
     encoder.save_pretrained(str(tmp_path))
@@ -327,6 +330,7 @@ def test_documents_are_ranked_by_late_interaction(folder):
     assert found.ranking["value"].tolist() == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-4)
 
 
+@pytest.mark.spread(1)
 def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
     expansion = {"query_expansion": {"strategy": "fixed", "attend": True, "length": 16, "token": "[MASK]"}}
     with pytest.raises(
