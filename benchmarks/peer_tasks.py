@@ -29,7 +29,7 @@ class Tool:
     """One way to do a task."""
 
     name: str
-    """The package and, after a comma, what is done with it."""
+    """The package; a comma and what it is used for may follow."""
     prepare: Callable[[Path], Work]
     """Imports the package, loads the models from a folder, and returns what does the work."""
 

@@ -1,4 +1,4 @@
-"""Samples of a corpus on which the model runs again until what is measured on them is precise enough."""
+"""Random samples of a corpus on which the model runs again, until the result is precise enough."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

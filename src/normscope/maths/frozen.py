@@ -327,7 +327,7 @@ class FrozenLayer:
         """The gradient at the layer's input of a scalar with this gradient at its output.
 
         Args:
-            note: Receives the gradients at the layer's parts: those of the direct gradients, if there are any.
+            note: Receives the gradients at the layer's parts.
             direct: Number of gradients, the last ones, that go back along the residual connections and their norms alone.
 
         Returns:
@@ -355,8 +355,7 @@ class FrozenLayer:
         bias = bias + _product(attended, self.attention.output_bias)
         inputs = inputs + block
         if note is not None:
-            noted = slice(through if direct else 0, None)
-            note(LayerGradients(values[noted], network[noted], inputs[noted], bias[noted]))
+            note(LayerGradients(values, network, inputs, bias))
         read, value_bias = self.attention.before_values(values[:through])
         read, added = _back(self.attention_norm, read, bias[:through])
         inputs, bias = _added_to_first(inputs, read), torch.cat([added, bias[through:]])
@@ -390,6 +389,7 @@ def transposed_through(
         layer's values, and by token what comes from these; of the gradients that are not direct.
     """
     through = len(gradient) - direct
+    chosen = slice(through if direct else 0, None)
     gradient, bias = _back(final_norm, gradient, gradient.new_zeros(len(gradient)))
     value_bias: Tensor | None = None
     for layer, note in layers:
@@ -398,7 +398,7 @@ def transposed_through(
 
         def noted(parts: LayerGradients, note: Noted | None = note, later: Tensor = bias) -> None:
             if note is not None:
-                note(parts._replace(bias=parts.bias + later[through if direct else 0 :]))
+                note(LayerGradients(*(part[chosen] for part in parts._replace(bias=parts.bias + later))))
 
         gradient, added, value_bias = layer.transposed(gradient, noted, direct=direct)
         bias = bias + added
