@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from normscope.attribution.effects import attribute_with_effects
 from normscope.attribution.scalars import attribute_scalars
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
-from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.layout import ModelLayout, embeddings_of
 
 ONE_LOGIT = "one logit"
 LOGITS = "250 logits"
@@ -43,7 +43,7 @@ def with_head(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def ways_of(head: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> dict[str, Callable[[], None]]:
+def ways_of(head: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor]) -> dict[str, Callable[[], None]]:
     """One function per way to attribute what the head predicts of a single text."""
     model: PreTrainedModel = head.base_model
     last = int(inputs["attention_mask"].sum()) - 1

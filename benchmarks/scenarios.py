@@ -32,7 +32,7 @@ from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.frozen_pass import frozen_pass
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.layouts import layout_of
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
@@ -379,7 +379,7 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
     ]
 
 
-def context_of(model: PreTrainedModel, layout: BlockLayout | None = None) -> AnalysisContext:
+def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> AnalysisContext:
     """All layers and categories of a model of a known family, and made-up token frequencies."""
     layout = layout or layout_of(model.config)
     observed = Observer(model, layout)

@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import (
 
 from normscope.errors import InputError
 from normscope.models.graph import NotInferredError
-from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layout import ModelLayout, Stack
 from normscope.models.layouts import layout_of_config
 
 PAGE = Path(__file__).parent / "reference" / "architectures.csv"
@@ -109,28 +109,28 @@ def rows(model_type: str) -> Iterator[Row]:
             limits, network = [*_limits(layout)], _network(layout)
             if model_type in _UNKNOWN_SLOPE:
                 limits, network = [*limits, "the slope of its activation is not known"], "no"
-            yield Row(model_type, stack or "", lists, layout.norm_position, network, "; ".join(limits))
+            yield Row(model_type, stack or "", lists, layout.residual.norm_position, network, "; ".join(limits))
 
 
-def _network(layout: BlockLayout) -> str:
+def _network(layout: ModelLayout) -> str:
     if layout.stack == "decoder":  # cross-attention follows
         return ""
     if layout.has_networks:
-        return "part" if layout.without else "yes"
+        return "part" if layout.stream.without else "yes"
     return "part" if layout.feed_forward else "no"
 
 
-def _limits(layout: BlockLayout) -> Iterator[str]:
+def _limits(layout: ModelLayout) -> Iterator[str]:
     """What cannot be observed in a stack, or not in the usual form."""
     if layout.unknown_network:
         yield layout.unknown_network
-    if layout.without:
+    if layout.stream.without:
         yield "hybrid: only layers with softmax attention have a block"
-    if layout.gate is not None:
+    if layout.attention.gate is not None:
         yield "gated: head outputs are multiplied by a gate that depends on the query"
-    if layout.value is None:
+    if layout.attention.value is None:
         yield "no single linear layer maps what attention reads to values"
-    elif layout.query is None or layout.key is None:
+    elif layout.attention.query is None or layout.attention.key is None:
         yield "no single linear layer maps what attention reads to queries or keys"
 
 

@@ -1,5 +1,6 @@
 """Tiny random models of every family, built from their transformers configs."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layout import ModelLayout, Stack
 from normscope.models.layouts import layout_of_model
 from normscope.models.loading import run_experts_in_float64
 
@@ -270,12 +271,12 @@ STACK_CONFIGS: dict[str, dict[str, Any]] = {
 """Encoder–decoders; their stacks differ in depth and, where they can, in heads."""
 
 
-def proved_to(model: PreTrainedModel, layout: BlockLayout) -> float:
+def proved_to(model: PreTrainedModel, layout: ModelLayout) -> float:
     """What verification of an unchanged float64 model leaves: the norms of many families compute in float32."""
     return 1e-6 if rounds_inside(model, layout) else 1e-12
 
 
-def rounds_inside(model: PreTrainedModel, layout: BlockLayout) -> bool:
+def rounds_inside(model: PreTrainedModel, layout: ModelLayout) -> bool:
     """Whether a float64 model rounds to float32 inside, as the norms of many families do."""
     kinds = {type(module).__name__ for module in model.modules()}
     norms = ("RMSNorm", "T5LayerNorm", "OlmoLayerNorm", "DebertaLayerNorm", "BloomGelu")
@@ -301,7 +302,7 @@ def tiny_model(config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig | None = None) -> BlockLayout:
+def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig | None = None) -> ModelLayout:
     """The layout of a family's tiny model, or of a model with another config."""
     if config is None:
         settings = dict((STACK_CONFIGS if family in STACK_CONFIGS else FAMILY_CONFIGS)[family])
@@ -309,8 +310,15 @@ def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig 
     return _layout_of(config.to_json_string(), stack or ("encoder" if config.is_encoder_decoder else None))
 
 
+def changed(layout: ModelLayout, part: str | None, **fields: object) -> ModelLayout:
+    """A layout with other values of some fields, its own (None) or those of one of its parts."""
+    if part is None:
+        return dataclasses.replace(layout, **fields)
+    return dataclasses.replace(layout, **{part: dataclasses.replace(getattr(layout, part), **fields)})
+
+
 @functools.cache
-def _layout_of(config: str, stack: Stack | None) -> BlockLayout:
+def _layout_of(config: str, stack: Stack | None) -> ModelLayout:
     model = tiny_model(json.loads(config), torch.float64)
     return layout_of_model(model.get_encoder() if stack == "encoder" else model, stack)
 

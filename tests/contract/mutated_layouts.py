@@ -10,11 +10,16 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, FeedForwardLayout, HeadNorms
+from normscope.models.layout import FeedForwardLayout, HeadNorms, ModelLayout
 from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
+from tests.tiny import changed
 
-IN_LAYER = ("attention", "output", "residual", "norm", "attention_norm", "sum_consumer")
+IN_LAYER = {
+    "attention": ("module", "output"),
+    "residual": ("carried", "norm", "attention_norm", "sum_consumer"),
+}
+"""Paths in a layer, by part of the layout."""
 OF_HEADS = ("query", "key", "value")
 IN_MODEL = ("final_norm", "embedding_norm", "convolution", "output_projection")
 NORMS = (
@@ -26,21 +31,32 @@ NORMS = (
     "norm of the key",
     "norm of the query",
 )
-REQUIRED = ("attention", "query", "key", "value", "output", "input", "activation")
+REQUIRED = ("module", "query", "key", "value", "output", "input", "activation")
 
-NO_DIFFERENCE = {
-    "model_type": "a name",
+NOT_MUTATED = {
+    "family": "a name",
     "source": "a link for messages",
-    "start": "a convention of training, which no computation shows",
-    "fused_reference": "chooses which of transformers' own implementations is the reference",
-    "float32_inside": "loosens or tightens the bound in float64 alone",
-    "routed": "whether each layer reads what it reads in the untouched model",
-    "added_in_place": "an additional copy",
-    "layers": "another list of layers is another model; binding fails",
-    "feed_forward": "mutated field by field",
     "stack": "the caller's choice",
+    "start": "a convention of training, which no computation shows",
+    "routed": "whether each layer reads what it reads in the untouched model",
+    "float32_inside": "loosens or tightens the bound in float64 alone",
+    "unknown_network": "a reason for messages",
+    "inner": "of families with bottlenecks; see test_hybrids",
+    "residual.bottleneck": "see test_hybrids",
+    "residual.output_norm": "where hidden vectors are read, which the proof of the network shows; see test_feed_forward",
+    "residual.scaling": "see test_own_models",
+    "attention.reader": "of latent attention; see test_hybrids",
+    "attention.gate": "see test_hybrids",
+    "attention.fused_reference": "chooses which of transformers' own implementations is the reference",
+    "stream.layers": "another list of layers is another model; binding fails",
+    "stream.width": "norms of another width cannot be bound",
+    "stream.without": "see test_hybrids",
+    "stream.places": "see test_own_models",
+    "stream.end": "see test_own_models",
+    "stream.swapped": "see test_own_models",
+    "stream.changes_in_place": "an additional copy",
 }
-"""Fields that are not mutated, or may be anything, and why."""
+"""Fields that are not mutated here, and why."""
 
 
 class Mutation(NamedTuple):
@@ -48,19 +64,20 @@ class Mutation(NamedTuple):
 
     field: str
     value: object
-    layout: BlockLayout
+    layout: ModelLayout
 
     def __str__(self) -> str:
         return f"{self.field}={self.value!r}"
 
 
-def mutations(layout: BlockLayout, model: PreTrainedModel) -> Iterator[Mutation]:
+def mutations(layout: ModelLayout, model: PreTrainedModel) -> Iterator[Mutation]:
     """Every wrong layout that differs from a right one in one field, or in the position of its norm."""
     layer = layout.parts(model)[0].root
-    for field, value in _wrong_fields(layout, layer, model):
+    for part, field, value in _wrong_fields(layout, layer, model):
         # A layout that nothing could prove cannot be built.
         with contextlib.suppress(ValueError):
-            yield Mutation(field, value, dataclasses.replace(layout, **{field: value}))
+            name = field if part is None else f"{part}.{field}"
+            yield Mutation(name, value, changed(layout, part, **{field: value}))
     yield from _wrong_positions(layout, layer)
     if layout.feed_forward and not layout.routed:
         form = bind_feed_forward(model, layout)[0].layout
@@ -69,31 +86,43 @@ def mutations(layout: BlockLayout, model: PreTrainedModel) -> Iterator[Mutation]
             yield Mutation(f"feed_forward.{field}", value, dataclasses.replace(layout, feed_forward=(wrong,)))
 
 
-def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel) -> Iterator[tuple[str, object]]:
-    for field in IN_LAYER:
-        yield from _others(layer, field, getattr(layout, field))
+def _wrong_fields(
+    layout: ModelLayout, layer: nn.Module, model: PreTrainedModel
+) -> Iterator[tuple[str | None, str, object]]:
+    """Parts of the layout (None for itself), their fields, and wrong values."""
+    for part, fields in IN_LAYER.items():
+        for field in fields:
+            for wrong in _others(layer, field, getattr(getattr(layout, part), field)):
+                yield part, *wrong
+    for field in IN_MODEL:
+        for wrong in _others(model, field, getattr(layout.stream, field)):
+            yield "stream", *wrong
+    for wrong in _wrong_attention(layout, layer):
+        yield "attention", *wrong
+    yield "residual", "scales", (layout.residual.scales[0] * 1.7, *layout.residual.scales[1:])
+    yield None, "unit_offset", not layout.unit_offset
+
+
+def _wrong_attention(layout: ModelLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
+    attention = layout.attention
     for field in OF_HEADS:
         yield from _wrong_heads(layout, field, layer)
-    for field in IN_MODEL:
-        yield from _others(model, field, getattr(layout, field))
     yield from _wrong_head_norms(layout, layer)
-    yield "registry", not layout.registry
-    for number, (size, adjacent) in layout.rotation.items():
-        yield "rotation", {layer: planes for layer, planes in layout.rotation.items() if layer != number}
+    yield "registry", not attention.registry
+    for number, (size, adjacent) in attention.rotation.items():
+        yield "rotation", {layer: planes for layer, planes in attention.rotation.items() if layer != number}
         for wrong in (Planes(size, not adjacent), Planes(size - 2, adjacent)):
-            yield "rotation", dict(layout.rotation) | {number: wrong}
-    if not layout.registry:
-        assert layout.scales is not None
-        yield "scales", (layout.scales[0] * 1.03, *layout.scales[1:])
+            yield "rotation", dict(attention.rotation) | {number: wrong}
+    if not attention.registry:
+        assert attention.scales is not None
+        yield "scales", (attention.scales[0] * 1.03, *attention.scales[1:])
         yield "scales", None
-    yield "key_heads", tuple(1 if heads > 1 else layout.heads for heads in layout.key_heads)
-    yield "heads", layout.heads // 2
-    yield "residual_scales", (layout.residual_scales[0] * 1.7, *layout.residual_scales[1:])
-    yield "unit_offset", not layout.unit_offset
+    yield "key_heads", tuple(1 if heads > 1 else attention.heads for heads in attention.key_heads)
+    yield "heads", attention.heads // 2
 
 
-def _wrong_head_norms(layout: BlockLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
-    norms = layout.head_norms
+def _wrong_head_norms(layout: ModelLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
+    norms = layout.attention.head_norms
     none = norms or HeadNorms(None, None, False, False, frozenset(layout.attends))
     for field, path in (("key", none.key), ("query", none.query)):
         for _, other in _others(layer, f"norm of the {field}", path):
@@ -105,13 +134,14 @@ def _wrong_head_norms(layout: BlockLayout, layer: nn.Module) -> Iterator[tuple[s
         yield "head_norms", norms._replace(layers=norms.layers - {number})
     if norms.key is not None:
         yield "head_norms", norms._replace(by_head=not norms.by_head)
-        if layout.rotation:
+        if layout.attention.rotation:
             yield "head_norms", norms._replace(turned=not norms.turned)
 
 
-def _wrong_heads(layout: BlockLayout, field: str, layer: nn.Module) -> Iterator[tuple[str, object]]:
+def _wrong_heads(layout: ModelLayout, field: str, layer: nn.Module) -> Iterator[tuple[str, object]]:
     """Another linear layer, no separate bias, the heads of another part, or in another order."""
-    heads = getattr(layout, field)
+    attention = layout.attention
+    heads = getattr(attention, field)
     if heads is None:
         return
     for _, other in _others(layer, field, heads.projection):
@@ -119,16 +149,16 @@ def _wrong_heads(layout: BlockLayout, field: str, layer: nn.Module) -> Iterator[
     if heads.bias is not None:
         yield field, heads._replace(bias=None)
     if heads.columns is None:
-        number = layout.heads if field == "query" else layout.key_heads[0]
-        width = layout.width // layout.heads
+        number = attention.heads if field == "query" else attention.key_heads[0]
+        width = layout.stream.width // attention.heads
         yield field, heads._replace(columns=Columns(tuple(range(0, number * width, width))[::-1], width))
         return
-    others = {getattr(layout, other).columns for other in OF_HEADS}
+    others = {getattr(attention, other).columns for other in OF_HEADS}
     for columns in (*others - {heads.columns}, heads.columns._replace(first=heads.columns.first[::-1])):
         yield field, heads._replace(columns=columns)
 
 
-def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation]:
+def _wrong_positions(layout: ModelLayout, layer: nn.Module) -> Iterator[Mutation]:
     norms = [path for path, module in layer.named_modules() if _is_norm(module)]
     readers = [*norms, *(form.input for form in layout.feed_forward)]
     nothing = {"norm": None, "sum_consumer": None}
@@ -138,9 +168,9 @@ def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation
         ("pre", "sum_consumer", readers),
         ("parallel", "norm", [None]),
     ):
-        for path in paths if position != layout.norm_position else []:
-            changed = dataclasses.replace(layout, norm_position=position, **nothing | {named: path})
-            yield Mutation("norm_position", (position, path), changed)
+        for path in paths if position != layout.residual.norm_position else []:
+            wrong = changed(layout, "residual", norm_position=position, **nothing | {named: path})
+            yield Mutation("residual.norm_position", (position, path), wrong)
 
 
 def _wrong_parts(form: FeedForwardLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:

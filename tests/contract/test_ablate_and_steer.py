@@ -12,6 +12,7 @@ from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import carried
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
+from normscope.models.block_modules import bind_blocks
 from normscope.models.changes import changed
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.linear_layers import weight_and_bias
@@ -34,12 +35,12 @@ def stream_of(width):
 def by_hooks(model, layout, heads, stream):
     """The same changes by hooks on the untouched model: what W_O reads of each head is zero, and layers read other vectors."""
     handles = []
-    for modules in layout.bind(model):
+    for modules in bind_blocks(model, layout):
         removed = [head - 1 for layer, head in heads if layer == modules.layer]
 
         def without(_module, args, removed=removed):
             read = args[0].clone()
-            read.unflatten(-1, (layout.heads, -1))[..., removed, :] = 0
+            read.unflatten(-1, (layout.attention.heads, -1))[..., removed, :] = 0
             return (read, *args[1:])
 
         def enter(_module, args, kwargs, layer=modules.layer):
@@ -65,14 +66,15 @@ def by_hooks(model, layout, heads, stream):
 @pytest.mark.spread(15)
 def test_a_changed_model_is_complete(family, family_model):
     layout = layout_of(family)
-    if layout.places or len({id(modules.entry) for modules in layout.bind(family_model)}) < len(layout.layers):
+    entries = {id(modules.entry) for modules in bind_blocks(family_model, layout)}
+    if layout.stream.places or len(entries) < len(layout.stream.layers):
         pytest.skip("layers that share their modules, or that no module runs")
     loaded = LoadedModel(family_model, None, layout, family, None, None, None)  # type: ignore[arg-type]
     vars(loaded).update(verification=None, layers_verification=None)  # which other tests make
     inputs = token_batch(family_model, (7,))
     heads = [(2, 1), (1, 2)]
     # What is beside the first layer reads the unchanged stream.
-    stream = stream_of(family_model.config.hidden_size) if layout.convolution is None else {}
+    stream = stream_of(family_model.config.hidden_size) if layout.stream.convolution is None else {}
     kept = {name: value.clone() for name, value in family_model.state_dict().items()}
     with torch.inference_mode():
         before = family_model(**inputs).last_hidden_state

@@ -12,6 +12,7 @@ from transformers import AutoModel, SwitchTransformersConfig
 from docs import architectures
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
+from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import Graph, NotInferredError
 from normscope.models.infer import infer
 from normscope.models.layouts import layout_of_config, layout_of_model
@@ -45,14 +46,14 @@ def test_an_architecture_that_nobody_has_listed_is_exact(model_type):
     """Σ_j αf(x_j) + b_O equals the untouched model's attention output; every layer and feed-forward network is verified."""
     model = tiny_architecture(model_type)
     layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
-    assert len(layout.layers) == 2
+    assert len(layout.stream.layers) == 2
     assert layout.feed_forward
     rounds = verify(model, layout, model_type, feed_forward=True).error
     assert rounds < (1e-6 if any("RMSNorm" in type(module).__name__ for module in model.modules()) else 2e-7)
     outputs: list[torch.Tensor] = []
     hooks = [
         modules.output.register_forward_hook(lambda _module, _args, output: outputs.append(output))
-        for modules in layout.bind(model)
+        for modules in bind_blocks(model, layout)
     ]
     with torch.inference_mode():
         model(**inputs)
@@ -63,8 +64,8 @@ def test_an_architecture_that_nobody_has_listed_is_exact(model_type):
         observer.run(inputs, blocks.append)
     for block, output in zip(blocks, outputs, strict=True):
         made = torch.einsum("bhqk,bhkm->bqm", block.weights, block.transformed())
-        if block.output_bias is not None:
-            made = made + block.output_bias
+        if block.parameters.output_bias is not None:
+            made = made + block.parameters.output_bias
         tokens = block.token_mask
         torch.testing.assert_close(made[tokens], output[tokens], rtol=1e-6, atol=1e-6)
 
@@ -134,7 +135,7 @@ def test_every_architecture_of_the_page_is_proved(model_type):
         assert verify(
             observed, layout, model_type, feed_forward=whole or (layout.has_networks and model_type != "apertus")
         )
-        assert layout.norm_position == rows[stack].block
+        assert layout.residual.norm_position == rows[stack].block
         assert not whole or layout.has_networks
 
 
@@ -143,7 +144,7 @@ def test_the_two_attentions_of_a_decoder_that_computes_them_itself_are_told_apar
     """In the probes of the proof, source and target are equally long."""
     model = tiny_architecture("mvp")
     layout = layout_of_model(model, stack)
-    assert not layout.registry
+    assert not layout.attention.registry
     assert verify(model, layout, "mvp").error < 1e-13
 
 
@@ -167,7 +168,7 @@ def test_a_router_over_as_many_experts_as_recorded_tokens_is_no_attention(expert
     for stack, attention in [("encoder", "layer.0"), ("decoder", "layer.0"), ("cross", "layer.1")]:
         layout = layout_of_model(model.get_encoder() if stack == "encoder" else model, stack)
         assert layout.attends == [1, 2]
-        assert layout.attention.startswith(attention)
+        assert layout.attention.module.startswith(attention)
 
 
 def test_keys_normalised_over_all_heads_are_sums_over_dimensions_of_the_input():

@@ -64,8 +64,8 @@ def test_vectors_are_those_built_explicitly(model_type):
     inputs = token_batch(model, LENGTHS)
     tokens = inputs["attention_mask"].bool()
     expected = explicit_vectors(model, layout, inputs)
-    if layout.final_norm is not None:
-        norm = attrgetter(layout.final_norm)(model)
+    if layout.stream.final_norm is not None:
+        norm = attrgetter(layout.stream.final_norm)(model)
         last: list[torch.Tensor] = []
         handle = norm.register_forward_pre_hook(lambda _module, args: last.append(args[0]))
         with torch.inference_mode():

@@ -12,12 +12,13 @@ from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.attention_function import attention_by
 from normscope.models.block import AttentionBlock
+from normscope.models.block_modules import bind_blocks
 from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
 from normscope.models.sum_check import SumCheck
 from normscope.models.turns import observe_blocks
 from normscope.models.verification import BOUNDS, verify
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, tiny_model, tiny_stack, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed, layout_of, proved_to, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred terms
@@ -51,10 +52,10 @@ def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, i
         assert block.parameters.value_weight.shape == block.parameters.query_weight.shape
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())  # F_ij
         token_mask = block.token_mask
-        output = vectors.sum(dim=2) + (0.0 if block.output_bias is None else block.output_bias)
+        output = vectors.sum(dim=2) + (0.0 if block.parameters.output_bias is None else block.parameters.output_bias)
         torch.testing.assert_close(output[token_mask], block.attention_output[token_mask], **EXACT)
         diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
-        torch.testing.assert_close(block.preserving[token_mask], diagonal[token_mask], **EXACT)
+        torch.testing.assert_close(block.composition.preserving[token_mask], diagonal[token_mask], **EXACT)
         torch.testing.assert_close(block.mixing[token_mask], (vectors.sum(dim=2) - diagonal)[token_mask], **EXACT)
 
 
@@ -79,7 +80,7 @@ def test_contributions_of_the_dimensions_are_the_score(family, family_model, inp
 @pytest.mark.kinds
 def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exact):
     shown = {}
-    layers = len(layout_of(family).bind(family_model))
+    layers = len(bind_blocks(family_model, layout_of(family)))
     with Observer(family_model, layout_of(family), hidden=range(layers + 1)) as observer:
         observer.run(inputs, lambda _block: None, lambda layer, vectors: shown.update({layer: vectors}))
         norms = observer.hidden_norms
@@ -119,7 +120,7 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
         return ((expected, *args[1:]), kwargs) if len(entered) == 2 else None
 
     changed = copy.deepcopy(family_model)  # a fresh one, without hooks of other observers
-    for modules in {id(modules.whole): modules for modules in layout_of(family).bind(changed)}.values():
+    for modules in {id(modules.whole): modules for modules in bind_blocks(changed, layout_of(family))}.values():
         modules.whole.register_forward_pre_hook(change, with_kwargs=True)
         scale = modules.scale
         modules.output.register_forward_hook(lambda _module, _args, output, s=scale: seen.append(output * s))
@@ -221,8 +222,8 @@ def test_two_observations_at_once_are_refused(family, family_model):
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     """A wrong layout is detected at load; the message names the part, the layer and the error."""
     layout = layout_of(family)
-    wrong, part = dataclasses.replace(layout, key=layout.value), "key"
-    if not layout.registry:  # its keys are the layout's own
+    wrong, part = changed(layout, "attention", key=layout.attention.value), "key"
+    if not layout.attention.registry:  # its keys are the layout's own
         part = "weights from query, key and scale"
     with pytest.raises(InputError, match=rf"the {part} of layer 1 differs by \d"):
         verify(family_model, wrong, family)
@@ -231,7 +232,7 @@ def test_a_family_that_changed_shape_fails_loudly(family_model, family):
 def test_causal_attention_is_respected():
     """No mask on a causal module means that keys after the query are hidden."""
     model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
-    for modules in layout.bind(model):
+    for modules in bind_blocks(model, layout):
         modules.attention.is_causal = True
     for block in blocks_of(model, "bert", token_batch(model, (7,))):
         assert (block.weights.triu(1) == 0).all()
@@ -267,7 +268,9 @@ def test_half_precision_is_measured_in_float32(family, dtype):
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
         diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
         # The kernel's log-normaliser is the one thing that half precision's rounding of q·k can reach.
-        torch.testing.assert_close(block.preserving[block.token_mask], diagonal[block.token_mask], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(
+            block.composition.preserving[block.token_mask], diagonal[block.token_mask], rtol=2e-2, atol=2e-2
+        )
     assert verify(model, layout_of(family), family).error < BOUNDS[dtype]
 
 
@@ -306,11 +309,11 @@ def test_decoders_that_read_a_source(model_type, stack):
 def test_a_layout_that_nothing_could_prove_is_refused():
     layout = layout_of("llama")
     with pytest.raises(ValueError, match="`sum_consumer`, .*, belongs to a block with norm_position='pre'"):
-        dataclasses.replace(layout, sum_consumer=None)
+        changed(layout, "residual", sum_consumer=None)
     with pytest.raises(ValueError, match="`norm` belongs to a block with norm_position='post' or 'branch'"):
-        dataclasses.replace(layout, norm_position="branch")
+        changed(layout, "residual", norm_position="branch")
     with pytest.raises(ValueError, match="`attention_norm` is the norm of what self-attention reads"):
-        dataclasses.replace(layout_of("bart", "cross"), attention_norm="encoder_attn_layer_norm")
+        changed(layout_of("bart", "cross"), "residual", attention_norm="encoder_attn_layer_norm")
 
 
 def test_a_router_whose_choice_changes_is_no_error_of_attention():
@@ -328,11 +331,11 @@ def test_a_block_that_is_never_shown_is_no_proof():
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
     for layer in model.layers:
         layer.self_attn.never_called = torch.nn.Linear(24, 24).double().eval()
-    never = dataclasses.replace(layout_of("llama"), output="self_attn.never_called")
+    never = changed(layout_of("llama"), "attention", output="self_attn.never_called")
     with (
         Observer(model, never) as observer,
         pytest.raises(InputError, match=r"attention of 3 layers \(1, 2, 3\) cannot be"),
     ):
         observer.run(token_batch(model, (4,)), lambda _block: None)
     with pytest.raises(InputError, match=r"attention of layer 1 cannot be observed: query was not captured"):
-        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotation={}), "llama")
+        verify(model, changed(layout_of("llama"), "attention", module="mlp", rotation={}), "llama")

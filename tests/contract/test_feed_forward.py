@@ -23,6 +23,7 @@ from tests.end_to_end.shell import run_once
 from tests.tiny import (
     FAMILY_CONFIGS,
     STACK_CONFIGS,
+    changed,
     layout_of,
     rounds_inside,
     tiny_model,
@@ -102,11 +103,13 @@ def normed(vectors, norm):
 def layer_by_hand(block: FeedForwardBlock) -> torch.Tensor:
     """The layer's output from what enters it, what attention gives, and parameters: nothing else of the pass is used."""
     weights, attention = block.parameters, block.attention
-    first = attention.normalisation
+    first = attention.parameters.normalisation
     s = attention.inputs + (
-        normed(attention.attention_output, first) if attention.norm_position == "branch" else attention.attention_output
+        normed(attention.attention_output, first)
+        if attention.parameters.norm_position == "branch"
+        else attention.attention_output
     )
-    if attention.norm_position == "post":
+    if attention.parameters.norm_position == "post":
         s = normed(s, first)
     read = attention.inputs if weights.norm_position == "parallel" else s
     y = s if weights.norm_position == "post" else normed(read, weights.normalisation)
@@ -187,7 +190,7 @@ def test_the_parts_of_the_network(family, family_model):
         torch.testing.assert_close(block.pre_activations, expected.reshape(*axes, -1), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(block.activations, hidden.reshape(*axes, -1), rtol=1e-10, atol=1e-10)
         assert block.parameters.gated == (block.multipliers is not None)
-        assert block.parameters.gated == (layout.model_type in GATED)
+        assert block.parameters.gated == (layout.family in GATED)
 
 
 @pytest.mark.kinds
@@ -358,7 +361,7 @@ def test_a_wrong_layout_is_noticed(model_type, change, part):
     ("model_type", "wrong"), [("llama", None), ("gpt2", "ln_2"), ("gpt_neox", "post_attention_layernorm")]
 )
 def test_a_wrong_norm_before_attention_is_noticed(model_type, wrong):
-    layout = dataclasses.replace(layout_of(model_type), attention_norm=wrong)
+    layout = changed(layout_of(model_type), "residual", attention_norm=wrong)
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     with pytest.raises(InputError, match=r"the attention input of layer 1 differs by \d"):
         verify(model, layout, model_type, feed_forward=True)

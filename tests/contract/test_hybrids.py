@@ -1,6 +1,5 @@
 """Hybrids, gates on the outputs of heads, latent attention, unusual configs: what is exact, and what is refused."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -14,14 +13,16 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
+from normscope.models.block_modules import bind_blocks
 from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
+from normscope.models.token_block import TokenBlock
 from normscope.models.verification import verify
 from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
 from tests.oracles.norms_oracle import NO_SPECTRUM
 from tests.oracles.sinks_oracle import NO_DRAINS
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, changed, tiny_model, token_batch
 
 HYBRIDS = [
     *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_next"),
@@ -72,7 +73,7 @@ def contributions(block):
 def test_contributions_add_up_to_what_the_untouched_model_computes(model_type):
     model, layout, inputs, blocks = observed(model_type)
     given: list[torch.Tensor] = []
-    bound = layout.bind(model)
+    bound = bind_blocks(model, layout)
     hooks = [
         modules.output.register_forward_hook(lambda _module, _args, output: given.append(output)) for modules in bound
     ]
@@ -83,8 +84,8 @@ def test_contributions_add_up_to_what_the_untouched_model_computes(model_type):
     assert [block.layer for block in blocks] == [modules.layer for modules in bound] == layout.attends
     for block, output in zip(blocks, given, strict=True):
         made = contributions(block).sum(dim=(1, 3))
-        if block.output_bias is not None:
-            made = made + block.output_bias
+        if block.parameters.output_bias is not None:
+            made = made + block.parameters.output_bias
         tokens = block.token_mask
         torch.testing.assert_close(made[tokens], output[tokens], rtol=1e-6, atol=1e-6)
     assert verify(model, layout, model_type, feed_forward=layout.has_networks).error < 1e-6
@@ -100,7 +101,7 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
             block.head_norms(block.weights)[tokens[:, None].expand(-1, by_head.shape[1], -1)],
             by_head.norm(dim=-1)[tokens[:, None].expand(-1, by_head.shape[1], -1)],
         )
-        torch.testing.assert_close(block.pair_maps()[Method.ATTN_N][tokens], pairs.norm(dim=-1)[tokens])
+        torch.testing.assert_close(TokenBlock(block).maps()[Method.ATTN_N][tokens], pairs.norm(dim=-1)[tokens])
         preserving = pairs[:, own, own]
         mixing = pairs.sum(dim=2) - preserving
         ratio = mixing.norm(dim=-1) / (mixing.norm(dim=-1) + preserving.norm(dim=-1))
@@ -108,7 +109,7 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
         # A causal query that sees one other token with next to no weight has a small difference of large vectors.
         torch.testing.assert_close(block.mixing_ratios[Method.ATTN_N][seen], ratio[seen], rtol=1e-5, atol=1e-6)
         last = OF_STAGE[block.composition.stages[-1]]
-        shares = block.pair_shares().sum(dim=-1) + block.shares[last].bias
+        shares = TokenBlock(block).pair_shares().sum(dim=-1) + block.shares[last].bias
         torch.testing.assert_close(shares[tokens], torch.ones_like(shares[tokens]), rtol=0, atol=1e-6)
         output = block.attention_output
         along = output / output.square().sum(dim=-1, keepdim=True)
@@ -119,7 +120,7 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
 @pytest.mark.parametrize("model_type", [name for name in MODELS if name in HYBRIDS])
 def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model_type):
     model, layout, inputs, _ = observed(model_type)
-    assert (layout.attends, sorted(layout.without)) == ([2, 4], [1, 3])
+    assert (layout.attends, sorted(layout.stream.without)) == ([2, 4], [1, 3])
     hidden: dict[int, torch.Tensor] = {}
     with Observer(model, layout, hidden=range(5)) as observer:
         observer.run(inputs, lambda _block: None, lambda layer, vectors: hidden.update({layer: vectors}))
@@ -149,13 +150,13 @@ def test_decompx_through_gates_is_complete():
 
 def test_only_some_layers_have_norms_of_queries_and_keys():
     model, layout, _, blocks = observed("llama4_text")
-    assert layout.head_norms is not None
-    assert layout.head_norms.layers == {*layout.rotation} == {1, 3}
+    assert layout.attention.head_norms is not None
+    assert layout.attention.head_norms.layers == {*layout.attention.rotation} == {1, 3}
     assert [block.parameters.key_normalisation is not None for block in blocks] == [True, False, True, False]
     for wrong in ({1, 2, 3}, {1}):
-        norms = layout.head_norms._replace(layers=frozenset(wrong))
+        norms = layout.attention.head_norms._replace(layers=frozenset(wrong))
         with pytest.raises(InputError, match="layer [23]"):
-            verify(model, dataclasses.replace(layout, head_norms=norms), "llama4_text")
+            verify(model, changed(layout, "attention", head_norms=norms), "llama4_text")
 
 
 @pytest.mark.parametrize("inputs_by_layer", [0, 8])
@@ -183,8 +184,8 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     for layer in model.layers:
         layer.layer_scalar.fill_(0.7)
     layout, inputs = layout_of_model(model.requires_grad_(False)), token_batch(model, (9, 6))
-    assert [layout.rotation[layer].size for layer in range(1, 5)] == [8, 16, 8, 16]
-    assert (layout.value, layout.inner, layout.has_networks) == (None, True, False)
+    assert [layout.attention.rotation[layer].size for layer in range(1, 5)] == [8, 16, 8, 16]
+    assert (layout.attention.value, layout.inner, layout.has_networks) == (None, True, False)
     assert layout.unknown_network == "layer 1: its output is multiplied by a weight"
     assert verify(model, layout, "gemma4_text").error < 1e-6
     given: list[torch.Tensor] = []
@@ -200,7 +201,7 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     assert [block.value.shape[-1] for block in blocks] == [8, 16, 8, 16]
     for block, output in zip(blocks, given, strict=True):
         torch.testing.assert_close(contributions(block).sum(dim=(1, 3))[tokens], output[tokens], rtol=1e-6, atol=1e-6)
-    wrong = dataclasses.replace(layout, rotation=dict.fromkeys(range(1, 5), layout.rotation[1]))
+    wrong = changed(layout, "attention", rotation=dict.fromkeys(range(1, 5), layout.attention.rotation[1]))
     with pytest.raises(InputError, match="layer 2"):
         verify(model, wrong, "gemma4_text")
 
@@ -241,8 +242,8 @@ def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
     """y_i = w ⊙ (x_i + Σ_j α_ij f_j + b_O) + b, with x and α·V taken from hooks on the untouched model."""
     model = with_bottlenecks(**options)
     layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
-    assert (layout.bottleneck, layout.inner, layout.has_networks) == (bottleneck, inner, not inner)
-    assert (layout.value is None, layout.width) == (bottleneck is not None, 32)
+    assert (layout.residual.bottleneck, layout.inner, layout.has_networks) == (bottleneck, inner, not inner)
+    assert (layout.attention.value is None, layout.stream.width) == (bottleneck is not None, 32)
     assert verify(model, layout, "mobilebert", feed_forward=not inner).error < 1e-12
     read: list[tuple[torch.Tensor, ...]] = []
     given: list[torch.Tensor] = []
@@ -267,13 +268,13 @@ def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
         torch.testing.assert_close(block.inputs[tokens], residual[tokens])
         vectors[:, own, own] += residual
         normed = layer.attention.output.LayerNorm
-        summed = vectors.sum(dim=2) + block.output_bias
+        summed = vectors.sum(dim=2) + block.parameters.output_bias
         torch.testing.assert_close(normed(summed)[tokens], output[tokens])
         torch.testing.assert_close(block.composition.block_output[tokens], output[tokens])
         if isinstance(normed, torch.nn.LayerNorm):
             continue
         pairs = (vectors * normed.weight).norm(dim=-1)
-        torch.testing.assert_close(block.pair_maps()[Method.ATTNRESLN_N][tokens], pairs[tokens])
+        torch.testing.assert_close(TokenBlock(block).maps()[Method.ATTNRESLN_N][tokens], pairs[tokens])
 
 
 def test_a_bottleneck_that_mixes_tokens_is_refused():
@@ -287,21 +288,21 @@ def test_a_bottleneck_that_mixes_tokens_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("part", "wrong"),
     [
-        {"bottleneck": None},
-        {"bottleneck": "bottleneck.attention.LayerNorm"},
-        {"bottleneck": "bottleneck.input.dense"},
-        {"inner": False},
-        {"norm": "ffn.0.output.LayerNorm"},
-        {"embedding_norm": "encoder.layer.0.attention.output.LayerNorm"},
+        ("residual", {"bottleneck": None}),
+        ("residual", {"bottleneck": "bottleneck.attention.LayerNorm"}),
+        ("residual", {"bottleneck": "bottleneck.input.dense"}),
+        (None, {"inner": False}),
+        ("residual", {"norm": "ffn.0.output.LayerNorm"}),
+        ("stream", {"embedding_norm": "encoder.layer.0.attention.output.LayerNorm"}),
     ],
-    ids=lambda wrong: str(*wrong.items()),
+    ids=str,
 )
-def test_wrong_layouts_of_bottlenecks_are_refused(wrong):
+def test_wrong_layouts_of_bottlenecks_are_refused(part, wrong):
     model = with_bottlenecks(true_hidden_size=32, intra_bottleneck_size=32)
     with pytest.raises(InputError, match="layer"):
-        verify(model, dataclasses.replace(layout_of_model(model), **wrong), "mobilebert")
+        verify(model, changed(layout_of_model(model), part, **wrong), "mobilebert")
 
 
 def test_measures_of_a_single_vector_for_each_key_refuse_gates():
@@ -314,7 +315,7 @@ def test_measures_of_a_single_vector_for_each_key_refuse_gates():
 
 def test_latent_attention_has_no_weights_of_values():
     _, layout, _, blocks = observed("youtu")
-    assert (layout.key, layout.value) == (None, None)
+    assert (layout.attention.key, layout.attention.value) == (None, None)
     with pytest.raises(InputError, match="no single linear layer maps what attention reads to the values"):
         _ = blocks[0].parameters.value_weight
     with pytest.raises(InputError, match="but no single linear layer maps what attention reads to the values"):
@@ -413,14 +414,17 @@ def test_numbers_of_layers_in_words():
 
 def _wrong(layout):
     """Layouts of a gated hybrid that each say something wrong."""
-    gate, replace = layout.gate, dataclasses.replace
-    yield replace(layout, gate=None)
-    yield replace(layout, gate=gate._replace(function="tanh"))
-    yield replace(layout, gate=gate._replace(columns=gate.columns._replace(first=gate.columns.first[::-1])))
-    yield replace(layout, gate=gate._replace(columns=gate.columns._replace(size=1)))
-    yield replace(layout, gate=gate._replace(projection=layout.key.projection))
-    yield replace(layout, without=frozenset({1, 2}))
-    yield replace(layout, key=None, reader=layout.output)
+    gate, attention = layout.attention.gate, layout.attention
+    for wrong in (
+        None,
+        gate._replace(function="tanh"),
+        gate._replace(columns=gate.columns._replace(first=gate.columns.first[::-1])),
+        gate._replace(columns=gate.columns._replace(size=1)),
+        gate._replace(projection=attention.key.projection),
+    ):
+        yield changed(layout, "attention", gate=wrong)
+    yield changed(layout, "stream", without=frozenset({1, 2}))
+    yield changed(layout, "attention", key=None, reader=attention.output)
 
 
 @pytest.mark.parametrize("number", range(7))

@@ -83,7 +83,7 @@ def brute_force(block: FeedForwardBlock, rule: NetworkBias):
     attention, weights = block.attention, block.parameters
     pairs = torch.einsum("bhqk,bhkm->bqkm", attention.weights, attention.transformed())
     own = torch.zeros_like(pairs[:, :, 0])  # of cross-attention, where no key is the token itself
-    constant = torch.zeros_like(own) + zero_if_none(attention.output_bias)
+    constant = torch.zeros_like(own) + zero_if_none(attention.parameters.output_bias)
     each = torch.arange(pairs.shape[1])
 
     def plus_inputs(pairs, own):
@@ -93,13 +93,13 @@ def brute_force(block: FeedForwardBlock, rule: NetworkBias):
         pairs[:, each, each] += attention.inputs
         return pairs, own
 
-    norm = attention.normalisation
-    if attention.norm_position == "branch":
+    norm = attention.parameters.normalisation
+    if attention.parameters.norm_position == "branch":
         parts = normed((pairs, own, constant), norm, sigma(attention.attention_output, norm))
         parts = (*plus_inputs(*parts[:2]), parts[2])
     else:
         parts = (*plus_inputs(pairs, own), constant)
-        if attention.norm_position == "post":
+        if attention.parameters.norm_position == "post":
             parts = normed(parts, norm, sigma(attention.inputs + attention.attention_output, norm))
     whole = parts[0].sum(dim=2) + parts[1] + parts[2]
     norm, read = weights.normalisation, parts
@@ -141,7 +141,7 @@ def assert_parts(model, layout, bound=None):
         for rule in NetworkBias:
             composition = block.composition(rule)
             expected = brute_force(block, rule)
-            assert composition.stages == tuple(expected) == LAYER_STAGES[layout.norm_position]
+            assert composition.stages == tuple(expected) == LAYER_STAGES[layout.residual.norm_position]
             maps, norms = block.pair_maps(rule), composition.relative_norms()
             for stage, (pairs, apart, constant) in expected.items():
                 cross = block.attention.is_cross_attention
@@ -219,10 +219,10 @@ def brute_force_of_input(block):
     norm, attention = block.parameters.normalisation, block.attention
     pairs = explicit_pairs(block)
     pairs[:, torch.arange(pairs.shape[1]), torch.arange(pairs.shape[1])] += attention.inputs
-    constant = torch.zeros_like(attention.inputs) + zero_if_none(attention.output_bias)
+    constant = torch.zeros_like(attention.inputs) + zero_if_none(attention.parameters.output_bias)
     before = torch.cat([pairs, constant.unsqueeze(2)], dim=2)
-    if attention.norm_position == "post":
-        norm = attention.normalisation
+    if attention.parameters.norm_position == "post":
+        norm = attention.parameters.normalisation
     read = centred(before, norm) * norm.weight / sigma(before.sum(dim=2), norm).unsqueeze(2)
     read[:, :, -1] += zero_if_none(norm.bias)
     return read[0]
@@ -232,7 +232,7 @@ def test_gpt_neox_reads_the_sum_if_its_config_says_so():
     sequential = FAMILY_CONFIGS["gpt_neox"] | {"use_parallel_residual": False}
     model = tiny_model(sequential, torch.float64)
     layout = layout_of("gpt_neox", config=model.config)
-    assert layout.norm_position == "pre"
+    assert layout.residual.norm_position == "pre"
     assert layout_of("gpt_neox", config=tiny_model(FAMILY_CONFIGS["gpt_neox"], torch.float64).config).norm_position == (
         "parallel"
     )

@@ -114,7 +114,7 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
         own = module.down_proj.numel() // vectors.shape[-1]
         weights = block.parameters.output_weight[:own]
         made = block.activations[..., :own] @ weights
-        factor = layout.residual_scales[block.layer - 1]
+        factor = layout.residual.scales[block.layer - 1]
         close(made.flatten(0, 1)[tokens], expected[tokens] * factor, 3e-7)  # some roundings to float32, at 6e-8
         assert (block.routing.shape[-1] > own) is (form.shared is not None)
         neurons = (block.routing[..., :own] != 0).sum(dim=-1)

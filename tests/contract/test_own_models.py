@@ -10,12 +10,14 @@ from torch import nn
 
 import normscope
 from normscope.errors import InputError
+from normscope.models.block_modules import bind_blocks
 from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
 from normscope.models.plain_operations import BareLinear, BareNorm
 from normscope.models.verification import verify
 from tests import own_models
 from tests.own_models import MODELS
+from tests.tiny import changed
 
 TEXTS = [[5, 7, 12, 3], [9, 1, 4, 8]]
 
@@ -64,8 +66,8 @@ def test_sums_equal_what_the_untouched_model_computes(name):
         made = torch.einsum(
             "bhqk,bhkd,bhqd,hdm->bqm", weights, block.value, gate.expand_as(block.value), block.parameters.output_weight
         )
-        if block.output_bias is not None:
-            made = made + block.output_bias
+        if block.parameters.output_bias is not None:
+            made = made + block.parameters.output_bias
         torch.testing.assert_close(made, output, rtol=1e-10, atol=1e-10)
     proof = wrapped.verification if name.startswith("attention-only") else wrapped.layers_verification
     assert proof.error < 1e-10
@@ -104,10 +106,10 @@ def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
 def test_wrong_places_of_parts_are_refused(part, other):
     wrapped = normscope.wrap(built("layers-in-separate-lists"))
     layout = wrapped.layout
-    paths = {"network_norm": layout.feed_forward[0].norm} | vars(layout)
+    paths = {"network_norm": layout.feed_forward[0].norm} | vars(layout.attention) | vars(layout.residual)
     one, two = (getattr(paths[each], "projection", paths[each]) for each in (part, other))
-    *places, last = layout.places
-    wrong = dataclasses.replace(layout, places=(*places, last | {one: last[two], two: last[one]}))
+    *places, last = layout.stream.places
+    wrong = changed(layout, "stream", places=(*places, last | {one: last[two], two: last[one]}))
     with pytest.raises(InputError, match="cannot be observed exactly"):
         verify(wrapped.model, wrong, "it", feed_forward=True)
 
@@ -424,8 +426,8 @@ def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
     model = built(name)
     wrapped = normscope.wrap(model)
     layout = wrapped.layout
-    assert (layout.scaling, layout.feed_forward[0].scaling) == (block, network)
-    for modules in layout.bind(wrapped.model):
+    assert (layout.residual.scaling, layout.feed_forward[0].scaling) == (block, network)
+    for modules in bind_blocks(wrapped.model, layout):
         weight, bias = modules.output.weight.T, modules.output.bias
         parameters = modules.parameters()
         torch.testing.assert_close(parameters.output_weight.flatten(0, 1), weight * modules.scale)
@@ -433,8 +435,8 @@ def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
         assert modules.scale.std() > 0.1
     (form,) = layout.feed_forward
     for wrong in (
-        dataclasses.replace(layout, scaling=None),
-        dataclasses.replace(layout, scaling=network),
+        changed(layout, "residual", scaling=None),
+        changed(layout, "residual", scaling=network),
         dataclasses.replace(layout, feed_forward=(dataclasses.replace(form, scaling=None),)),
         dataclasses.replace(layout, feed_forward=(dataclasses.replace(form, scaling=block),)),
     ):

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from normscope.errors import InputError
 from normscope.maths.scores import part_of_keys
 from normscope.models.block import AttentionBlock
+from normscope.models.block_modules import BlockModules, bind_blocks
 from normscope.models.capture import LayerCapture
-from normscope.models.layout import BlockModules
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
@@ -53,7 +53,7 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
     model = tiny_model(FAMILY_CONFIGS[family] | terms, torch.float64)
     layout = layout_of(family, config=model.config)
     inputs = token_batch(model, (6,))
-    modules = layout.bind(model)[0]
+    modules = bind_blocks(model, layout)[0]
     blocks: list[AttentionBlock] = []
     with Observer(model, layout, [1]) as observer:
         observer.run(inputs, blocks.append)
@@ -62,15 +62,15 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
         part = torch.einsum("bk,hd->bkhd", blocks[0].attention_inputs[..., 2], blocks[0].parameters.key_weight[:, 2])
 
         def without_the_part(_module, _args, output):
-            if layout.key.columns is None:
+            if layout.attention.key.columns is None:
                 return output - part.flatten(2)
             changed = output.clone()
-            changed[..., layout.key.columns.indices] -= part[
-                :, :, :: 4 // layout.key_heads[0]
+            changed[..., layout.attention.key.columns.indices] -= part[
+                :, :, :: 4 // layout.attention.key_heads[0]
             ]  # heads of a group share keys
             return changed
 
-        modules.key.register_forward_hook(without_the_part)
+        modules.heads.key.register_forward_hook(without_the_part)
         observer.run(inputs, blocks.append)
     assert_close(got, blocks[1].weights, rtol=1e-6, atol=1e-8)  # DeBERTa's root is a float32
     assert (got - blocks[0].weights).abs().max() > 1e-3
@@ -117,7 +117,7 @@ def test_biases_of_the_queries_are_noticed(family, monkeypatch):
 @pytest.mark.parametrize("family", OWN)
 def test_the_attention_module_is_left_as_it_was(family):
     model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
-    attention = layout.bind(model)[0].attention
+    attention = bind_blocks(model, layout)[0].attention
     before = set(vars(attention)), len(attention._forward_pre_hooks)
     verify(model, layout, family)
     assert (set(vars(attention)), len(attention._forward_pre_hooks)) == before

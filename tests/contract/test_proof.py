@@ -1,5 +1,6 @@
 """The proof at load refuses every wrong layout and every model that does something else than its layout says."""
 
+import dataclasses
 from collections.abc import Callable
 from types import MethodType
 
@@ -11,7 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from tests.contract.mutated_layouts import mutations
+from tests.contract.mutated_layouts import IN_LAYER, IN_MODEL, NOT_MUTATED, mutations
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
 
 QUICK = {("bert", None), ("llama", None), ("olmo2", None), ("mixtral", None), ("granite", None), ("t5", "cross")}
@@ -31,9 +32,24 @@ _NO_GAMMA = "the norms of OLMo have no weights, so that one is like the other"
 
 def allowed(family: str, field: str) -> str | None:
     """Why a wrong layout may be accepted: nothing that is computed differs."""
-    if field == "registry":
+    if field == "attention.registry":
         return _OWN_WEIGHTS
     return _NO_GAMMA if family == "olmo" and ("norm" in field or field == "unit_offset") else None
+
+
+def test_every_field_is_mutated_or_there_is_a_reason():
+    model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
+    layout = layout_of("llama", None, model.config)
+    parts = {None: layout, "stream": layout.stream, "attention": layout.attention, "residual": layout.residual}
+    fields = {
+        field.name if part is None else f"{part}.{field.name}"
+        for part, of in parts.items()
+        for field in dataclasses.fields(of)
+    }
+    mutated = {mutation.field for mutation in mutations(layout, model)} | {"feed_forward"}
+    mutated |= {f"{part}.{field}" for part, found in IN_LAYER.items() for field in found}
+    mutated |= {f"stream.{field}" for field in IN_MODEL} | {"attention.head_norms", "attention.scales"}
+    assert fields - mutated - {*parts} == set(NOT_MUTATED)
 
 
 @pytest.mark.parametrize(("family", "stack"), CASES)

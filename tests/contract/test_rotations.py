@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from normscope.models.block_modules import bind_blocks
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
@@ -73,7 +74,7 @@ def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
 def attention_outputs(model: Any, family: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Of a model that nobody has run or observed before."""
     untouched, outputs = copy.deepcopy(model), []
-    for modules in layout_of(family, config=model.config).bind(untouched):
+    for modules in bind_blocks(untouched, layout_of(family, config=model.config)):
         modules.output.register_forward_hook(lambda _module, _args, output: outputs.append(output))
     with torch.inference_mode():
         untouched(**inputs)

@@ -6,8 +6,10 @@ import torch
 from normscope.analyses.mixing.options import MixingOptions
 from normscope.maths.composition import Stage
 from normscope.maths.mixing import OF_STAGE
+from normscope.maths.shares import share_error
 from normscope.models.block import AttentionBlock
 from normscope.models.observer import Observer
+from normscope.models.token_block import TokenBlock
 from tests.oracles import specimens
 from tests.tiny import layout_of, token_batch
 
@@ -29,13 +31,13 @@ def explicit(block: AttentionBlock) -> dict[Stage, dict[str, torch.Tensor]]:
     """The vectors of the parts at every stage of a block, from the vector of every pair."""
     pairs = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
     own = torch.zeros_like(pairs[:, :, 0]) if block.is_cross_attention else torch.einsum("bqqm->bqm", pairs)
-    bias = torch.zeros_like(own) + (0.0 if block.output_bias is None else block.output_bias)
+    bias = torch.zeros_like(own) + (0.0 if block.parameters.output_bias is None else block.parameters.output_bias)
     parts = {"others": pairs.sum(dim=2) - own, "own": own, "residual": torch.zeros_like(own), "bias": bias}
     residual = parts | {"residual": block.inputs}
     stages = {Stage.ATTENTION: parts, Stage.RESIDUAL: residual}
-    norm = block.normalisation
+    norm = block.parameters.normalisation
     if norm is not None:
-        branch = block.norm_position == "branch"
+        branch = block.parameters.norm_position == "branch"
         source = parts if branch else residual
         whole = sum(source.values())
         centred = whole - whole.mean(dim=-1, keepdim=True) if norm.centred else whole
@@ -63,14 +65,14 @@ def test_shares_are_those_of_the_explicit_vectors(family, family_model):
                 expected = (vectors * output).sum(dim=-1) / size
                 torch.testing.assert_close((getattr(shares, name) / scale)[tokens], (expected / scale)[tokens], **EXACT)
             torch.testing.assert_close((shares.sum / scale)[tokens], (1 / scale)[tokens], rtol=0, atol=1e-12)
-        assert float(block.share_error()) < 1e-10
+        assert float(share_error(block.composition, block.token_mask)) < 1e-10
 
 
 @pytest.mark.kinds
 def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
     for block in blocks_of(family_model, layout_of(family)):
         shares = block.shares[OF_STAGE[block.composition.stages[-1]]]
-        pairs, tokens = block.pair_shares(), block.token_mask
+        pairs, tokens = TokenBlock(block).pair_shares(), block.token_mask
         scale = torch.stack(list(shares)).abs().sum(dim=0).clamp(min=1)
         torch.testing.assert_close(
             ((pairs.sum(dim=-1) + shares.bias) / scale)[tokens], (1 / scale)[tokens], rtol=0, atol=1e-12
@@ -92,9 +94,9 @@ def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
 def test_parts_that_do_not_add_up_are_noticed(family, family_model):
     (block, *_) = blocks_of(family_model, layout_of(family))
     composition = block.composition
-    assert float(block.share_error()) < 1e-10
+    assert float(share_error(block.composition, block.token_mask)) < 1e-10
     vars(composition)["mixing"] = composition.mixing * 2
-    assert float(block.share_error()) > 0.01
+    assert float(share_error(block.composition, block.token_mask)) > 0.01
 
 
 def test_a_run_whose_shares_do_not_add_up_fails(monkeypatch):

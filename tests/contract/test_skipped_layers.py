@@ -14,12 +14,12 @@ from tests.tiny import layout_of, token_batch
 
 def passes(model, layout, inputs):
     """A whole pass and one that begins with each layer, with a replacement from there on: everything that blocks hold."""
-    outputs = dict.fromkeys(range(1, len(layout.layers)))
+    outputs = dict.fromkeys(range(1, len(layout.stream.layers)))
     with Observer(model, layout) as observer:
         observer.run(inputs, lambda _block: None, outputs=outputs)
         for layer in layout.attends:
             replacement = Replacement(torch.tensor([1, 4]), torch.tensor([0.5, -2.0]).double())
-            changes = dict.fromkeys(range(layer, len(layout.layers) + 1), replacement)
+            changes = dict.fromkeys(range(layer, len(layout.stream.layers) + 1), replacement)
             known = None if outputs.get(layer - 1) is None else LayerOutput(layer - 1, outputs[layer - 1])
             found = []
             for after in (None, known):
@@ -59,5 +59,5 @@ def compare(model, layout, inputs):
         for number, parts in part.items():
             for one, other in zip(whole[number], parts, strict=True):
                 assert torch.equal(one, other)
-    assert skipped == ([] if layout.places else layout.attends[1:])
+    assert skipped == ([] if layout.stream.places else layout.attends[1:])
     assert [module.forward for module in model.modules()] == forwards, "the model is as it was"

@@ -11,6 +11,7 @@ import torch
 
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.maths.choices import NetworkBias
+from normscope.models.block_modules import bind_blocks
 from tests.oracles.activations import Sequence_, shares_of
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
 from tests.oracles.mixing_oracle import (
@@ -129,7 +130,7 @@ def _shares(specimen: Specimen, sequence: Sequence_, layer: int, bias: NetworkBi
 def _outputs(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, np.ndarray]:
     """What the layer's own modules give at every stage."""
     block = sequence.blocks[layer - 1]
-    modules = specimen.loaded.layout.bind(specimen.loaded.model)[layer - 1].whole
+    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].whole
     summed = torch.from_numpy(block.x + np.einsum("hqk,hkm->qm", block.alpha, block.f) + block.weights.output_bias)
     if block.gamma is None:
         network = modules.mlp(modules.post_attention_layernorm(summed))
@@ -147,7 +148,7 @@ def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: Network
     pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
     pairs[np.arange(length), np.arange(length)] += block.x
     constant = np.zeros_like(block.x) + block.weights.output_bias
-    modules = specimen.loaded.layout.bind(specimen.loaded.model)[layer - 1].whole
+    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].whole
     if block.gamma is None:
         norm, mlp = modules.post_attention_layernorm, modules.mlp
         gamma = norm.weight.numpy()

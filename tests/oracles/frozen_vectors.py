@@ -64,13 +64,13 @@ def _through_layer(block: FeedForwardBlock, vectors: Tensor, *, value_bias: bool
         own = torch.eye(values.shape[2], dtype=values.dtype)
         values = values + own[:, :, None] * weights.value_bias[:, None, None]
     attended = torch.einsum("bhij,bhjkd,hdm->bikm", attention.weights, values, weights.output_weight)
-    match attention.norm_position:
+    match attention.parameters.norm_position:
         case "post":
             residual = scaled(
-                attention.normalisation, vectors + attended, attention.inputs + attention.attention_output
+                attention.parameters.normalisation, vectors + attended, attention.inputs + attention.attention_output
             )
         case "branch":
-            residual = vectors + scaled(attention.normalisation, attended, attention.attention_output)
+            residual = vectors + scaled(attention.parameters.normalisation, attended, attention.attention_output)
         case _:
             residual = vectors + attended
     read = vectors if parameters.norm_position == "parallel" else residual

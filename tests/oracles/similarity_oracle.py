@@ -252,7 +252,7 @@ def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
     last: list[torch.Tensor] = []
     vectors = explicit_vectors(model, layout, inputs, value_bias=bias == "decompx")
     with torch.inference_mode():
-        norm = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+        norm = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
         handle = None if norm is None else norm.register_forward_pre_hook(lambda _module, args: last.append(args[0]))
         hidden = model(**inputs).last_hidden_state[0]
         if norm is not None:

@@ -21,6 +21,7 @@ from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models.observer import Observer
+from normscope.models.token_block import TokenBlock
 from normscope.reporting.explorer import MEASURES, TARGET_MEASURES, TokenMaps, pairs_table, payload
 from normscope.reporting.options import ReportOptions
 from normscope.running import token_maps as exploration
@@ -261,12 +262,12 @@ def test_maps_in_strips_are_those_of_explicit_vectors(model, encoder, monkeypatc
         with_residual = vectors.clone()
         diagonal = torch.arange(vectors.shape[1])
         with_residual[:, diagonal, diagonal] += block.inputs
-        norm = block.normalisation
+        norm = block.parameters.normalisation
         whole = with_residual - with_residual.mean(dim=-1, keepdim=True)
         summed = block.inputs + block.attention_output
         deviation = (summed.var(dim=-1, unbiased=False) + norm.epsilon).sqrt()
         whole = whole * norm.weight / deviation[:, :, None, None]
-        maps = {str(method): values[0] for method, values in block.pair_maps().items()}
+        maps = {str(method): values[0] for method, values in TokenBlock(block).maps().items()}
         assert list(maps) == ["attn_w", "attn_n", "attnres_n", "attnresln_n"]
         expected = (vectors, with_residual, whole)
         torch.testing.assert_close(maps["attn_w"], block.weights.mean(dim=1)[0])

@@ -9,6 +9,7 @@ from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
 from normscope.maths.contributions import row_normalised
+from normscope.models.block_modules import bind_blocks
 from normscope.models.observer import Observer
 from tests.oracles.frozen_vectors import network, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
@@ -36,12 +37,12 @@ def explicit_pairs(block):
     stages = {"attn": vectors}
     identity = torch.eye(vectors.shape[1], dtype=vectors.dtype)[None, :, :, None]
     residual = vectors + identity * block.inputs[:, :, None]
-    norm = block.normalisation
-    if block.norm_position == "post":
+    norm = block.parameters.normalisation
+    if block.parameters.norm_position == "post":
         stages["attnres"] = residual
         scale = (block.inputs + block.attention_output).var(dim=-1, unbiased=False).add(norm.epsilon).sqrt()
         stages["attnresln"] = (residual - residual.mean(-1, keepdim=True)) * norm.weight / scale[:, :, None, None]
-    elif block.norm_position == "branch":
+    elif block.parameters.norm_position == "branch":
         scale = block.attention_output.square().mean(dim=-1).add(norm.epsilon).sqrt()
         normed = vectors * norm.weight / scale[:, :, None, None]
         stages["attnresln"] = normed + identity * block.inputs[:, :, None]
@@ -100,7 +101,7 @@ def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
     inputs = token_batch(model, LENGTHS)
     blocks = blocks_of(model_type)
     tokens = inputs["attention_mask"].bool()
-    for modules, block in zip(layout.bind(model), blocks, strict=True):
+    for modules, block in zip(bind_blocks(model, layout), blocks, strict=True):
         expected = []
         weights, value = block.attention.weights, block.attention.value
         for token in range(tokens.shape[1]):
@@ -220,8 +221,8 @@ def test_a_decoder_that_reads_a_source_says_so():
 def test_a_text_without_values_has_rows_of_zeros():
     """Without values no token changes anything: rows of zeros, not of noise."""
     model, layout = model_of("bert")
-    for modules in layout.bind(model):
-        torch.nn.init.zeros_(modules.value.weight)
-        torch.nn.init.zeros_(modules.value.bias)
+    for modules in bind_blocks(model, layout):
+        torch.nn.init.zeros_(modules.heads.value.weight)
+        torch.nn.init.zeros_(modules.heads.value.bias)
     maps = model_maps(model, layout, token_batch(model, (5,)), [MapMethod.VALUE_ZEROING])
     assert (maps[MapMethod.VALUE_ZEROING].total == 0).all()

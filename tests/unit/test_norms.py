@@ -87,7 +87,7 @@ def test_decompose_equals_explicit_vectors(saved_model):
         diagonal = torch.arange(len(vectors))
         vectors[diagonal, diagonal] += block.inputs[0]
         torch.testing.assert_close(found.residual[index], vectors.norm(dim=-1))
-        normalised = block.normalisation.scaled(vectors) / block.composition.deviation[0, :, None, None]
+        normalised = block.parameters.normalisation.scaled(vectors) / block.composition.deviation[0, :, None, None]
         torch.testing.assert_close(found.normalised[index], normalised.norm(dim=-1))
     pairs = found.pairs[(found.pairs["layer"] == 3) & (found.pairs["query"] == 2) & (found.pairs["key"] == 5)]
     assert pairs["attnresln_n"].item() == found.normalised[2, 2, 5].item()

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def observed(model, layout) -> list[torch.Tensor]:
     """What analyses read of every block and network."""
     values: list[torch.Tensor] = []
-    layers = len(layout.layers)
+    layers = len(layout.stream.layers)
     observer = Observer(model, layout, hidden=range(layers + 1), feed_forward=True)
 
     def visit(block):

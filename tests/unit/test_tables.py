@@ -22,6 +22,7 @@ from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.models.block import AttentionBlock
+from normscope.models.block_modules import bind_blocks
 from normscope.models.linear_layers import stacked_heads
 from normscope.models.observer import Observer
 from normscope.reporting.drawing import png
@@ -58,7 +59,7 @@ def biased_model(family: str):
     """A model one of whose heads has scores that are mostly the key bias's, in its first layer."""
     config = {"attention_bias": True} if family in ("qwen3", "eurobert") else {}
     model = tiny_model(FAMILY_CONFIGS[family] | config, torch.float64)
-    attention = layout_of(family).bind(model)[0].attention
+    attention = bind_blocks(model, layout_of(family))[0].attention
     if family == "gpt_neox":  # queries, keys and values of a head lie together
         attention.query_key_value.bias.view(4, 3, -1)[0, 1] *= 100
     elif family != "bert":
@@ -243,7 +244,7 @@ def test_no_category_has_no_members():
 def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pairs):
     """Sharp attention has weights that float32 cannot tell from zero, and neighbours that it cannot tell apart."""
     model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
-    for modules in layout_of("gpt2").bind(model):
+    for modules in bind_blocks(model, layout_of("gpt2")):
         modules.attention.c_attn.weight[:, :24] *= scale
     batch = batch_of(model, (30, 24, 1))
     pairs = visible_pairs(model, batch)

@@ -53,7 +53,7 @@ def multimodal(request, tokenizer):
 def test_the_tower_is_found_with_its_head(multimodal, tokenizer):
     model, family, kind = multimodal
     wrapped = normscope.wrap(model, tokenizer)
-    assert wrapped.layout.model_type == family
+    assert wrapped.layout.family == family
     assert not hasattr(wrapped.model, "vision_tower")
     head = wrapped.load_head(Head.NEXT_TOKEN)
     assert type(head).__name__ == str(kind if kind else None.__class__.__name__)
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_loaded_through_its_tower(multimodal, tokenizer, tmp_pat
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded, wrapped = normscope.load(tmp_path, device="cpu"), normscope.wrap(model, tokenizer)
-    assert loaded.layout.model_type == family
+    assert loaded.layout.family == family
     tables = [normscope.decompose(each, "One short text.").table for each in (loaded, wrapped)]
     assert tables[0].equals(tables[1])
     assert kind is None or type(loaded.next_token_head).__name__ == kind

@@ -29,6 +29,7 @@ from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
 from normscope.maths.choices import NetworkBias
 from normscope.models import stored_weights
+from normscope.models.block_modules import bind_blocks
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
@@ -78,7 +79,7 @@ def moved(weights):
 
 def run(monkeypatch, model, layout, measured, batch):
     """Run a batch through analyses of a model on the `meta` device, up to the last layer."""
-    layers = range(1, 1 + len(layout.bind(model)))
+    layers = range(1, 1 + len(bind_blocks(model, layout)))
     info = ModelInfo.of("", model.config, layout)
     needs = [analysis.requirements(analysis.options, info) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()

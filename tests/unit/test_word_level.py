@@ -92,7 +92,7 @@ class Words:
         own = np.arange(self.tokens)
         residual = vectors.copy()
         residual[own, own] += self.x
-        norm, position = block.normalisation, block.norm_position
+        norm, position = block.parameters.normalisation, block.parameters.norm_position
         stages = {"attn_n": vectors} | ({} if position == "branch" else {"attnres_n": residual})
         if position not in ("post", "branch"):
             return stages

@@ -6,6 +6,7 @@ import torch
 from normscope.maths import word_batches
 from normscope.maths.words import Pieces, WordGroups
 from normscope.models.observer import Observer
+from normscope.models.token_block import TokenBlock
 from normscope.models.word_block import WordBlock
 from tests.tiny import layout_of, token_batch
 
@@ -29,7 +30,7 @@ def blocks(family, model):
         seen.append((block.word_maps(singles), block.pair_maps(), block.word_maps(groups)))
         attention = block.attention
         of_words, of_singles = WordBlock(attention, groups), WordBlock(attention, singles)
-        seen.append((of_singles.maps(), attention.pair_maps(), of_words.maps()))
+        seen.append((of_singles.maps(), TokenBlock(attention).maps(), of_words.maps()))
         seen.append((attention, groups, block.word_maps))
 
     with observer:

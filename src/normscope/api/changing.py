@@ -128,7 +128,7 @@ def _check_stream(model: LoadedModel) -> None:
     what = (
         "a decoder that reads a source" if model.layout.reads_target else "a model with a convolution beside its layers"
     )
-    if model.layout.reads_target or model.layout.convolution is not None:
+    if model.layout.reads_target or model.layout.stream.convolution is not None:
         raise InputError(f"model: the residual stream of {what} cannot be changed; ablate heads instead")
 
 

@@ -29,7 +29,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, is_single
-from normscope.models.word_block import WordBlock
+from normscope.models.word_block import between
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
 from normscope.statistics.tidy import tidy
@@ -486,23 +486,19 @@ def _maps(
     layers = _Layers(len(observer.parameters))
 
     def visit(block: AttentionBlock) -> None:
-        words = None if groups is None else WordBlock(block, groups)
-        of_method = block.mixing_ratios if words is None else words.mixing_ratios()
-        shares = block.shares if words is None else words.shares()
+        units = between(block, groups, queries)
+        of_method, shares = units.mixing_ratios(), units.shares()
         ratios = torch.stack([of_method[method][0] for method in methods]).cpu()[:, at]
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
         norms = None if measures is None else [method for method in methods if method in measures]
-        of_block = block.pair_maps(queries, norms) if words is None else words.maps()
+        of_block = units.maps(norms)
         kept = {"attn_w", *(map(str, of_block) if measures is None else measures)}
         maps = {str(method): maps[0] for method, maps in of_block.items() if str(method) in kept} | {"ratios": ratios}
         maps["parts"] = parts.cpu()[..., at]
         if measures is None or _SHARE in measures:
-            maps["shares"] = (block.pair_shares(queries=queries) if words is None else words.pair_shares())[0]
-        if heads and words is None:
-            weights = block.weights if queries is None else block.alpha.rows(queries.to(model.device))
-            maps["head_w"], maps["head_n"] = weights[0], block.head_norms(weights, queries)[0]
-        elif heads and words is not None:
-            maps["head_w"], maps["head_n"] = (values[0] for values in words.head_maps())
+            maps["shares"] = units.pair_shares()[0]
+        if heads:
+            maps["head_w"], maps["head_n"] = (values[0] for values in units.head_maps())
         layers.add(**maps)
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:

@@ -69,7 +69,7 @@ def load(
     Examples:
         >>> import normscope
         >>> model = normscope.load()
-        >>> model.layout.family, len(model.layout.layers)
+        >>> model.layout.family, len(model.layout.stream.layers)
         ('bert', 6)
 
     Raises:

@@ -110,9 +110,12 @@ class _Compared:
         self.weight, self.divisor = wide(block.parameters.output_weight), None
         """W_O, with the norm folded in, and the deviation: the norm is linear once that is known."""
         if stage is Stage.NORMALISED:
-            norm, self.divisor = _wide_norm(block.normalisation), wide(block.composition.deviation).unsqueeze(-1)
+            norm, self.divisor = (
+                _wide_norm(block.parameters.normalisation),
+                wide(block.composition.deviation).unsqueeze(-1),
+            )
             self.weight = norm.scaled(self.weight)
-            self.own = self.own if block.norm_position == "branch" else norm.scaled(self.own) / self.divisor
+            self.own = self.own if block.parameters.norm_position == "branch" else norm.scaled(self.own) / self.divisor
         self.size = _l1(self.output.clone())
 
 
@@ -144,7 +147,7 @@ def _l1(vectors: Float[Tensor, "*pair model"]) -> Float[Tensor, "*pair"]:
 
 def _norms(block: AttentionBlock, stage: Stage) -> Tensor:
     """‖R_ij‖ or ‖T_ij‖, from Gram matrices."""
-    weight, norm = wide(block.parameters.output_weight), block.normalisation
+    weight, norm = wide(block.parameters.output_weight), block.parameters.normalisation
     divisor = torch.ones_like(wide(block.inputs[..., 0]))
     if stage is Stage.NORMALISED and norm is not None:
         weight, divisor = _wide_norm(norm).scaled(weight), wide(block.composition.deviation)
@@ -155,11 +158,13 @@ def _norms(block: AttentionBlock, stage: Stage) -> Tensor:
 def _globenc(block: FeedForwardBlock) -> Tensor:
     """‖γ2 ⊙ (T_ij − mean) / σ2_i‖: both norms fold into W_O, so no pair is built."""
     attention, second = block.attention, block.parameters.normalisation
-    assert attention.normalisation is not None
+    assert attention.parameters.normalisation is not None
     assert second is not None
     assert block.norm_inputs is not None
     norm = _wide_norm(second)
-    weight = norm.scaled(_wide_norm(attention.normalisation).scaled(wide(attention.parameters.output_weight)))
+    weight = norm.scaled(
+        _wide_norm(attention.parameters.normalisation).scaled(wide(attention.parameters.output_weight))
+    )
     deviation = wide(second.deviation(block.norm_inputs))
     norms = _gram_norms(attention, weight) / (wide(attention.composition.deviation) * deviation).unsqueeze(-1)
     own = norm.scaled(wide(attention.composition.own(Stage.NORMALISED))) / deviation.unsqueeze(-1)

@@ -9,7 +9,7 @@ from normscope.errors import InputError
 from normscope.maths.layer_composition import WHOLE_LAYER
 from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.frozen_layers import FrozenConvolutions
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.rounding import numbered
 
 
@@ -59,7 +59,7 @@ def check_defined_for_translations(method: MapMethod) -> None:
         )
 
 
-def check_supported(layout: BlockLayout) -> None:
+def check_supported(layout: ModelLayout) -> None:
     """Check that attribution can follow a stack from its first layer to its last.
 
     Raises:
@@ -70,9 +70,9 @@ def check_supported(layout: BlockLayout) -> None:
             f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
             "alternates self-attention and cross-attention; set stack=encoder, or attribute translations with stack=cross"
         )
-    if layout.without:
+    if layout.stream.without:
         raise InputError(
-            f"attribution follows vectors through every layer, but layers {numbered(layout.without)} of this "
+            f"attribution follows vectors through every layer, but layers {numbered(layout.stream.without)} of this "
             f"{layout.family} have no softmax attention; use mixing or decompose, which measure single layers"
         )
     if layout.inner:
@@ -80,14 +80,14 @@ def check_supported(layout: BlockLayout) -> None:
             f"attribution follows vectors through every layer, but in those of this {layout.family} more than a network "
             "follows the attention block; use mixing or decompose, which measure single blocks"
         )
-    if layout.value is None:
+    if layout.attention.value is None:
         raise InputError(
             f"attribution holds attention weights fixed and follows values, but {NOT_LINEAR.format('values')}; use mixing or "
             "decompose"
         )
 
 
-def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, convolution: bool) -> None:
+def check_defined(method: MapMethod, stage: MapStage, layout: ModelLayout, *, convolution: bool) -> None:
     """Check that a method is defined for a family.
 
     Args:
@@ -99,14 +99,14 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
         InputError: If it is not; the message says why.
     """
     check_supported(layout)
-    if layout.gate is not None and method in NEEDS_VECTORS_OF_KEYS:
+    if layout.attention.gate is not None and method in NEEDS_VECTORS_OF_KEYS:
         raise InputError(f"{method} is not defined for this {layout.family}: {GATED}; use rollout or decompx")
     if convolution and method is not MapMethod.DECOMPX:
         raise InputError(
             f"{method} is not defined for this {layout.family}: a convolution beside its first layer mixes tokens past "
             "attention; use decompx"
         )
-    if method is MapMethod.GLOBENC and layout.norm_position != "post":
+    if method is MapMethod.GLOBENC and layout.residual.norm_position != "post":
         raise InputError(
             "globenc is defined where both layer normalisations follow a residual connection (post-LN); "
             f"{layout.family} normalises elsewhere; use norm_rollout, alti or decompx"
@@ -118,7 +118,7 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
 
 
 def defined_methods(
-    layout: BlockLayout, wanted: Collection[MapMethod] | None, stage: MapStage, model: PreTrainedModel | None = None
+    layout: ModelLayout, wanted: Collection[MapMethod] | None, stage: MapStage, model: PreTrainedModel | None = None
 ) -> list[MapMethod]:
     """The wanted methods, or all that are defined.
 
@@ -137,7 +137,7 @@ def defined_methods(
         try:
             check_defined(method, stage, layout, convolution=convolution)
         except InputError:
-            depends_on_the_family = convolution or layout.gate is not None or method is MapMethod.GLOBENC
+            depends_on_the_family = convolution or layout.attention.gate is not None or method is MapMethod.GLOBENC
             if wanted is not None or not depends_on_the_family:
                 raise
         else:

@@ -15,7 +15,7 @@ from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_layers import FrozenConvolutions
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 
 
@@ -47,7 +47,7 @@ class ModelMaps:
 
 def model_maps(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     methods: Collection[MapMethod],
     *,
@@ -84,7 +84,7 @@ def model_maps(
 
 def _chained_maps(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     methods: Collection[MapMethod],
     stage: MapStage,

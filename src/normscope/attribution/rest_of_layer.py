@@ -25,8 +25,8 @@ class RestOfLayer:
     def __init__(self, block: FeedForwardBlock) -> None:
         self._block, self._parameters = block, block.parameters
         attention, parameters = block.attention, block.parameters
-        self._first, self._second = attention.normalisation, parameters.normalisation
-        branch = attention.norm_position == "branch"
+        self._first, self._second = attention.parameters.normalisation, parameters.normalisation
+        branch = attention.parameters.norm_position == "branch"
         normed = attention.attention_output if branch else attention.inputs + attention.attention_output
         source = (normed, attention.parameters.output_weight)
         beside = attention.inputs if branch else None
@@ -35,7 +35,7 @@ class RestOfLayer:
         self._residual = self._given if self._first is None else _Affine.normed(*source, self._first, beside)
         """The block's output."""
         reading = None
-        match attention.norm_position, parameters.norm_position:
+        match attention.parameters.norm_position, parameters.norm_position:
             case ("post", "post") | ("branch", "branch"):
                 reading = self._first
             case "pre", "pre":

@@ -12,7 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.attribution.vectors import pooled_vectors
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 
 
 class SimilarityParts(NamedTuple):
@@ -50,7 +50,7 @@ class PairSums(NamedTuple):
 
 def embedded_parts(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     *,
     embedder: Embedder,

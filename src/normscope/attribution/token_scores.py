@@ -20,12 +20,12 @@ from normscope.attribution.scalars import attribute_scalars
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.frozen_pass import frozen_pass
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 
 
 def token_scores(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     readout: Readout,
     methods: Collection[MapMethod | Baseline],

@@ -22,7 +22,7 @@ from normscope.maths.tensors import wide
 from normscope.maths.words import WordGroups
 from normscope.models.block import full_precision
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 
 ENTRIES_AT_ONCE = {"cpu": 2**22}
 """Entries of the vectors to carry at once (source × batch × token × model), by device."""
@@ -42,7 +42,7 @@ class VectorMaps(NamedTuple):
 
 def vector_maps(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     bias: ValueBias,
     *,
@@ -89,7 +89,7 @@ def vector_maps(
 
 def pooled_vectors(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor | None],
     bias: ValueBias,

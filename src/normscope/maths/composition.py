@@ -320,7 +320,9 @@ class Composition:
             output_weight: W_O.
             stages: The stages to measure; by default all, in cross-attention only F.
         """
-        stages = list(stages or (self.stages if groups.is_self_attention else self.stages[:1]))
+        if stages is None:
+            stages = self.stages if groups.is_self_attention else self.stages[:1]
+        stages = list(stages)
         norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
         own = {stage: self.own(stage) for stage in stages} if groups.is_self_attention else {}
         for batch in word_batches(groups, output_weight.shape[-1]):

@@ -15,9 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, origin
+from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import NotInferredError
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.plain_operations import PlainOperations
 from normscope.models.pointwise import replace_pointwise
 from normscope.rounding import counted
@@ -228,7 +229,7 @@ class AnyModule(PreTrainedModel):
             return None if length == _LONGEST_PROBE else length
         return _PROBE[1]
 
-    def settled(self, layout: BlockLayout) -> BlockLayout:
+    def settled(self, layout: ModelLayout) -> ModelLayout:
         """Find out what the module returns, and whether texts may be followed by padding.
 
         Args:
@@ -240,24 +241,27 @@ class AnyModule(PreTrainedModel):
         ids = torch.arange(_PROBE[0] * _PROBE[1], device=self.device).view(_PROBE) % self.config.vocab_size
         with torch.no_grad():
             returned = self(ids).last_hidden_state
-            self.vectors = layout.final_norm or (layout.end if layout.places else layout.layers[-1]) or None
-            self.reads_vectors = bool(layout.places) and layout.final_norm is None
-            returned_with, self.swapped = self.swapped, layout.swapped.get("stream")
+            stream = layout.stream
+            self.vectors = stream.final_norm or (stream.end if stream.places else stream.layers[-1]) or None
+            self.reads_vectors = bool(stream.places) and stream.final_norm is None
+            returned_with, self.swapped = self.swapped, stream.swapped.get("stream")
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):
             self.vectors, self.swapped = None, returned_with
         self._check_rest(layout)
         self.pads = self._ignores_padding()
-        return layout if self.vectors is None else dataclasses.replace(layout, output_projection=None)
+        if self.vectors is None:
+            return layout
+        return dataclasses.replace(layout, stream=dataclasses.replace(stream, output_projection=None))
 
-    def _check_rest(self, layout: BlockLayout) -> None:
+    def _check_rest(self, layout: ModelLayout) -> None:
         """Check that attention alone mixes tokens: changing one token's attention output changes only that token.
 
         Raises:
             NotInferredError: If it does not.
         """
         ids = torch.arange(_PROBE[1], device=self.device)[None] % self.config.vocab_size
-        for modules in layout.bind(self):
+        for modules in bind_blocks(self, layout):
             entry = modules.entry
             outputs: list[Tensor] = []
 

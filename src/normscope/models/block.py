@@ -1,7 +1,7 @@
 """One attention block: its weights, and its activations on one batch."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.maths.composition import Composition, NormPosition, Stage
+from normscope.maths.composition import Composition, NormPosition
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms, weighted_norms
-from normscope.maths.shares import Shares, along, block_readout, block_shares, pair_readout, share_of_others
-from normscope.maths.tensors import as_double, pieces, widened
+from normscope.maths.shares import Shares, along, block_shares, pair_readout
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
@@ -196,21 +195,6 @@ class AttentionBlock:
         """1 − Σ_j α_ij, the weight that a head's sink takes: exp(s − ℓ_i). None without sinks, where α sums to one."""
         return self.alpha.to_nowhere
 
-    @property
-    def output_bias(self) -> Float[Tensor, " model"] | None:
-        """b_O."""
-        return self.parameters.output_bias
-
-    @property
-    def normalisation(self) -> Normalisation | None:
-        """The norm after the residual connection or of the attention output; None if the block has neither."""
-        return self.parameters.normalisation
-
-    @property
-    def norm_position(self) -> NormPosition:
-        """The position of the block's norm."""
-        return self.parameters.norm_position
-
     def require_vectors_of_keys(self) -> None:
         """Check that each key contributes a multiple of one vector f(x_j) to every query.
 
@@ -239,18 +223,11 @@ class AttentionBlock:
         self.require_vectors_of_keys()
         return torch.einsum("bhkd,hdm->bhkm", self.value, self.parameters.output_weight)
 
-    @cached_property
-    def preserving(self) -> Float[Tensor, "batch query model"]:
-        """F_ii, what each token takes from itself through attention; zero in cross-attention."""
-        if self.is_cross_attention:
-            return torch.zeros_like(self.attention_output)
-        return preserving_vectors(self.alpha.own, self._gated(self.value), self.parameters.output_weight)
-
     def attended(self, weights: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch query model"]:
         """Σ_h Σ_j w^h_ij f^h(x_j), with weights w in place of α."""
-        return torch.einsum("bhqd,hdm->bqm", self._gated(weights @ self.value), self.parameters.output_weight)
+        return torch.einsum("bhqd,hdm->bqm", self.gated(weights @ self.value), self.parameters.output_weight)
 
-    def _gated(self, vectors: Float[Tensor, "batch head query head_dim"]) -> Float[Tensor, "batch head query head_dim"]:
+    def gated(self, vectors: Float[Tensor, "batch head query head_dim"]) -> Float[Tensor, "batch head query head_dim"]:
         """A vector for each query and head, multiplied by the gate, if there is one."""
         return vectors if self.gate is None else vectors * self.gate.to(vectors)
 
@@ -279,13 +256,18 @@ class AttentionBlock:
     @cached_property
     def composition(self) -> Composition:
         """The parts of the block's output."""
+        weights = self.parameters
+        if self.is_cross_attention:
+            preserving = torch.zeros_like(self.attention_output)
+        else:
+            preserving = preserving_vectors(self.alpha.own, self.gated(self.value), weights.output_weight)
         return Composition(
             inputs=self.inputs,
             attention_output=self.attention_output,
-            preserving=self.preserving,
-            output_bias=self.output_bias,
-            norm_position=self.norm_position,
-            normalisation=self.normalisation,
+            preserving=preserving,
+            output_bias=weights.output_bias,
+            norm_position=weights.norm_position,
+            normalisation=weights.normalisation,
         )
 
     @cached_property
@@ -308,20 +290,6 @@ class AttentionBlock:
             return {method: parts for method, parts in shares.items() if method in CROSS_ATTENTION_METHODS}
         return shares
 
-    def share_error(self) -> Float[Tensor, ""]:
-        """By how much the shares of a token differ most from 1 with what the other tokens really contribute.
-
-        Relative to the sum of their magnitudes, over all stages. It costs more than the shares.
-        """
-        errors = [self.inputs.new_zeros(())]
-        for stage in self.composition.stages:
-            parts = self.shares.get(OF_STAGE[stage])
-            if parts is not None:
-                size = torch.stack(list(parts)).abs().sum(dim=0).clamp(min=1)
-                excess = (share_of_others(self.composition, stage) - parts.others).abs() / size
-                errors.append(excess.masked_fill(~self.token_mask, 0).max())
-        return torch.stack(errors).max()
-
     def received_shares(self, rows: Float[Tensor, "batch word query"] | None = None) -> Float[Tensor, "batch head key"]:
         """Σ_i s^h_ij: the signed shares of each key in the attention outputs of all queries, head by head; zero at padding.
 
@@ -343,82 +311,4 @@ class AttentionBlock:
         counted = self.token_mask.to(self.attention_output)
         counted = counted if rows is None else counted * rows.sum(dim=1)
         read = pair_readout(along(self.attention_output, rows, counted), self.parameters.output_weight)
-        return self._gated(read)
-
-    def _strips(
-        self, queries: Int[Tensor, " chosen"] | None
-    ) -> Iterator[tuple[slice | Int[Tensor, " some"], Float[Tensor, "batch head some key"]]]:
-        """α in float64 on the CPU, of some queries or all, a few at a time.
-
-        Later keys, which no query of a strip sees, are left out.
-        """
-        at_once = max(1, self.alpha.queries_at_once // len(self.query))
-        if queries is None:
-            causal = self.mask is not None and self.mask.causal
-            for strip in pieces(slice(0, self.query.shape[2]), at_once):
-                seen = slice(0, strip.stop) if causal else None
-                yield strip, self.alpha.rows(strip, keys=seen).cpu().double()
-            return
-        for some in queries.split(at_once):
-            yield some, self.alpha.rows(some.to(self.query.device)).cpu().double()
-
-    def pair_shares(
-        self, rows: Float[Tensor, "batch word query"] | None = None, queries: Int[Tensor, " chosen"] | None = None
-    ) -> Float[Tensor, "batch chosen key"]:
-        """The signed share of every key in every query's output at the block's last stage, in float64 on the CPU.
-
-        With the share of the biases, those of a query add up to 1. In self-attention, the residual connection belongs to the
-        token itself; in cross-attention, it belongs to no pair.
-
-        Args:
-            rows: The share of each token in its word, to read out along the outputs of words, which are the means of their
-                tokens'.
-            queries: Which queries; all by default.
-        """
-        composition, stage = as_double(self.composition), self.composition.stages[-1]
-        readout = block_readout(composition, stage, None if rows is None else rows.cpu().double())
-        read = self._gated(pair_readout(readout.attended, self.parameters.output_weight.cpu().double()))
-        values = (self.value.cpu().double()).transpose(-1, -2)
-        shares = torch.cat(
-            [
-                widened(
-                    (read[:, :, some] @ values[..., : weights.shape[-1]]).mul_(weights).sum(dim=1), values.shape[-1]
-                )
-                for some, weights in self._strips(queries)
-            ],
-            dim=1,
-        )
-        if not self.is_cross_attention and stage is not Stage.ATTENTION:
-            carried = torch.linalg.vecdot(composition.inputs, readout.carried)
-            own = torch.arange(shares.shape[2]) if queries is None else queries
-            shares[:, torch.arange(len(own)), own] += carried[:, own]
-        return shares
-
-    def pair_maps(
-        self, queries: Int[Tensor, " chosen"] | None = None, methods: Collection[Method] | None = None
-    ) -> dict[Method, Float[Tensor, "batch chosen key"]]:
-        """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.
-
-        The weights of single heads are materialised in strips of queries, never for all pairs at once.
-
-        Args:
-            queries: Which queries; all by default.
-            methods: Which norms; all by default. α is always there.
-        """
-        means: list[Tensor] = []
-
-        def strips() -> Iterator[Tensor]:
-            for _, weights in self._strips(queries):
-                means.append(widened(weights.mean(dim=1), self.key.shape[2]))
-                yield weights
-
-        norms = as_double(self.composition).pair_norms(
-            strips(),
-            self.value.cpu().double(),
-            self.parameters.output_weight.cpu().double(),
-            is_cross_attention=self.is_cross_attention,
-            queries=queries,
-            gate=None if self.gate is None else self.gate.cpu().double(),
-            stages=None if methods is None else [stage for stage, method in OF_STAGE.items() if method in methods],
-        )
-        return {Method.ATTN_W: torch.cat(means, dim=1)} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
+        return self.gated(read)

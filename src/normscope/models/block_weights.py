@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import BlockParameters
-from normscope.models.layout import BlockModules
+from normscope.models.block_modules import BlockModules
 from normscope.models.stored_weights import is_offloaded, is_quantised
 
 

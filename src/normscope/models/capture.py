@@ -13,10 +13,10 @@ from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.maths.visibility import Visibility
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
+from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.experts import Routes, SharedNetwork
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockModules, mapped_queries
 from normscope.models.linear_layers import stacked_heads
 from normscope.models.norm_weights import normalises_heads
 
@@ -101,7 +101,7 @@ class LayerCapture:
             attention_output=output,
             parameters=parameters,
             find_key_map=key_map,
-            gate=None if self.modules.gate is None else self._captured("gate"),
+            gate=None if self.modules.heads.gate is None else self._captured("gate"),
         )
 
     def _check_heads(self, parameters: BlockParameters) -> None:
@@ -130,11 +130,11 @@ class LayerCapture:
     def _unnormed_keys(self) -> Tensor:
         """What the norm of the keys reads, with the axis of keys second."""
         key = full_precision(self._captured("unnormed_key"))
-        norms = self.modules.layout.head_norms
+        norms = self.modules.layout.attention.head_norms
         return key.transpose(1, 2) if norms is not None and norms.by_head else key
 
     def _key_norm(self, parameters: BlockParameters) -> KeyMap:
-        norm, norms = parameters.key_normalisation, self.modules.layout.head_norms
+        norm, norms = parameters.key_normalisation, self.modules.layout.attention.head_norms
         if norm is None or norms is None:
             return KeyMap()
         key = self._unnormed_keys()

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.models.block_modules import bind_blocks
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import weight_and_bias
 from normscope.models.loaded import LoadedModel
 from normscope.models.stream_changes import StreamChange, noted
@@ -67,19 +68,19 @@ def _prove(loaded: LoadedModel) -> None:
 
 
 def _rows_of_heads(
-    model: PreTrainedModel, layout: BlockLayout, heads: Sequence[tuple[int, int]]
+    model: PreTrainedModel, layout: ModelLayout, heads: Sequence[tuple[int, int]]
 ) -> Iterator[Float[Tensor, "head_dim model"]]:
     """The rows of W_O that belong to each head, in the model's memory."""
-    modules = {each.layer: each.output for each in layout.bind(model)} if heads else {}
+    modules = {each.layer: each.output for each in bind_blocks(model, layout)} if heads else {}
     for layer, head in heads:
-        _check_place("heads", (layer, head), (len(layout.layers), layout.heads), first=1)
+        _check_place("heads", (layer, head), (len(layout.stream.layers), layout.attention.heads), first=1)
         layout.check_attends("heads", layer)
         weight = _in_memory(modules, layer, "heads")
-        yield weight.view(layout.heads, -1, weight.shape[1])[head - 1]
+        yield weight.view(layout.attention.heads, -1, weight.shape[1])[head - 1]
 
 
 def _rows_of_neurons(
-    model: PreTrainedModel, layout: BlockLayout, neurons: Sequence[tuple[int, int]]
+    model: PreTrainedModel, layout: ModelLayout, neurons: Sequence[tuple[int, int]]
 ) -> Iterator[Float[Tensor, " model"]]:
     """The row of W_2 that belongs to each neuron, in the model's memory."""
     networks = {each.layer: each for each in bind_feed_forward(model, layout)} if neurons else {}
@@ -88,7 +89,7 @@ def _rows_of_neurons(
             raise InputError(f"neurons: layer {layer} is a mixture of experts; expected a dense network")
         layout.check_attends("neurons", layer)
         width = len(weight_and_bias(networks[layer].output)[0]) if layer in networks else 0
-        _check_place("neurons", (layer, neuron), (len(layout.layers), width), first=0)
+        _check_place("neurons", (layer, neuron), (len(layout.stream.layers), width), first=0)
         yield _in_memory({number: each.output for number, each in networks.items()}, layer, "neurons")[neuron]
 
 
@@ -122,10 +123,10 @@ def _in_memory(modules: Mapping[int, nn.Module], layer: int, argument: str) -> F
     return weight
 
 
-def _hooks(model: PreTrainedModel, layout: BlockLayout, stream: Mapping[int, StreamChange]) -> Iterator[Any]:
+def _hooks(model: PreTrainedModel, layout: ModelLayout, stream: Mapping[int, StreamChange]) -> Iterator[Any]:
     """Hooks that change what layers read while the whole model runs: a layer that runs again by itself gets what it got."""
     entries = {id(parts.entry): parts.number for parts in layout.parts(model)}
-    if len(entries) < len(layout.layers):
+    if len(entries) < len(layout.stream.layers):
         raise InputError("layers: expected layers with weights of their own; those of this model share them")
     running = False
 

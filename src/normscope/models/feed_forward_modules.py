@@ -16,7 +16,8 @@ from normscope.maths.composition import NormPosition
 from normscope.models.block import full_precision
 from normscope.models.experts import WideWeights, is_mixture, wide_weights
 from normscope.models.feed_forward import FeedForwardParameters
-from normscope.models.layout import BlockLayout, FeedForwardLayout, LayerParts
+from normscope.models.layer_parts import LayerParts
+from normscope.models.layout import FeedForwardLayout, ModelLayout
 from normscope.models.linear_layers import scaled_projection, weight_and_bias
 from normscope.models.norm_weights import normalisation
 from normscope.models.plain_operations import BareLinear
@@ -133,7 +134,7 @@ class FeedForwardModules:
         return normalisation(norm, (output_weight.shape[1], output_weight.device), unit_offset=self.unit_offset)
 
 
-def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | None = None) -> list[FeedForwardModules]:
+def bind_feed_forward(model: PreTrainedModel, layout: ModelLayout, name: str | None = None) -> list[FeedForwardModules]:
     """The feed-forward networks of all layers with attention, in order. A layer that runs twice appears twice.
 
     Args:
@@ -146,13 +147,13 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     networks = []
     for parts in layout.parts(model):
         number = parts.number
-        if number in layout.without:
+        if number in layout.stream.without:
             continue
-        network = _bound(layout, parts, name or layout.model_type)
+        network = _bound(layout, parts, name or layout.family)
         if network is None:
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
             raise InputError(
-                f"model.name={name or layout.model_type}: layer {number} has no feed-forward network that can be observed: "
+                f"model.name={name or layout.family}: layer {number} has no feed-forward network that can be observed: "
                 f"expected {expected} as linear layers or experts; set another model.name, or leave out the analyses that need "
                 "the network"
             )
@@ -160,7 +161,7 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     return networks
 
 
-def _bound(layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
+def _bound(layout: ModelLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         found = _of_form(form, layout, parts, name)
         if found is not None:
@@ -168,7 +169,7 @@ def _bound(layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModu
     return None
 
 
-def _of_form(form: FeedForwardLayout, layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
+def _of_form(form: FeedForwardLayout, layout: ModelLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
     """The network of a layer, if it has this form."""
     needed = [path for path in (form.input, form.multiplier, form.output, form.shared_gate) if path is not None]
     complete = form.activation is None or parts.get(form.activation) is not None
@@ -189,8 +190,8 @@ def _of_form(form: FeedForwardLayout, layout: BlockLayout, parts: LayerParts, na
         output=parts.get(form.output),
         norm=None if form.norm is None else parts.get(form.norm),
         output_norm=None if form.output_norm is None else parts.get(form.output_norm),
-        norm_position=layout.norm_position,
-        scale=parts.scale(layout.residual_scales[parts.number - 1], form.scaling),
+        norm_position=layout.residual.norm_position,
+        scale=parts.scale(layout.residual.scales[parts.number - 1], form.scaling),
         layout=form,
         unit_offset=layout.unit_offset,
         shared=shared,

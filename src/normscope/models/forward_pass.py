@@ -12,12 +12,13 @@ from normscope.errors import InputError
 from normscope.maths.attention import attention
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
+from normscope.models.block_modules import BlockModules
 from normscope.models.cancellation import check_cancelled
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.experts import Routes
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockLayout, BlockModules, Point
+from normscope.models.layout import ModelLayout, Point
 from normscope.models.stream_changes import StreamChange
 from normscope.models.sum_check import SumCheck
 
@@ -78,7 +79,7 @@ class StopForward(Exception):
 class Targets:
     """What to visit in a model."""
 
-    layout: BlockLayout
+    layout: ModelLayout
     entries: Sequence[nn.Module]
     """The module that begins each layer of the model."""
     layers: Mapping[int, BlockModules]
@@ -166,7 +167,7 @@ class ForwardPass:
         if expected is not module:
             raise RuntimeError(f"layer {layer} ran out of order")
         vectors = self._kept(args[0] if args else kwargs["hidden_states"])
-        if self.check is not None and self._left is not None and self.targets.layout.convolution is None:
+        if self.check is not None and self._left is not None and self.targets.layout.stream.convolution is None:
             change = self.stream.get(layer)
             left = self._left if change is None else change.applied(self._left)
             self.check.compare_stream(layer, left, vectors, self.token_mask)
@@ -193,7 +194,7 @@ class ForwardPass:
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
         if self.outputs is not None and self.passed in self.outputs:
-            self.outputs[self.passed] = copy_of(output) if self.targets.layout.changes_stream else output
+            self.outputs[self.passed] = copy_of(output) if self.targets.layout.stream.changes_in_place else output
         self._show_feed_forward()
         self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
         if self.passed == len(self.targets.entries):
@@ -202,7 +203,7 @@ class ForwardPass:
     def _kept(self, vectors: Tensor, point: Point = "stream") -> Tensor:
         """Vectors by text, which nothing changes later."""
         vectors = self.targets.layout.by_text(vectors, point)
-        return vectors.clone() if self.targets.layout.changes_stream else vectors
+        return vectors.clone() if self.targets.layout.stream.changes_in_place else vectors
 
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the residual connection adds."""
@@ -233,7 +234,7 @@ class ForwardPass:
     def take_gate(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of the linear layer of a gate."""
         if self.attention is not None:
-            gate = self.targets.layout.gate
+            gate = self.targets.layout.attention.gate
             assert gate is not None
             self.attention.gate = gate.applied(full_precision(self.targets.layout.by_text(output, "attention input")))
 
@@ -273,7 +274,7 @@ class ForwardPass:
                     f"expected a vector for each of {' × '.join(map(str, self.token_mask.shape))} tokens from its output "
                     f"projection, got the shape {tuple(output.shape)}"
                 )
-            if not self.targets.layout.registry:
+            if not self.targets.layout.attention.registry:
                 # The last softmax over the keys gave the weights of an attention module outside the registry.
                 self.attention.attends = False
                 if self.attention.own_weights is None:

@@ -24,7 +24,7 @@ from normscope.maths.frozen_convolution import FrozenConvolution
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.norm_weights import normalisation
 from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
@@ -40,8 +40,8 @@ def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
         InputError: If the activation of the network is none that we know.
     """
     attention, parameters = block.attention, block.parameters
-    position = attention.norm_position
-    block_norm = attention.normalisation
+    position = attention.parameters.norm_position
+    block_norm = attention.parameters.normalisation
     norm = None if block.norm_inputs is None else FrozenNorm.at(parameters.normalisation, block.norm_inputs)
     after = parameters.norm_position == "post"
     return FrozenLayer(
@@ -98,17 +98,17 @@ def known_activation(function: Callable[[Tensor], Tensor], dtype: torch.dtype, d
 class LayerFreezer:
     """Holds the layers of a model fixed at their inputs."""
 
-    def __init__(self, model: PreTrainedModel, layout: BlockLayout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout) -> None:
         self._model, self._layout = model, layout
         self._convolutions = FrozenConvolutions(model, layout)
 
     @cached_property
     def final_norm(self) -> Normalisation | None:
         """The norm after the last layer; None if there is none."""
-        if self._layout.final_norm is None:
+        if self._layout.stream.final_norm is None:
             return None
         return self._layout.normalisation(
-            attrgetter(self._layout.final_norm)(self._model), execution_device(self._model)
+            attrgetter(self._layout.stream.final_norm)(self._model), execution_device(self._model)
         )
 
     def check(self, layers: int) -> None:
@@ -121,7 +121,7 @@ class LayerFreezer:
             InputError: If the model is a single layer with a convolution beside it.
         """
         if self._convolutions and layers == 1:
-            kind = self._layout.model_type
+            kind = self._layout.family
             raise InputError(f"attribution needs at least two layers of a {kind} with a convolution; got one")
 
     def layer(self, block: FeedForwardBlock) -> FrozenLayer:
@@ -142,8 +142,8 @@ class LayerFreezer:
 class FrozenConvolutions:
     """The convolution beside a model's first layer, if it has one, held fixed at its inputs."""
 
-    def __init__(self, model: PreTrainedModel, layout: BlockLayout) -> None:
-        self._module: Any = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout) -> None:
+        self._module: Any = None if layout.stream.convolution is None else attrgetter(layout.stream.convolution)(model)
 
     def __bool__(self) -> bool:
         return self._module is not None

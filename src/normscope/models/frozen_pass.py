@@ -16,13 +16,14 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients, Noted, transposed_through
 from normscope.models.block import full_precision
+from normscope.models.block_modules import bind_blocks
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layer_hooks import hook_on_end
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.stream_changes import StreamChange, stream_changes
@@ -127,7 +128,7 @@ class FrozenPass:
 @contextlib.contextmanager
 def frozen_pass(
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     inputs: Mapping[str, Tensor],
     head: PreTrainedModel | None = None,
 ) -> Iterator[FrozenPass]:
@@ -149,7 +150,7 @@ def frozen_pass(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
     freezer = LayerFreezer(model, layout)
-    freezer.check(len(layout.layers))
+    freezer.check(len(layout.stream.layers))
     calls: list[LayerCall] = []
     blocks: list[FeedForwardBlock] = []
     with contextlib.ExitStack() as exit_:
@@ -163,7 +164,7 @@ def frozen_pass(
             running.enter_context(torch.inference_mode(False))
             running.enter_context(frozen_functions(whole))
             # A layer that no module runs cannot run again.
-            keep = blocks.append if layout.places else None
+            keep = blocks.append if layout.stream.places else None
             output = observer.run(inputs, lambda _block: None, visit_feed_forward=keep, whole=whole, calls=calls)
         yield FrozenPass(
             last.vectors,
@@ -182,13 +183,13 @@ def frozen_pass(
 class _LastVectors:
     """Makes the last hidden vectors of a pass the leaves from which autograd records."""
 
-    def __init__(self, model: PreTrainedModel, layout: BlockLayout, calls: Sequence[LayerCall]) -> None:
-        self._layers, self._calls = len(layout.layers), calls
-        module: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout, calls: Sequence[LayerCall]) -> None:
+        self._layers, self._calls = len(layout.stream.layers), calls
+        module: Any = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
         # Reading a norm may run it, so it is read before it has the hook.
         self._by_text = layout.by_text
         self._norm = None if module is None else layout.normalisation(module, execution_device(model))
-        if module is None and layout.places:
+        if module is None and layout.stream.places:
             self.handle = hook_on_end(model, layout, self._as_leaf)
         else:
             last = layout.parts(model)[-1].entry if module is None else module
@@ -211,17 +212,17 @@ class _LastVectors:
         return self._by_text(self.vectors)
 
 
-def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:
+def _exact_norms(model: PreTrainedModel, layout: ModelLayout) -> Iterator[RemovableHandle]:
     """Make the norms of a float64 model compute in float64, where their family rounds to float32.
 
     A rounded norm is not linear, so its parts could add up to 1e-7 at best.
     """
     if model.dtype is not torch.float64:
         return
-    blocks = [norm for layer in layout.bind(model) for norm in (layer.attention_norm, layer.norm)]
+    blocks = [norm for layer in bind_blocks(model, layout) for norm in (layer.attention_norm, layer.norm)]
     networks = [norm for layer in bind_feed_forward(model, layout) for norm in (layer.norm, layer.output_norm)]
-    final = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
-    convolution = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+    final = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
+    convolution = None if layout.stream.convolution is None else attrgetter(layout.stream.convolution)(model)
     beside = None if convolution is None else convolution.LayerNorm
     norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
     for norm in norms.values():

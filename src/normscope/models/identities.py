@@ -16,9 +16,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.choices import NetworkBias
 from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockLayout, BlockModules, mapped_queries
+from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import scaled_projection, stacked_heads
 from normscope.models.stored_weights import rounds_activations
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
@@ -44,7 +45,7 @@ _LITTLE = 0.05
 """A difference that only rounding can bring about, in any dtype."""
 
 
-def bound_of(model: PreTrainedModel, layout: BlockLayout) -> float:
+def bound_of(model: PreTrainedModel, layout: ModelLayout) -> float:
     """The largest difference that rounding can bring about."""
     bound = BOUNDS[model.dtype]
     if layout.float32_inside:
@@ -115,11 +116,11 @@ def _sums(block: AttentionBlock, output: Tensor) -> dict[str, float]:
     )
     mixing, preserving = block.attended(weights - own), block.attended(own)
     whole = mixing + preserving
-    if block.output_bias is not None:
-        whole = whole + block.output_bias
+    if block.parameters.output_bias is not None:
+        whole = whole + block.parameters.output_bias
     return {
         "sum of αf(x)": relative_error(whole, block.attention_output, output, block.token_mask),
-        "preserving vector": relative_error(block.preserving, preserving, output, block.token_mask),
+        "preserving vector": relative_error(block.composition.preserving, preserving, output, block.token_mask),
         "mixing vector": relative_error(block.mixing, mixing, output, block.token_mask),
     }
 
@@ -139,8 +140,8 @@ def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
     if block.gate is not None:
         heads = heads * block.gate[row, :, queries].to(heads)
     made = torch.einsum("hqd,hdm->qm", heads, block.parameters.output_weight.to(weights.dtype))
-    if block.output_bias is not None:
-        made = made + block.output_bias
+    if block.parameters.output_bias is not None:
+        made = made + block.parameters.output_bias
     given = block.attention_output[row, queries]
     tiny = torch.finfo(given.dtype).tiny
     errors = (made - given).norm(dim=-1) / given.norm(dim=-1).clamp(min=tiny)
@@ -159,8 +160,8 @@ def _attention_inputs(block: AttentionBlock, inputs: Tensor, source: Tensor | No
 def _query(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Tensor:
     parameters, read = block.parameters, block.attention_inputs
     if block.is_cross_attention:
-        assert modules.query is not None
-        read = full_precision(_by_token(_call(block.layer, record.calls, modules.query, "W_Q").inputs, record))
+        assert modules.heads.query is not None
+        read = full_precision(_by_token(_call(block.layer, record.calls, modules.heads.query, "W_Q").inputs, record))
         _check_reads(block, read, record)
     query = stacked_heads(read, parameters.query_weight, parameters.query_bias)
     query = mapped_queries(query, parameters.query_normalisation, block.key_map)
@@ -196,9 +197,13 @@ def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRec
         # The norm hides a factor, so what it reads is compared as well.
         normed = _call(layer, record.calls, modules.norm, "norm of the block")
         given = _by_token(normed.inputs, record)
-        read = block.attention_output if block.norm_position == "branch" else block.inputs + block.attention_output
+        read = (
+            block.attention_output
+            if block.parameters.norm_position == "branch"
+            else block.inputs + block.attention_output
+        )
         yield Difference(layer, "input of the block's norm", relative_error(read, given, given, tokens))
-    match block.norm_position:
+    match block.parameters.norm_position:
         case "post":
             expected = normed.output
         case "branch":
@@ -249,7 +254,7 @@ def rest_of_layer(
     leaving = record.output
     if modules.output_norm is not None:
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
-    if modules.layout.sum_consumer == "":
+    if modules.layout.residual.sum_consumer == "":
         return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
     errors = (
         _error(call.output * scale, leaving - output, leaving, tokens)
@@ -266,7 +271,7 @@ def rest_of_layer(
 
 
 def stream_differences(
-    model: nn.Module, layout: BlockLayout, expected: UntouchedPass, token_mask: Tensor
+    model: nn.Module, layout: ModelLayout, expected: UntouchedPass, token_mask: Tensor
 ) -> Iterator[Difference]:
     """Compare what each layer reads with what the one before leaves, and the last with the model's output.
 
@@ -277,11 +282,11 @@ def stream_differences(
     Raises:
         NotObservableError: If hidden vectors are the output of a norm that the layout leaves out.
     """
-    beside = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+    beside = None if layout.stream.convolution is None else attrgetter(layout.stream.convolution)(model)
     declared = layout.hidden_norms(model)
     records = expected.layers
     vectors: Tensor = records[1].inputs
-    last = len(layout.layers)
+    last = len(layout.stream.layers)
     for layer in range(last + 1):
         calls = expected.around if layer == 0 else records[layer].calls
         if layer:
@@ -316,12 +321,12 @@ def _check_no_norm(
             )
 
 
-def _output_error(model: nn.Module, layout: BlockLayout, vectors: Tensor, output: Tensor, token_mask: Tensor) -> float:
+def _output_error(model: nn.Module, layout: ModelLayout, vectors: Tensor, output: Tensor, token_mask: Tensor) -> float:
     made = full_precision(vectors)
-    if layout.final_norm is not None:
-        made = layout.normalisation(attrgetter(layout.final_norm)(model), made.device).normalised(made)
-    if layout.output_projection is not None:
-        weight, bias = scaled_projection(attrgetter(layout.output_projection)(model), 1.0)
+    if layout.stream.final_norm is not None:
+        made = layout.normalisation(attrgetter(layout.stream.final_norm)(model), made.device).normalised(made)
+    if layout.stream.output_projection is not None:
+        weight, bias = scaled_projection(attrgetter(layout.stream.output_projection)(model), 1.0)
         made = made @ weight if bias is None else made @ weight + bias
     return relative_error(made, output, output, token_mask)
 
@@ -397,9 +402,9 @@ def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:
     """
     if modules.bottleneck is not None:
         return _by_token(_call(modules.layer, record.calls, modules.bottleneck, "bottleneck").output, record)
-    if modules.residual is modules.whole:
+    if modules.carried is modules.whole:
         return record.inputs
-    inputs = _call(modules.layer, record.calls, modules.residual, "residual connection").inputs
+    inputs = _call(modules.layer, record.calls, modules.carried, "residual connection").inputs
     return _by_token(inputs, record)
 
 

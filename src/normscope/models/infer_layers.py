@@ -9,7 +9,8 @@ from torch import nn
 from normscope.models.graph import Graph, NotInferredError, Projection, is_one_of
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork, NoNetworkError
-from normscope.models.layout import BESIDE, Point, Stack
+from normscope.models.layer_parts import BESIDE
+from normscope.models.layout import Point, Stack
 from normscope.models.trace import Call, Operation, Trace, Value
 
 

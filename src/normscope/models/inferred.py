@@ -13,12 +13,12 @@ from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, layers_of, more_than_a_network, stream_of, swapped_axes
 from normscope.models.infer_network import NoNetworkError
 from normscope.models.inferred_parts import Parts
-from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layout import ModelLayout, Stack, StreamLayout
 from normscope.models.norm_weights import is_measured
 from normscope.models.trace import Operation, Trace, Value
 
 
-def layout_from(trace: Trace, model_type: str, source: int, target: int, stack: Stack | None) -> BlockLayout:
+def layout_from(trace: Trace, model_type: str, source: int, target: int, stack: Stack | None) -> ModelLayout:
     """The layout of one stack of a recorded pass.
 
     Args:
@@ -49,45 +49,54 @@ class _Stack:
         self._layers = layers
         self._parts = Parts(graph, layers, self._places, len(self._calls))
 
-    def layout(self) -> BlockLayout:
+    def layout(self) -> ModelLayout:
         """The layout, if all layers have the same structure."""
         position = self._parts.one("position of the block's norm", lambda layer: layer.block.norm_position)
         networks = [self._parts.network(layer) for layer in self._layers]
-        final = self._final_norm()
-        fields = self._parts.fields()
         running = self._graph.trace.operations[self._calls[0].first : self._calls[-1].end]
-        self._places.check_lists(self._graph.trace)
-        end, read_at_end = self._end(final)
-        return BlockLayout(
-            model_type=self._model_type,
-            stack=self._kind,
-            source="",
-            start=_START.get(self._model_type, "token"),
-            layers=tuple(call.path for call in self._calls),
-            without=frozenset(range(1, len(self._calls) + 1)) - {layer.number for layer in self._layers},
-            places=self._places.of_layers,
-            end=end,
-            swapped=swapped_axes(self._graph, self._layers, read_at_end),
-            changes_stream=_changes(running, self._calls[0].inputs[0].shape),
-            width=self._width(),
+        attention = self._parts.attention()
+        residual = self._parts.residual(
             norm_position=position,
-            residual=self._residual(),
-            bottleneck=self._bottleneck(),
-            inner=self._inner,
             sum_consumer=self._reader_of_sum() if position == "pre" else None,
-            final_norm=final,
-            embedding_norm=self._embedding_norm(),
             output_norm=self._output_norm(),
-            convolution=self._convolution(),
-            output_projection=self._output_projection(final),
-            float32_inside=_rounds(self._graph, self._layers),
+            carried=self._carried(),
+            bottleneck=self._bottleneck(),
+        )
+        self._places.check_lists(self._graph.trace)  # once it knows of all parts
+        return ModelLayout(
+            family=self._model_type,
+            source="",
+            stream=self._stream(_changes(running, self._calls[0].inputs[0].shape)),
+            attention=attention,
+            residual=residual,
+            feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
+            unknown_network=self._unknown_network(),
+            stack=self._kind,
+            start=_START.get(self._model_type, "token"),
+            inner=self._inner,
             routed=any(operation.name in ("topk", "sort") for operation in running),
             unit_offset=any(
                 _adds_one(_inside(self._graph, norm)) for norm in self._graph.norms if not is_measured(norm.call.module)
             ),
-            feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
-            unknown_network=self._unknown_network(),
-            **fields,
+            float32_inside=_rounds(self._graph, self._layers),
+        )
+
+    def _stream(self, changes_in_place: bool) -> StreamLayout:
+        """Where the layers are, and what comes before and after them."""
+        final = self._final_norm()
+        end, read_at_end = self._end(final)
+        return StreamLayout(
+            layers=tuple(call.path for call in self._calls),
+            width=self._width(),
+            without=frozenset(range(1, len(self._calls) + 1)) - {layer.number for layer in self._layers},
+            places=self._places.of_layers,
+            end=end,
+            embedding_norm=self._embedding_norm(),
+            convolution=self._convolution(),
+            final_norm=final,
+            output_projection=self._output_projection(final),
+            swapped=swapped_axes(self._graph, self._layers, read_at_end),
+            changes_in_place=changes_in_place,
         )
 
     def _without_network(self, layer: Layer, reason: str) -> Layer:
@@ -102,7 +111,7 @@ class _Stack:
             block=dataclasses.replace(block, network=inside, scores=scores, value=inside, reader=None)
         )
 
-    def _residual(self) -> str | None:
+    def _carried(self) -> str | None:
         """The module whose input the residual connection carries; None if that is the layer's input."""
 
         def of(layer: Layer) -> str | None:

@@ -1,4 +1,4 @@
-"""Combines what was inferred for the blocks of all layers into the fields of one layout."""
+"""Combines what was inferred for the blocks of all layers into the parts of one layout."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,14 @@ from normscope.models.infer_heads import Heads
 from normscope.models.infer_layers import Layer, Places
 from normscope.models.infer_network import InferredNetwork, NetworkForm
 from normscope.models.infer_scores import planes_of
-from normscope.models.layout import FeedForwardLayout, GateLayout, HeadNorms, HeadsLayout
+from normscope.models.layout import (
+    AttentionLayout,
+    FeedForwardLayout,
+    GateLayout,
+    HeadNorms,
+    HeadsLayout,
+    ResidualLayout,
+)
 from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
 
@@ -29,25 +36,37 @@ class Parts:
     def __init__(self, graph: Graph, layers: Sequence[Layer], places: Places, count: int) -> None:
         self._graph, self._layers, self._places, self._count = graph, layers, places, count
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of the layout that are about the parts of blocks."""
-        return {
-            "attention": self._path("attention", lambda block: block.attention.path),
-            "query": self._heads("Q", lambda block: block.scores.query),
-            "key": self._heads("K", lambda block: block.scores.key),
-            "value": self._heads("V", lambda block: block.value),
-            "reader": self._reader_of_input(),
-            "output": self._path("W_O", lambda block: block.output.path),
-            "norm": self._maybe("norm of the block", lambda block: block.norm),
-            "attention_norm": self._maybe("norm before attention", lambda block: block.attention_norm),
-            "head_norms": self._head_norms(),
-            "scaling": self._scaling(),
-            "gate": self.one("gate", self._gate),
-            "rotation": self._rotation(),
-            "scales": self._scales(),
-            "residual_scales": self._of_every_layer(lambda block: block.stream.scale),
-            **self._counts(),
-        }
+    def attention(self) -> AttentionLayout:
+        """Where the layers keep the parts of attention."""
+        heads, key_heads = self._counts()
+        return AttentionLayout(
+            module=self._path("attention", lambda block: block.attention.path),
+            query=self._heads("Q", lambda block: block.scores.query),
+            key=self._heads("K", lambda block: block.scores.key),
+            value=self._heads("V", lambda block: block.value),
+            output=self._path("W_O", lambda block: block.output.path),
+            heads=heads,
+            key_heads=key_heads,
+            reader=self._reader_of_input(),
+            gate=self.one("gate", self._gate),
+            head_norms=self._head_norms(),
+            rotation=self._rotation(),
+            scales=self._scales(),
+        )
+
+    def residual(self, **stream: Any) -> ResidualLayout:
+        """Where the layers keep the norms and factors of the residual connection.
+
+        Args:
+            stream: The fields that say what the residual connection carries, and where it goes.
+        """
+        return ResidualLayout(
+            norm=self._maybe("norm of the block", lambda block: block.norm),
+            attention_norm=self._maybe("norm before attention", lambda block: block.attention_norm),
+            scaling=self._scaling(),
+            scales=self._of_every_layer(lambda block: block.stream.scale),
+            **stream,
+        )
 
     def one(self, what: str, of: Callable[[Layer], Any]) -> Any:
         """What is the same in every layer.
@@ -139,7 +158,7 @@ class Parts:
         scales = self._of_every_layer(lambda block: block.scores.scale)
         return None if None in scales else scales
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> tuple[int, tuple[int, ...]]:
         """The numbers of heads of queries, and of keys and values."""
 
         def of(layer: Layer) -> int:
@@ -150,7 +169,7 @@ class Parts:
             # Heads may be modules of their own, with weights of their own.
             return max(heads, len(block.value.columns)) if isinstance(block.value, Heads) else heads
 
-        heads = self.one("number of heads", of)
+        heads: int = self.one("number of heads", of)
 
         def shared(layer: Layer) -> int:
             parts = (layer.block.scores.key, layer.block.value)
@@ -160,10 +179,7 @@ class Parts:
             return found.pop() if found else heads
 
         counts = {layer.number: shared(layer) for layer in self._layers}
-        return {
-            "heads": heads,
-            "key_heads": tuple(counts.get(number, heads) for number in range(1, self._count + 1)),
-        }
+        return heads, tuple(counts.get(number, heads) for number in range(1, self._count + 1))
 
     def _heads(self, letter: str, of: Callable[[InferredBlock], Heads | NotInferredError | None]) -> HeadsLayout | None:
         """Where W_Q, W_K or W_V is; None if it is no linear layer.

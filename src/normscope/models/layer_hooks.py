@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 
 Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
-def layer_hooks(model: nn.Module, layout: BlockLayout, enter: Enter, leave: Leave) -> Iterator[RemovableHandle]:
+def layer_hooks(model: nn.Module, layout: ModelLayout, enter: Enter, leave: Leave) -> Iterator[RemovableHandle]:
     """Register the hooks that tell when layers begin and end. Layers that share modules also share hooks.
 
     Args:
@@ -24,7 +24,7 @@ def layer_hooks(model: nn.Module, layout: BlockLayout, enter: Enter, leave: Leav
             begins, with the last layer's entry and no arguments.
     """
     entries = {id(parts.entry): parts.entry for parts in layout.parts(model)}.values()
-    if not layout.places:
+    if not layout.stream.places:
         for layer in entries:
             yield layer.register_forward_pre_hook(enter, with_kwargs=True)
             yield layer.register_forward_hook(leave)
@@ -36,9 +36,9 @@ def layer_hooks(model: nn.Module, layout: BlockLayout, enter: Enter, leave: Leav
     yield hook_on_end(model, layout, turns.end)
 
 
-def hook_on_end(model: nn.Module, layout: BlockLayout, take: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+def hook_on_end(model: nn.Module, layout: ModelLayout, take: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """Register a hook that takes the last layer's output, which it may replace, where no module runs the layers."""
-    assert layout.end is not None
+    assert layout.stream.end is not None
 
     def taken(vectors: Tensor) -> Tensor | None:
         replaced = take(layout.by_text(layout.by_text(vectors, "end")))  # with the axes that layers read
@@ -57,8 +57,8 @@ def hook_on_end(model: nn.Module, layout: BlockLayout, take: Callable[[Tensor], 
         replaced = taken(args[0])
         return None if replaced is None else (replaced, *args[1:])
 
-    if layout.end:
-        return attrgetter(layout.end)(model).register_forward_pre_hook(read)
+    if layout.stream.end:
+        return attrgetter(layout.stream.end)(model).register_forward_pre_hook(read)
     return model.register_forward_hook(returned)
 
 

@@ -22,9 +22,10 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, AttentionCall, active, attention_by
+from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import NotInferredError
 from normscope.models.inferred import layout_from
-from normscope.models.layout import BlockLayout, Stack, embeddings_of
+from normscope.models.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.positions import padding_of
 from normscope.models.stored_weights import execution_device
@@ -75,7 +76,7 @@ class _Attention:
         return scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
 
 
-def layout_of_model(model: nn.Module, stack: Stack | None = None) -> BlockLayout:
+def layout_of_model(model: nn.Module, stack: Stack | None = None) -> ModelLayout:
     """The layout of a model, inferred from one pass over a small batch.
 
     Args:
@@ -88,7 +89,7 @@ def layout_of_model(model: nn.Module, stack: Stack | None = None) -> BlockLayout
     return _layout(model, stack, *_recorded(model, stack))
 
 
-def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _Attention) -> BlockLayout:
+def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _Attention) -> ModelLayout:
     kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
     source = _source_length(model)
     layout = layout_from(recorded, kind, source, _TARGET if stack in ("decoder", "cross") else source, stack)
@@ -97,18 +98,17 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
         _check_own(layout)
     return dataclasses.replace(
         layout,
-        registry=registry,
-        fused_reference=attention.additive,
+        attention=dataclasses.replace(layout.attention, registry=registry, fused_reference=attention.additive),
         float32_inside=layout.float32_inside or not attention.additive,
         source=_where(model),
     )
 
 
-def _check_own(layout: BlockLayout) -> None:
+def _check_own(layout: ModelLayout) -> None:
     """Check that attention which does not call transformers' function can be rebuilt from its weights."""
-    if layout.scales is None:
+    if layout.attention.scales is None:
         raise NotInferredError("scores are not a multiple of q·k plus other terms")
-    for what, heads in (("queries", layout.query), ("keys", layout.key), ("values", layout.value)):
+    for what, heads in zip(("queries", "keys", "values"), layout.attention.projections, strict=True):
         if heads is None:
             raise NotInferredError(
                 f"no single linear layer maps what attention reads to the {what}, and attention does not call transformers' "
@@ -116,10 +116,10 @@ def _check_own(layout: BlockLayout) -> None:
             )
 
 
-def _calls_function(layout: BlockLayout, model: nn.Module, attention: _Attention) -> bool:
+def _calls_function(layout: ModelLayout, model: nn.Module, attention: _Attention) -> bool:
     """Whether the observed attention modules call transformers' attention function."""
     called = {id(module) for module in attention.modules}
-    calling = {id(modules.attention) in called for modules in layout.bind(model)}
+    calling = {id(modules.attention) in called for modules in bind_blocks(model, layout)}
     if len(calling) > 1:
         raise NotInferredError("some layers call transformers' attention function and others do not")
     return calling.pop()
@@ -199,7 +199,7 @@ def _where(model: nn.Module) -> str:
     return module
 
 
-def layout_of(config: PretrainedConfig, stack: Stack | None = None) -> BlockLayout:
+def layout_of(config: PretrainedConfig, stack: Stack | None = None) -> ModelLayout:
     """The layout of the model that a config describes.
 
     Args:
@@ -250,7 +250,7 @@ def inference_explained(name: str, advice: str = "") -> Iterator[None]:
         raise InputError(f"model: {name} cannot be observed exactly: {error}; {advice}") from error
 
 
-def layout_of_config(config: PretrainedConfig, stack: Stack | None = None) -> BlockLayout:
+def layout_of_config(config: PretrainedConfig, stack: Stack | None = None) -> ModelLayout:
     """The layout of the model that a config describes, inferred from a model without weights. The result is cached.
 
     Raises:
@@ -259,13 +259,13 @@ def layout_of_config(config: PretrainedConfig, stack: Stack | None = None) -> Bl
     return _layout_of_config(config.to_json_string(use_diff=False), _Config(config), stack)
 
 
-def completed_layout(layout: BlockLayout, model: nn.Module) -> BlockLayout:
+def completed_layout(layout: ModelLayout, model: nn.Module) -> ModelLayout:
     """Complete a layout that was inferred from a model without weights with what only the weights show.
 
     Args:
         model: The model with its weights, in evaluation mode.
     """
-    if layout.registry:
+    if layout.attention.registry:
         return layout
     try:
         return layout_of_model(model, layout.stack)
@@ -287,7 +287,7 @@ class _Config:
 
 
 @functools.lru_cache(maxsize=64)
-def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> BlockLayout:
+def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> ModelLayout:
     failures: list[InputError | NotInferredError] = []
     # Some experts run only in bfloat16, and some models need real data: None stands for a model with random weights.
     for dtype in (torch.float64, torch.float32, torch.bfloat16, None):

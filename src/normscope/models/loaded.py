@@ -21,7 +21,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.damage import damage_named
 from normscope.models.embedder_files import embedder_of
 from normscope.models.forward_pass import Visitor
-from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
@@ -41,7 +41,7 @@ class LoadedModel:
     model: PreTrainedModel
     """The base model, in evaluation mode and without gradients."""
     tokenizer: PreTrainedTokenizerBase
-    layout: BlockLayout
+    layout: ModelLayout
     name: str
     revision: str | None
     """Commit of the Hub repository; None for weights from elsewhere."""
@@ -66,7 +66,7 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
-        heads = counted(self.layout.heads, "head")
+        heads = counted(self.layout.attention.heads, "head")
         text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
@@ -202,7 +202,7 @@ class LoadedModel:
     @property
     def layers(self) -> int:
         """Number of layers."""
-        return len(self.layout.layers)
+        return len(self.layout.stream.layers)
 
     @property
     def vocabulary(self) -> int:

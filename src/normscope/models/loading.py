@@ -25,10 +25,11 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
+from normscope.models.block_modules import bind_blocks
 from normscope.models.config_checks import check_family, check_supported
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import Source, locate, weights_digest
-from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import completed_layout, layout_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.memory_estimate import Memory, compare, estimate
@@ -126,7 +127,7 @@ class OpenedModel:
 
     options: ModelOptions
     config: PretrainedConfig
-    layout: BlockLayout
+    layout: ModelLayout
     source: Source | None
     """Its files; None for a model from `model.architecture`."""
     adapter: Path | None
@@ -280,8 +281,8 @@ class OpenedModel:
             what = "random weights" if self._random else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
         layout = self.layout
-        apart = any(heads is not None and heads.bias is not None for heads in (layout.query, layout.key, layout.value))
-        if not layout.registry or apart:
+        apart = any(heads is not None and heads.bias is not None for heads in layout.attention.projections)
+        if not layout.attention.registry or apart:
             raise InputError(
                 f"device.map=auto: expected a family with all its weights in linear layers and norms, got "
                 f"{layout.family}; leave out device.map"
@@ -360,7 +361,7 @@ def run_experts_in_float64(model: PreTrainedModel) -> None:
 
 
 def longest_input(
-    model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase, own: int | None = None
+    model: PreTrainedModel, layout: ModelLayout, tokenizer: PreTrainedTokenizerBase, own: int | None = None
 ) -> int | None:
     """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
 
@@ -372,13 +373,13 @@ def longest_input(
     return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
 
 
-def check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
+def check_shape(model: PreTrainedModel, layout: ModelLayout, name: str) -> None:
     """Check what transformers does not: that the model has layers, an embedding for padding, and what its decoder reads first.
 
     Raises:
         InputError: If it lacks one of them.
     """
-    if not len(layout.bind(model)):
+    if not len(bind_blocks(model, layout)):
         raise InputError(f"model.name={name}: expected a config with at least one layer, got none")
     padding, embeddings = padding_of(model), embeddings_of(model).num_embeddings
     if padding is not None and not 0 <= padding < embeddings:

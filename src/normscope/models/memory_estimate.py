@@ -15,7 +15,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.attention_weights import WEIGHTS_AT_ONCE, WEIGHTS_AT_ONCE_ON_ACCELERATORS
-from normscope.models.layout import BlockLayout, BlockModules
+from normscope.models.block_modules import BlockModules, bind_blocks
+from normscope.models.layout import ModelLayout
 from normscope.models.options import Quantization
 from normscope.models.quantisation import quantised_bytes
 
@@ -81,7 +82,7 @@ def gib(size: int) -> str:
 
 def estimate(
     config: PretrainedConfig,
-    layout: BlockLayout,
+    layout: ModelLayout,
     dtype: torch.dtype,
     batch_tokens: int,
     *,
@@ -100,8 +101,8 @@ def estimate(
     with torch.device("meta"):
         model = AutoModel.from_config(config, dtype=dtype)
     model = model.get_encoder() if layout.stack == "encoder" else model
-    layers = layout.bind(model)
-    heads, key_heads = layout.heads, max(layout.key_heads)
+    layers = bind_blocks(model, layout)
+    heads, key_heads = layout.attention.heads, max(layout.attention.key_heads)
     sizes = _Sizes.of(layers[0])
     copies = dtype in (torch.bfloat16, torch.float16) or quantization is not None
     projections = sizes.projections * max(4, dtype.itemsize)
@@ -140,7 +141,7 @@ class _Sizes:
         assert isinstance(weight, torch.Tensor)
         rows, columns = weight.shape
         heads, model = (columns, rows) if isinstance(modules.output, nn.Linear) else (rows, columns)
-        projections = (modules.query, modules.key, modules.value, modules.output)
+        projections = (modules.heads.query, modules.heads.key, modules.heads.value, modules.output)
         attention = {id(part.weight) for part in projections if part is not None}
         others = [weight for weight in modules.whole.parameters() if id(weight) not in attention and weight.ndim == 2]
         neurons = max((max(weight.shape) for weight in others), default=model)

@@ -4,7 +4,7 @@ import dataclasses
 
 from transformers import PretrainedConfig
 
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +21,16 @@ class ModelInfo:
     """Whether the run observes the decoder's cross-attention."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer. In a decoder, cross-attention follows self-attention."""
-    layout: BlockLayout | None = None
+    layout: ModelLayout | None = None
     """The layout of its family."""
 
     @classmethod
-    def of(cls, name: str, config: PretrainedConfig, layout: BlockLayout) -> "ModelInfo":
+    def of(cls, name: str, config: PretrainedConfig, layout: ModelLayout) -> "ModelInfo":
         """The shape that a transformers config describes."""
         return cls(
             name=name,
-            layers=len(layout.layers),
-            heads=layout.heads,
+            layers=len(layout.stream.layers),
+            heads=layout.attention.heads,
             hidden_size=int(config.hidden_size),
             is_cross_attention=layout.is_cross_attention,
             has_feed_forward=layout.has_networks,

@@ -21,6 +21,7 @@ from normscope.errors import InputError
 from normscope.models.any_module import AnyModule
 from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import BlockParameters
+from normscope.models.block_modules import bind_blocks
 from normscope.models.block_weights import BlockWeights, takes_no_copy
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.forward_pass import (
@@ -36,7 +37,7 @@ from normscope.models.forward_pass import (
 )
 from normscope.models.identities import bound_of
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 from normscope.models.skipped_layers import LayerOutput, skipped
@@ -79,14 +80,14 @@ class Observer:
     def __init__(
         self,
         model: PreTrainedModel,
-        layout: BlockLayout,
+        layout: ModelLayout,
         layers: Sequence[int] | None = None,
         hidden: Collection[int] = (),
         *,
         feed_forward: bool = False,
     ) -> None:
         self._model, self._layout = model, layout
-        self._layers = layout.bind(model)
+        self._layers = bind_blocks(model, layout)
         wanted = frozenset(layout.attends if layers is None else layers)
         modules = {modules.layer: modules for modules in self._layers if modules.layer in wanted}
         networks = bind_feed_forward(model, layout) if feed_forward else ()
@@ -129,7 +130,7 @@ class Observer:
         return self
 
     def _change_model(self) -> None:
-        if self._layout.registry:
+        if self._layout.attention.registry:
             self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
         else:
             # The fused attention of these models returns no weights or (Falcon) weights that include later keys.
@@ -152,8 +153,8 @@ class Observer:
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
             if modules.bottleneck is not None:
                 yield modules.bottleneck.register_forward_hook(_Event(self, ForwardPass.take_bottleneck))
-            elif modules.residual is not modules.whole:
-                yield modules.residual.register_forward_pre_hook(
+            elif modules.carried is not modules.whole:
+                yield modules.carried.register_forward_pre_hook(
                     _Event(self, ForwardPass.take_residual), with_kwargs=True
                 )
             if modules.reads_attention_inputs is not None:
@@ -161,11 +162,11 @@ class Observer:
                     _Event(self, ForwardPass.take_attention_inputs)
                 )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
-            if modules.gate is not None:
-                yield modules.gate.register_forward_hook(_Event(self, ForwardPass.take_gate))
-            if modules.key_norm is not None:
-                yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
-            if not self._layout.registry:
+            if modules.heads.gate is not None:
+                yield modules.heads.gate.register_forward_hook(_Event(self, ForwardPass.take_gate))
+            if modules.heads.key_norm is not None:
+                yield modules.heads.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
+            if not self._layout.attention.registry:
                 yield modules.attention.register_forward_pre_hook(_Event(self, ForwardPass.begin_own_attention))
                 if modules.reads_query_inputs is not None:
                     yield modules.reads_query_inputs.register_forward_pre_hook(
@@ -227,11 +228,11 @@ class Observer:
         forward = self._begin(inputs, Visitors(visit, visit_hidden, visit_feed_forward))
         forward.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
         forward.replacements, forward.calls, forward.whole = replacements or {}, calls, whole is not None
-        forward.outputs = None if self._layout.places else outputs
+        forward.outputs = None if self._layout.stream.places else outputs
         if self.check.is_due(forward.token_mask, forward.key_mask.shape[1], forward.masks_on_host):
             forward.check = self.check
         # Some attention modules have a softmax only if they are asked for their weights.
-        weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
+        weights = {} if self._layout.attention.registry or not self._returns_weights else {"output_attentions": True}
         gradients = torch.inference_mode() if calls is None else torch.no_grad()
         with contextlib.nullcontext() if after is None else self._skipped(after):
             output = self._forward(
@@ -252,7 +253,7 @@ class Observer:
             assert self.current is not None
             return self.current.passed
 
-        return skipped(self._targets.entries, after, running, copied=self._layout.changes_stream)
+        return skipped(self._targets.entries, after, running, copied=self._layout.stream.changes_in_place)
 
     def run_layer(
         self,
@@ -272,7 +273,7 @@ class Observer:
         forward = self._begin(inputs, Visitors(visit, None, visit_feed_forward))
         forward.passed = call.layer - 1
         inputs_again = self._layout.by_text(call.inputs)
-        args, kwargs = call.with_inputs(inputs_again.clone() if self._layout.changes_stream else inputs_again)
+        args, kwargs = call.with_inputs(inputs_again.clone() if self._layout.stream.changes_in_place else inputs_again)
         self._forward(forward, torch.inference_mode(), self._targets.entries[call.layer - 1], args, kwargs)
 
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
@@ -285,7 +286,7 @@ class Observer:
     ) -> Any:
         """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self.current = active.set(forward), forward
-        own = contextlib.nullcontext() if self._layout.registry else OwnAttention(forward)
+        own = contextlib.nullcontext() if self._layout.attention.registry else OwnAttention(forward)
         part = isinstance(self._model, AnyModule) and module is not self._model
         operations = self._model.operations() if part else contextlib.nullcontext()
         try:

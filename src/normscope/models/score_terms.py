@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import Graph
 from normscope.models.infer import softmaxes_by_layer
 from normscope.models.infer_scores import scores_of
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.layouts import plain_attention
 from normscope.models.trace import Operation, trace
 
@@ -52,7 +53,7 @@ _SAME = 1e-3
 """Terms that differ by less are masks, up to rounding; DeBERTa's or T5's position terms differ by far more."""
 
 
-def score_terms(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> ScoreTerms:
+def score_terms(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor]) -> ScoreTerms:
     """The other terms of the scores of a model.
 
     Args:
@@ -65,7 +66,7 @@ def score_terms(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str
     with plain_attention(model):
         graph = Graph(trace(model, inputs))
     # Source and target may be equally long, so the other attention of a decoder has weights of the same shape.
-    observed = {modules.attention for modules in layout.bind(model)}
+    observed = {modules.attention for modules in bind_blocks(model, layout)}
     layers = softmaxes_by_layer(graph, target.shape[1], keys.shape[1])
     return ScoreTerms(
         [

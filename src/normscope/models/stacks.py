@@ -5,7 +5,7 @@ from typing import NamedTuple, get_args
 
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layout import ModelLayout, Stack
 from normscope.models.layouts import layout_of
 
 
@@ -14,7 +14,7 @@ class ObservedStack(NamedTuple):
 
     model: PreTrainedModel
     """The encoder alone, or the whole model for the decoder's attention."""
-    layout: BlockLayout
+    layout: ModelLayout
 
 
 def stacks_of(model: PreTrainedModel) -> Mapping[Stack, ObservedStack]:

@@ -8,12 +8,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line, printable
 from normscope.models.files import Source, locate
-from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.options import ModelOptions
 
 
 def load_tokenizer(
-    options: ModelOptions, source: Source | None, model: PreTrainedModel, layout: BlockLayout, *, random_weights: bool
+    options: ModelOptions, source: Source | None, model: PreTrainedModel, layout: ModelLayout, *, random_weights: bool
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the options name, by default the model's own.
 
@@ -36,7 +36,7 @@ def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     tokenizer_name: str | None = None,
     *,
     random_weights: bool = False,
@@ -130,7 +130,7 @@ def _longest_sequence(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     return int(limit)
 
 
-def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, layout: BlockLayout) -> None:
+def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, layout: ModelLayout) -> None:
     """Check that the decoder has an embedding for every token that it may read."""
     if getattr(tokenizer, "separate_vocabs", False):
         raise InputError(

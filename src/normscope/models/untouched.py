@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 
 from normscope.models.attention_function import attention_by
 from normscope.models.layer_hooks import layer_hooks
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.rotation import length_dependent_rotations
 
 _FUSED = "sdpa"
@@ -54,7 +54,7 @@ class UntouchedPass:
     """What the decoder of an encoder–decoder read of the source; None for other models."""
 
 
-def untouched_pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
+def untouched_pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
     """Run the untouched model on a batch, or on each text alone if its rotations depend on the longest text of a batch.
 
     Args:
@@ -116,13 +116,13 @@ def _together(passes: Sequence[UntouchedPass], width: int) -> UntouchedPass:
     )
 
 
-def _pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
+def _pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
     recorder = _Recorder(inputs["decoder_input_ids" if layout.reads_target else "input_ids"].shape)
     with contextlib.ExitStack() as exit_:
         for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
-        if layout.registry:
-            fused = layout.fused_reference and getattr(model, "_supports_sdpa", True)
+        if layout.attention.registry:
+            fused = layout.attention.fused_reference and getattr(model, "_supports_sdpa", True)
             exit_.enter_context(attention_by(model, _FUSED if fused else "eager"))
         with torch.inference_mode():
             output = model(**inputs)
@@ -153,10 +153,10 @@ class _Recorder:
         """What that layer has read."""
         self._inputs: dict[nn.Module, Tensor | None] = {}
 
-    def hooks(self, model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:
+    def hooks(self, model: PreTrainedModel, layout: ModelLayout) -> Iterator[RemovableHandle]:
         """Register the hooks. Layers that share their modules share the hooks."""
         yield from layer_hooks(model, layout, self._enter, self._leave)
-        layers = () if layout.places else {id(parts.entry) for parts in layout.parts(model)}
+        layers = () if layout.stream.places else {id(parts.entry) for parts in layout.parts(model)}
         for module in model.modules():
             if module is not model and id(module) not in layers:
                 yield module.register_forward_pre_hook(self._read, with_kwargs=True)

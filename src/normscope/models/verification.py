@@ -27,6 +27,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line, origin
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.block_modules import BlockModules, bind_blocks
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import Replacement
@@ -42,7 +43,7 @@ from normscope.models.identities import (
     rest_of_layer,
     stream_differences,
 )
-from normscope.models.layout import BlockLayout, BlockModules, embeddings_of
+from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import layout_of
 from normscope.models.observer import Observer
 from normscope.models.positions import padding_of
@@ -65,7 +66,7 @@ class Verification:
     """Whether scores have terms besides q·k that differ between visible keys, in a model whose attention we do not call."""
 
 
-def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool = False) -> Verification:
+def verify(model: PreTrainedModel, layout: ModelLayout, name: str, *, feed_forward: bool = False) -> Verification:
     """Compare the observed model with the untouched one, every layer of it.
 
     Args:
@@ -151,9 +152,9 @@ _OF_A_TOKEN: Mapping[str, Callable[[AttentionBlock], Tensor]] = {
 class _Proof:
     """Compares what is observed with what the untouched model does, and keeps the largest difference."""
 
-    def __init__(self, model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool) -> None:
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout, name: str, *, feed_forward: bool) -> None:
         self._model, self._layout, self._name = model, layout, name
-        self._layers = {modules.layer: modules for modules in layout.bind(model)}
+        self._layers = {modules.layer: modules for modules in bind_blocks(model, layout)}
         networks = bind_feed_forward(model, layout, name) if feed_forward else []
         self._networks = {network.layer: network for network in networks}
         self._bound = bound_of(model, layout)
@@ -170,7 +171,7 @@ class _Proof:
         if not layout.reads_target:
             return []
         other = layout_of(self._model.config, "decoder" if layout.is_cross_attention else "cross")
-        return other.bind(self._model)
+        return bind_blocks(self._model, other)
 
     def compare_passes(self, inputs: Mapping[str, Tensor]) -> None:
         """Compare a pass of the untouched model with one that is observed."""
@@ -181,7 +182,7 @@ class _Proof:
         self._layer = 0
         try:
             self._note(stream_differences(model, layout, expected, token_mask))
-            terms = None if layout.registry else score_terms(model, layout, inputs)
+            terms = None if layout.attention.registry else score_terms(model, layout, inputs)
             values: dict[int, AttentionBlock] = {}
             with self._observer as observer:
                 observer.run(
@@ -220,7 +221,7 @@ class _Proof:
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
         self._note([rest_of_layer(block, modules, record, self._bound, crossing)])
-        if modules.value is None or modules.bottleneck is not None:
+        if modules.heads.value is None or modules.bottleneck is not None:
             values[block.layer] = block
         self._layer = block.layer
 
@@ -250,16 +251,16 @@ class _Proof:
             for part, module, weight in (
                 ("norm of the block", modules.norm, weights.normalisation),
                 ("norm before attention", modules.attention_norm, weights.input_normalisation),
-                ("norm of the keys", modules.key_norm, weights.key_normalisation),
-                ("norm of the queries", modules.query_norm, weights.query_normalisation),
+                ("norm of the keys", modules.heads.key_norm, weights.key_normalisation),
+                ("norm of the queries", modules.heads.query_norm, weights.query_normalisation),
             ):
                 self._compare_norm(part, modules.layer, module, weight)
         for layer, module in layout.hidden_norms(model).items():
             self._compare_norm("norm of the hidden vectors", layer, module, observer.hidden_norms[layer])
-        if layout.final_norm is not None:
-            final = attrgetter(layout.final_norm)(model)
+        if layout.stream.final_norm is not None:
+            final = attrgetter(layout.stream.final_norm)(model)
             norm = layout.normalisation(final, execution_device(model))
-            self._compare_norm("final norm", len(layout.layers), final, norm)
+            self._compare_norm("final norm", len(layout.stream.layers), final, norm)
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
         # Norms of the heads with weights for each of them are proved by queries and keys alone.
@@ -338,7 +339,7 @@ def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
         ) from error
 
 
-def _probes(model: PreTrainedModel, layout: BlockLayout, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+def _probes(model: PreTrainedModel, layout: ModelLayout, lengths: tuple[int, ...]) -> dict[str, Tensor]:
     """A probe batch, with one for the decoder if that is observed."""
     inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
     if layout.reads_target:

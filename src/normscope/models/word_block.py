@@ -1,10 +1,10 @@
 """One attention block between words: what tokens take from each other, merged by word (see `maths/words.py`)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, word_mixing_ratios
@@ -13,6 +13,7 @@ from normscope.maths.shares import Shares, block_shares
 from normscope.maths.tensors import as_double
 from normscope.maths.words import WordGroups, merged_head_norms, word_weights
 from normscope.models.block import AttentionBlock
+from normscope.models.token_block import TokenBlock
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,10 +26,13 @@ class WordBlock:
     def __post_init__(self) -> None:
         self.block.require_vectors_of_keys()
 
-    def maps(self, *, in_double: bool = True) -> dict[Method, Float[Tensor, "batch word unit"]]:
+    def maps(
+        self, methods: Collection[Method] | None = None, *, in_double: bool = True
+    ) -> dict[Method, Float[Tensor, "batch word unit"]]:
         """How much every word takes from every other: α averaged over heads, and ‖V_IJ‖ at every stage.
 
         Args:
+            methods: Which norms to return; all by default.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
         block, alpha = self.block, self.block.alpha
@@ -36,7 +40,8 @@ class WordBlock:
         if in_double:
             composition, value, output_weight = as_double(composition), as_double(value), as_double(output_weight)
         groups = self.groups.like(value)
-        norms = composition.word_norms(alpha.rows, value, output_weight, groups)
+        stages = None if methods is None else [stage for stage, method in OF_STAGE.items() if method in methods]
+        norms = composition.word_norms(alpha.rows, value, output_weight, groups, stages)
         means = torch.cat([weights.to(value).mean(dim=1) for _, weights in alpha.strips()], dim=1)
         weights = word_weights(means.unsqueeze(1), groups).squeeze(1)
         return {Method.ATTN_W: weights} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
@@ -87,8 +92,8 @@ class WordBlock:
         return shares
 
     def pair_shares(self) -> Float[Tensor, "batch word unit"]:
-        """The signed share of every source word in the output of every target word; see `AttentionBlock.pair_shares`."""
-        shares = self.block.pair_shares(self.groups.rows)
+        """The signed share of every source word in the output of every target word; see `TokenBlock.pair_shares`."""
+        shares = TokenBlock(self.block).pair_shares(self.groups.rows)
         return word_weights(shares.unsqueeze(1), self.groups.like(shares)).squeeze(1)
 
     def _within(
@@ -113,3 +118,17 @@ class WordBlock:
         inside.index_put_((row, query), seen.pairs(row, query, key).long(), accumulate=True)
         others = (seen.counts - inside).to(groups.rows.dtype)
         return (groups.rows @ others.unsqueeze(-1)).squeeze(-1) == 0
+
+
+def between(
+    block: AttentionBlock, groups: WordGroups | None, queries: Int[Tensor, " chosen"] | None = None
+) -> TokenBlock | WordBlock:
+    """A block, measured between words or, without any, between tokens.
+
+    Args:
+        queries: The tokens whose rows maps have; all by default. Maps of words have all rows.
+
+    Raises:
+        InputError: If words are measured and the block has a gate.
+    """
+    return TokenBlock(block, queries) if groups is None else WordBlock(block, groups)

@@ -24,7 +24,7 @@ from normscope.models.any_module import AnyModule, Inputs
 from normscope.models.config_checks import check_supported
 from normscope.models.damage import damage_named
 from normscope.models.embedder_files import embedder_in_memory, kind_of_encoder
-from normscope.models.layout import BlockLayout, Stack, embeddings_of
+from normscope.models.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
@@ -125,7 +125,7 @@ def _encoder_of_library(
 
 
 def _loaded(
-    copied: "_Copy", model: PreTrainedModel, layout: BlockLayout, name: str, tokenizer: PreTrainedTokenizerBase
+    copied: "_Copy", model: PreTrainedModel, layout: ModelLayout, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
     """The base model in a copy, without heads."""
     return LoadedModel(
@@ -189,7 +189,7 @@ def _checked_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
     tokens: Sequence[str] | None,
     model: PreTrainedModel,
-    layout: BlockLayout,
+    layout: ModelLayout,
     name: str,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that was given, if it fits the model; without one, a tokenizer of names."""

@@ -27,7 +27,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import NetworkBias
 from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.frozen_layers import LayerFreezer
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
@@ -183,13 +183,13 @@ class Plan:
         return prepared_identity(flat(plain(self.options)), self.users)
 
 
-def chosen_layers(layers: Any, layout: BlockLayout) -> list[int]:
+def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
     """The `layers` key as sorted layer numbers.
 
     Raises:
         InputError: If it is neither `all` nor a list of layers of the model that have softmax attention.
     """
-    count = len(layout.layers)
+    count = len(layout.stream.layers)
     if layers == "all":
         return layout.attends
     numbers = layers if isinstance(layers, list) else [layers]
@@ -276,13 +276,13 @@ def _refuse_missing_parts(needs: Mapping[type[Analysis], Requirements], level: L
     layout = model.layout
     if layout is None:
         return
-    if layout.gate is not None and level is Level.word:
+    if layout.attention.gate is not None and level is Level.word:
         raise InputError(f"level=word is not defined for {model.name}: {GATED}; set level=token")
     for kind, requirements in needs.items():
         reason = None
-        if requirements.vectors_of_keys and layout.gate is not None:
+        if requirements.vectors_of_keys and layout.attention.gate is not None:
             reason = GATED
-        elif requirements.weights_of_keys and (layout.query is None or layout.key is None):
+        elif requirements.weights_of_keys and (layout.attention.query is None or layout.attention.key is None):
             reason = NOT_LINEAR.format("queries or keys")
         if reason is not None:
             raise InputError(
@@ -387,8 +387,8 @@ def _context(
         ),
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,
-        has_position_terms=not model.layout.registry and model.verification.position_terms,
-        width=model.layout.width,
+        has_position_terms=not model.layout.attention.registry and model.verification.position_terms,
+        width=model.layout.stream.width,
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
         own_embedder=lambda: model.embedder,
@@ -456,7 +456,7 @@ def _maps(
     inputs: Inputs,
 ) -> Maps:
     # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
-    rule = None if model.layout.gate is not None else _bias_rule(needs.values())
+    rule = None if model.layout.attention.gate is not None else _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
     maps = maps_per_layer(model.layout, rule) + added
     return Maps(_texts(options, report, encoder, len(layers), maps, inputs), rule, added)

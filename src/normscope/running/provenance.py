@@ -11,7 +11,7 @@ from importlib import metadata
 from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelOptions
 from normscope.models.stored_weights import number_format
@@ -102,9 +102,9 @@ class Provenance:
         return {"phases": self.phases.seconds(), "steps": self.phases.step_seconds()}
 
 
-def _of_layers(layout: BlockLayout) -> dict[str, object]:
+def _of_layers(layout: ModelLayout) -> dict[str, object]:
     """The layers of a hybrid that have no block, which the analyses of blocks leave out."""
-    return {"layers_without_attention": sorted(layout.without)} if layout.without else {}
+    return {"layers_without_attention": sorted(layout.stream.without)} if layout.stream.without else {}
 
 
 def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:

@@ -14,7 +14,7 @@ from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
@@ -271,7 +271,7 @@ def require_examples(run: Run, counts: CorpusCounts) -> None:
         raise InputError(f"dataset {where}: no usable example{what} ({reasons}){keys and f'; check {keys}'}")
 
 
-def _layers_of(layout: BlockLayout) -> str:
+def _layers_of(layout: ModelLayout) -> str:
     """Number of layers, and which of them have a block, if not all do."""
-    layers = counted(len(layout.layers), "layer")
-    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.without else layers
+    layers = counted(len(layout.stream.layers), "layer")
+    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.stream.without else layers

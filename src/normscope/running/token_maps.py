@@ -20,10 +20,10 @@ from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.word_block import WordBlock
+from normscope.models.word_block import between
 from normscope.reporting.explorer import DependencyTree, TokenMaps
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.rounding import counted
@@ -38,14 +38,14 @@ _BUDGET = 1_260_000
 _MAPS = 5
 
 
-def maps_per_layer(layout: BlockLayout, rule: NetworkBias | None) -> int:
+def maps_per_layer(layout: ModelLayout, rule: NetworkBias | None) -> int:
     """The number of maps of a layer, without those of single heads, as far as the size of a report is concerned.
 
     Args:
         rule: Where integrated gradients leave the biases of feed-forward networks; None if no map goes through them.
     """
     # The first stage of the layer is the last one of its attention block.
-    return _MAPS + (0 if rule is None else len(LAYER_STAGES[layout.norm_position]) - 1)
+    return _MAPS + (0 if rule is None else len(LAYER_STAGES[layout.residual.norm_position]) - 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ def token_maps(
         if values * maps > remaining:
             left_out.append(number)
             continue
-        single_heads = values * (heads + maps) <= remaining and model.layout.gate is None
+        single_heads = values * (heads + maps) <= remaining and model.layout.attention.gate is None
         remaining -= values * (maps + single_heads * heads)
         sentence = _sentence(model, encoder, text, observer, layers, single_heads, rule)
         added = add(collate([text.sequence], encoder).to(model.device))
@@ -200,16 +200,15 @@ def _sentence(
     groups = batch.to(model.device).groups
 
     def visit(block: AttentionBlock) -> None:
-        words = None if groups is None else WordBlock(block, groups)
-        of_block = block.pair_maps() if words is None else words.maps()
-        shares = block.pair_shares() if words is None else words.pair_shares()
-        maps = {str(name): values[0].float().numpy() for name, values in (of_block | {"share": shares}).items()}
+        units = between(block, groups)
+        of_block = units.maps() | {"share": units.pair_shares()}
+        maps = {str(name): values[0].float().numpy() for name, values in of_block.items()}
         mean = maps.pop(Method.ATTN_W)
         block_maps.append(maps)
         if not single_heads:
             weights.append(mean[None])
             return
-        of_heads = (block.weights, block.transformed_norms) if words is None else words.head_maps()
+        of_heads = (block.weights, block.transformed_norms) if groups is None else units.head_maps()
         for kept, values in zip((weights, norms), of_heads, strict=True):
             kept.append(values[0].float().cpu().numpy())
 

@@ -11,8 +11,9 @@ from normscope.analyses.mixing.sentences import sentences_of
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
+from normscope.maths.shares import share_error
 from normscope.models.block import AttentionBlock
-from normscope.models.word_block import WordBlock
+from normscope.models.word_block import between
 from normscope.results.axes import METHODS
 from normscope.results.rollups import roll_up
 
@@ -38,12 +39,9 @@ class MixingAnalysis(Analysis):
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
         if block.layer not in self._errors:
-            self._errors[block.layer] = block.share_error()
-        if batch.groups is None:
-            ratios, shares = block.mixing_ratios, block.shares
-        else:
-            words = WordBlock(block, batch.groups)
-            ratios, shares = words.mixing_ratios(), words.shares()
+            self._errors[block.layer] = share_error(block.composition, block.token_mask)
+        units = between(block, batch.groups)
+        ratios, shares = units.mixing_ratios(), units.shares()
         self._ratios.update(
             block.layer,
             [ratios[method] for method in self.context.methods],

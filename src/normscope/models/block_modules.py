@@ -1,0 +1,230 @@
+"""The modules of attention blocks, which a layout names, found in a model."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from normscope.errors import InputError, one_line
+from normscope.maths.keys import KeyMap
+from normscope.maths.normalisation import Normalisation
+from normscope.models.block import BlockParameters, HeadProjection
+from normscope.models.layer_parts import LayerParts
+from normscope.models.layout import GateLayout, HeadsLayout, ModelLayout
+from normscope.models.linear_layers import SideBySide, by_head, first_of, scaled_projection
+from normscope.models.norm_weights import normalisation, normalised_heads, normalises_heads
+from normscope.models.rotary import Planes
+
+
+class HeadModules(NamedTuple):
+    """The modules of one layer that make queries, keys and values, and the gate on what the heads return."""
+
+    query: nn.Module | None
+    key: nn.Module | None
+    value: nn.Module | None
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    gate: nn.Module | None
+    """The linear layer of the gate."""
+    biases: Mapping[HeadsLayout, Tensor]
+    """b_Q, b_K and b_V that are separate parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockModules:
+    """The modules of one layer that are observed."""
+
+    layer: int
+    """Counted from 1."""
+    whole: nn.Module
+    """The layer itself or, if no module runs it, a list of its modules."""
+    entry: nn.Module
+    """The module whose input is the layer's: the layer or, if no module runs it, its first module."""
+    attention: nn.Module
+    heads: HeadModules
+    reader: nn.Module | None
+    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
+    output: nn.Module
+    carried: nn.Module
+    """The module whose input the residual connection carries, unless `bottleneck` makes that."""
+    bottleneck: nn.Module | None
+    norm: nn.Module | None
+    attention_norm: nn.Module | None
+    sum_consumer: nn.Module | None
+    """The module that reads the block's sum; None if the block has a norm of its own, or the layer returns the sum."""
+    output_norm: nn.Module | None
+    scale: float | Tensor
+    """Factor on the attention output, possibly one for each dimension; `parameters` has it in W_O and b_O."""
+    later_scales: tuple[float | Tensor, ...]
+    """Factors that may be on what the rest of the layer adds."""
+    layout: ModelLayout
+
+    @property
+    def softmaxes(self) -> int:
+        """How many softmaxes the attention module runs: one, or one for each head that is a separate module."""
+        query = self.heads.query
+        return len(query.layers) if isinstance(query, SideBySide) else 1
+
+    @property
+    def reads_attention_inputs(self) -> nn.Module | None:
+        """A module whose input is that of attention; None if no linear layer reads it."""
+        return first_of(self.heads.key or self.reader)
+
+    @property
+    def reads_query_inputs(self) -> nn.Module | None:
+        """A module whose input is that of W_Q, if this is cross-attention, in which W_K reads something else."""
+        return first_of(self.heads.query) if self.layout.is_cross_attention else None
+
+    @property
+    def own_scale(self) -> float:
+        """The factor on q·k in the scores of an attention module that does not pass it to an attention function."""
+        scales = self.layout.attention.scales
+        if scales is None:
+            raise InputError(
+                f"the attention of layer {self.layer} cannot be observed: its scores are not a multiple of q·k plus other terms"
+            )
+        return scales[self.layer - 1]
+
+    @property
+    def planes(self) -> Planes | None:
+        """The planes in which this layer turns its queries and keys; None if it does not."""
+        return self.layout.attention.rotation.get(self.layer)
+
+    def parameters(self) -> BlockParameters:
+        """The weights of the block by head; keys and values that several heads share are repeated.
+
+        Raises:
+            InputError: If the weights do not have that many heads.
+        """
+        attention = self.layout.attention
+        heads, key_heads = attention.heads, attention.key_heads[self.layer - 1]
+        try:
+            return self._parameters(heads, key_heads)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InputError(
+                f"model: the weights of layer {self.layer} do not fit the {heads} query heads and {key_heads} heads of keys "
+                f"and values in its config: {one_line(error)}"
+            ) from error
+
+    def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
+        layout, attention, own = self.layout, self.layout.attention, self.heads
+        repeats = heads // key_heads
+        output_weight, output_bias = scaled_projection(self.output, self.scale)
+        of_head, of_model = (
+            (size, output_weight.device) for size in (len(output_weight) // heads, output_weight.shape[1])
+        )
+        key_norm = self._normalisation_of_heads(own.key_norm, of_head)
+        key = self._by_head(attention.key, own.key, key_heads, repeats)
+        if key is not None and key_norm is not None and key_norm.centred and not normalises_heads(key_norm, key.weight):
+            key = key.centred()
+        return BlockParameters(
+            query=self._by_head(attention.query, own.query, heads),
+            key=key,
+            value=self._by_head(attention.value, own.value, key_heads, repeats),
+            output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
+            output_bias=output_bias,
+            normalisation=None
+            if self.norm is None
+            else normalisation(self.norm, of_model, unit_offset=layout.unit_offset),
+            input_normalisation=self._input_normalisation(output_weight.device),
+            norm_position=layout.residual.norm_position,
+            key_normalisation=key_norm,
+            query_normalisation=self._normalisation_of_heads(own.query_norm, of_head),
+        )
+
+    def _by_head(
+        self, layout: HeadsLayout | None, projection: nn.Module | None, heads: int, repeats: int = 1
+    ) -> HeadProjection | None:
+        if layout is None or projection is None:
+            return None
+        return by_head(projection, heads, layout.columns, self.heads.biases.get(layout), repeats)
+
+    def _input_normalisation(self, device: torch.device) -> Normalisation | None:
+        # ModernBERT's first layer reads what the norm of the embedding has made, through an identity.
+        if self.attention_norm is None or isinstance(self.attention_norm, nn.Identity):
+            return None
+        return self.layout.normalisation(self.attention_norm, device)
+
+    def _normalisation_of_heads(self, module: Any, of_head: tuple[int, torch.device]) -> Normalisation | None:
+        if module is None:
+            return None
+        if next(module.children(), None) is None:
+            return normalisation(module, of_head, unit_offset=self.layout.unit_offset)
+        norms = [normalisation(part, of_head) for part in module.norms]  # StableLM has a module for each head
+        return norms[0]._replace(weight=torch.stack([norm.weight for norm in norms]))
+
+
+def bind_blocks(model: Any, layout: ModelLayout) -> list[BlockModules]:
+    """The modules of every layer with a block, in order. A layer that runs twice appears twice.
+
+    Raises:
+        InputError: If the model lacks a part that the layout names, or has something else in its place.
+    """
+    return [_bound(layout, parts) for parts in layout.parts(model) if parts.number not in layout.stream.without]
+
+
+def _bound(layout: ModelLayout, find: LayerParts) -> BlockModules:
+    attention, residual, number = layout.attention, layout.residual, layout.residual.scales[find.number - 1]
+    whole, later = find.whole, [form.scaling for form in layout.feed_forward if form.scaling is not None]
+    return BlockModules(
+        layer=find.number,
+        whole=whole,
+        entry=find.entry,
+        attention=find.module("attention module", attention.module),
+        heads=_heads(layout, find),
+        reader=None if attention.reader is None else find.module("reader of the input of attention", attention.reader),
+        output=find.projection("W_O", attention.output),
+        carried=whole if residual.carried is None else find.module("residual connection", residual.carried),
+        bottleneck=None if residual.bottleneck is None else find.module("bottleneck", residual.bottleneck),
+        norm=find.norm("norm of the block", residual.norm),
+        attention_norm=find.norm("norm before attention", residual.attention_norm, identity=True),
+        sum_consumer=find.module("reader of the sum", residual.sum_consumer) if residual.sum_consumer else None,
+        output_norm=find.norm("norm of its output", residual.output_norm),
+        scale=find.scale(number, residual.scaling),
+        later_scales=(1.0, number, *(find.scale(number, path) for path in later if find.get(path) is not None)),
+        layout=layout,
+    )
+
+
+def _heads(layout: ModelLayout, find: LayerParts) -> HeadModules:
+    attention, norms = layout.attention, layout.attention.head_norms
+    if norms is not None and find.number not in norms.layers:
+        norms = None
+
+    def projection(part: str, given: HeadsLayout | GateLayout | None) -> nn.Module | None:
+        return None if given is None else find.projection(part, given.projection)
+
+    return HeadModules(
+        query=projection("W_Q", attention.query),
+        key=projection("W_K", attention.key),
+        value=projection("W_V", attention.value),
+        query_norm=None if norms is None else find.norm("norm of the queries", norms.query),
+        key_norm=None if norms is None else find.norm("norm of the keys", norms.key),
+        gate=projection("gate", attention.gate),
+        biases={
+            heads: find.part("separate bias", heads.bias)
+            for heads in attention.projections
+            if heads is not None and heads.bias is not None
+        },
+    )
+
+
+def mapped_queries(
+    queries: Tensor, norm: Normalisation | None, keys: KeyMap
+) -> Float[Tensor, "batch head token dimension"]:
+    """Queries after their norm and the rotation of the keys.
+
+    Args:
+        queries: x W_Q + b_Q, (batch, head, token, dimension).
+    """
+
+    def normed(vectors: Tensor) -> Tensor:
+        return vectors if norm is None else normalised_heads(norm, vectors)
+
+    turned = keys._replace(factors=None, centred=False)
+    return normed(turned(queries)) if keys.turns_first else turned(normed(queries))
