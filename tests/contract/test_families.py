@@ -90,8 +90,8 @@ def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exa
     token_mask = inputs["attention_mask"].bool()
     for layer, vectors in shown.items():
         # Where a norm comes after the last layer, transformers gives what that norm makes of the last hidden vectors.
-        if layer < layers or layout_of(family).norm_position == "post":
-            close = EXACT if layout_of(family).fused_reference else exact
+        if layer < layers or layout_of(family).residual.norm_position == "post":
+            close = EXACT if layout_of(family).attention.fused_reference else exact
             torch.testing.assert_close(vectors[token_mask], expected[layer][token_mask], **close)
         if layer in norms:  # what a layer normalisation makes has γ and β for its spread and mean
             bias = 0.0 if norms[layer].bias is None else norms[layer].bias
@@ -153,12 +153,14 @@ def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
 @pytest.mark.kinds
 def test_padding_changes_nothing(family, family_model, inputs, exact):
     together = blocks_of(family_model, family, inputs)
-    close = EXACT if layout_of(family).registry else exact  # a softmax in float32 sums in another order
+    close = EXACT if layout_of(family).attention.registry else exact  # a softmax in float32 sums in another order
     for row, length in enumerate(LENGTHS):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}
         for padded, single in zip(together, blocks_of(family_model, family, alone), strict=True):
             torch.testing.assert_close(padded.mixing[row, :length], single.mixing[0], **close)
-            torch.testing.assert_close(padded.preserving[row, :length], single.preserving[0], **close)
+            torch.testing.assert_close(
+                padded.composition.preserving[row, :length], single.composition.preserving[0], **close
+            )
 
 
 def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, monkeypatch):
@@ -177,7 +179,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
     before = output()
     monkeypatch.setattr(SumCheck, "is_due", lambda *_: False)  # which would notice
     monkeypatch.setattr(module, "attention", lambda q, k, v, m, s, **more: _attention(q, k * 1.1, v, m, s, **more))
-    assert ((output() - before).abs().max() > 1e-3) == layout_of(family).registry
+    assert ((output() - before).abs().max() > 1e-3) == layout_of(family).attention.registry
 
 
 @pytest.mark.kinds

@@ -233,9 +233,9 @@ def test_gpt_neox_reads_the_sum_if_its_config_says_so():
     model = tiny_model(sequential, torch.float64)
     layout = layout_of("gpt_neox", config=model.config)
     assert layout.residual.norm_position == "pre"
-    assert layout_of("gpt_neox", config=tiny_model(FAMILY_CONFIGS["gpt_neox"], torch.float64).config).norm_position == (
-        "parallel"
-    )
+    assert layout_of(
+        "gpt_neox", config=tiny_model(FAMILY_CONFIGS["gpt_neox"], torch.float64).config
+    ).residual.norm_position == ("parallel")
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])

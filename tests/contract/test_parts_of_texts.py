@@ -6,8 +6,8 @@ import pytest
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
+from normscope.models.token_block import TokenBlock
 from tests.contract.test_answers import PROMPT, causal
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
@@ -65,7 +65,7 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
     for measures in ([], "share", *([name] for name in columns), columns[1:3]):
         with monkeypatch.context() as patched:
             if level == "token" and "share" not in measures:  # nothing is built that was not asked for
-                patched.delattr(AttentionBlock, "pair_shares")
+                patched.delattr(TokenBlock, "pair_shares")
             part = normscope.decompose(model, PROMPT, level=level, measures=measures)
         names = {"attn_w", *([measures] if isinstance(measures, str) else measures)}
         assert [name for name in part.pairs if name in columns] == [name for name in columns if name in names]

@@ -178,8 +178,8 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
 @pytest.mark.parametrize(
     ("counts", "note"),
     [
-        ((60,), "row 1 is not drawn: it has texts of up to 62 tokens, and maps show at most"),
-        ((50, 60), "rows 1, 2 are not drawn: they have texts of up to 62 tokens, and maps show at most"),
+        ((60,), "pair 1 is too long to draw: 62 tokens (limit: 40)"),
+        ((50, 60), "pairs 1, 2 are too long to draw: up to 62 tokens (limit: 40)"),
     ],
 )
 def test_texts_too_long_to_draw_are_noted_once(command, tmp_path, counts, note):

@@ -33,7 +33,7 @@ def test_operations_do_not_grow_with_the_batch(model_type, name):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_block_builds_nothing_twice(monkeypatch, model_type):
     built: dict[str, int] = {}
-    parts = ("received", "transformed_norms", "own", "preserving", "composition", "mixing_ratios")
+    parts = ("received", "transformed_norms", "own", "composition", "mixing_ratios")
     for part in parts:
         property_ = (AttentionWeights if part in ("received", "own") else AttentionBlock).__dict__[part]
 

@@ -21,7 +21,7 @@ from transformers import (
 import normscope
 from normscope.errors import InputError
 from normscope.models import adapters, wrapping
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed, layout_of, tiny_model, token_batch
 
 # peft uses a deprecated attribute of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -403,8 +403,7 @@ def test_gemma_that_sees_later_tokens(tokenizer, bidirectional):
 def test_a_model_that_cannot_be_observed_exactly_is_refused(tokenizer, monkeypatch):
     """The proof runs for wrapped models too."""
     model = in_memory(AutoModel, "bert", tokenizer)
-    true = layout_of("bert", config=model.config)
-    wrong = type(true)(**vars(true) | {"norm": "output.LayerNorm"})
+    wrong = changed(layout_of("bert", config=model.config), "residual", norm="output.LayerNorm")
     monkeypatch.setattr(wrapping, "layout_of_model", lambda *_: wrong)
     refused("cannot be observed exactly: the input of the block's norm of layer 1 differs", model, tokenizer)
 

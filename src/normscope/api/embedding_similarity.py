@@ -228,7 +228,5 @@ class _Embedding(NamedTuple):
     def _prompt(self, asked: str | None) -> str:
         embedder = self.embedder
         if asked is not None:
-            return embedder.prompts.get(asked, asked)
-        if embedder.late is not None:
-            return embedder.prompt_of_query if self.kind == "query" else embedder.prompt_of_document
-        return embedder.prompts.get(embedder.default_prompt or "", "")
+            return embedder.prompt(asked)
+        return embedder.default_prompts()[_KINDS.index(self.kind)]

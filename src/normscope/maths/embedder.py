@@ -179,6 +179,22 @@ class Embedder:
         """The prompt for documents, as in `encode_document`; empty if there is none."""
         return next((self.prompts[name] for name in ("document", "passage", "corpus") if name in self.prompts), "")
 
+    def prompt(self, given: str) -> str:
+        """The prompt with this name; without one, the text that is given."""
+        return self.prompts.get(given, given)
+
+    def default_prompts(self, *, ranked: bool = False) -> tuple[str, str]:
+        """What goes before the two texts of a pair unless prompts are chosen.
+
+        Args:
+            ranked: Whether the pair is a query and one of its documents, as it always is for late interaction.
+        """
+        named = self.prompt_of_query, self.prompt_of_document
+        if self.late is not None or (ranked and any(named)):
+            return named
+        default = self.prompts.get(self.default_prompt or "", "")
+        return default, default
+
     def embedding(
         self,
         hidden: Float[Tensor, "batch token model"],

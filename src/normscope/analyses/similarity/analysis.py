@@ -205,12 +205,9 @@ def _prompts(options: SimilarityOptions, embedder: Callable[[], Embedder]) -> Pr
     except InputError:  # pooling is given, or the analysis says what is missing
         own = Embedder(Pooling.mean)
     if options.prompts is not None:
-        texts = [own.prompts.get(prompt, prompt) for prompt in options.prompts]
-        given = texts[0], texts[-1]
+        given = own.prompt(options.prompts[0]), own.prompt(options.prompts[-1])
         return Prompts(given, given)
-    default = own.prompts.get(own.default_prompt or "", "")
-    named = own.prompt_of_query, own.prompt_of_document
-    return Prompts((default, default), named if any(named) else (default, default))
+    return Prompts(own.default_prompts(), own.default_prompts(ranked=True))
 
 
 def _embedder(options: SimilarityOptions, context: AnalysisContext) -> Embedder:

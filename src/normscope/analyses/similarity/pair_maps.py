@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope.analyses.findings import TextPair
 from normscope.data.batching import Batch
-from normscope.rounding import number
+from normscope.rounding import number, numbered
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.per_example import PerExampleTensors
 
@@ -58,15 +58,14 @@ class PairMaps:
         maps = {}
         for row, (matrix,) in matrices.items():
             words, first = [token(identifier) for identifier in tokens[row][0].tolist()], len(matrix) - 1
-            title = f"row {row}: cosine {number(float(matrix.sum()))}"
+            title = f"pair {row}: cosine {number(float(matrix.sum()))}"
             maps[f"pair_{row}"] = TextPair(title, words[:first], words[first:], matrix.numpy())
         if not too_long:
             return maps, []
-        rows = ", ".join(map(str, too_long))
         longest = max(int(lengths.max()) for lengths in too_long.values())
-        which = f"row {rows} is not drawn: it has" if len(too_long) == 1 else f"rows {rows} are not drawn: they have"
-        note = f"{which} texts of up to {longest} tokens, and maps show at most {self._longest}"
-        return maps, [note]
+        which = f"pair {numbered(too_long)} is" if len(too_long) == 1 else f"pairs {numbered(too_long)} are"
+        limit = f"{'' if len(too_long) == 1 else 'up to '}{longest} tokens (limit: {self._longest})"
+        return maps, [f"{which} too long to draw: {limit}"]
 
 
 def _of(kept: PerExampleTensors) -> dict[int, Tensor]:
