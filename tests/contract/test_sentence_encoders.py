@@ -131,6 +131,11 @@ def test_prompts_are_chosen_by_name_or_text(folder):
     embeddings = encoder.encode([A, B], prompt="passage: ")
     assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
     assert len(found.tokens_a) == len(model.tokenizer("passage: " + A)["input_ids"])
+    # As in encode_document, "document" stands for whichever prompt of documents the model has.
+    encoder.prompts = {"query": "search query: ", "passage": "text: "}
+    found = normscope.similarity(normscope.wrap(encoder), A, B, prompts=("query", "document"))
+    embeddings = [encoder.encode_query(A), encoder.encode_document(B)]
+    assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
 
 
 def test_attribution_to_a_similarity_follows_the_projections(folder):
@@ -160,6 +165,8 @@ def test_what_cannot_be_split_is_one_line(folder):
         normscope.similarity(normscope.load(), A, B, prompts=("a", "b", "c"))
     with pytest.raises(InputError, match="prompts: expected none before a tuple of 2"):
         normscope.similarity(normscope.load(), (A, B), B, prompts="query: ")
+    with pytest.raises(InputError, match=r"one of the model's prompts \(document, query\), or .* got 'passage'"):
+        normscope.similarity(normscope.load(), A, B, prompts="passage")
 
 
 DOCUMENTS = ["The bridge is closed.", "Nobody crossed.", "Spring came to the valley, and the river rose.", "A bridge."]

@@ -322,6 +322,14 @@ def test_three_prompts_are_refused(command):
     )
 
 
+def test_a_prompt_that_the_model_does_not_have_is_refused(command):
+    outcome, _ = command("analysis.similarity.prompts=[query,passages]")
+    assert outcome.status == 2
+    assert (
+        "analysis.similarity.prompts: expected the name of one of the model's prompts (document, query)" in outcome.err
+    )
+
+
 def test_thousands_of_documents_are_read_a_window_at_a_time(command, encoder, tmp_path, monkeypatch):
     """Of one query, as of any other corpus: at most a window of pairs is encoded at a time."""
     documents = [f"The cat saw {number} dogs." for number in range(2 * LOOKAHEAD + 100)]

@@ -152,6 +152,7 @@ def test_rows_that_hold_nothing(tmp_path):
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "row 2 of .* has no such column; expected one of txt"),
         ("a.csv", b"text,b\nx,1\ny\n", "line 3: expected 2 cells as in the header, got 1"),
+        ("a.csv", b"text,b,text\nx,1,y\n", "line 1: two columns are called 'text'"),
         ("a.jsonl", b'{"body": "x"}\n', "dataset.text_column=text: .* expected one of body"),
         ("a.txt", b"fine\n\xff\xfe\n", "not UTF-8"),
         ("a.txt", b"", "is empty"),

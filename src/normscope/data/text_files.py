@@ -250,6 +250,7 @@ def _csv_rows(file: TextFile, _span: Span) -> Generator[Row, None, None]:
     )
     try:
         names = next(reader, []) if file.header else None
+        _require_single(names or [], file)
         for cells in row_lines.rows(reader):
             if names is None or not cells:
                 yield dict(enumerate(cells))
@@ -262,6 +263,19 @@ def _csv_rows(file: TextFile, _span: Span) -> Generator[Row, None, None]:
             yield dict(zip(names, cells, strict=True))
     except csv.Error as error:
         raise Malformed(f"{row_lines.place}: not CSV, {error}{_advice(quoting)}") from error
+
+
+def _require_single(names: Sequence[str], file: TextFile) -> None:
+    """Reject a header that has a column twice which is read; columns that are not read, often without names, may repeat."""
+    read = (
+        file.text_column or "text",
+        file.pair_column or "text_pair",
+        file.label_column,
+        *dataclasses.astuple(file.gold),
+    )
+    twice = next((name for name in read if name is not None and names.count(name) > 1), None)
+    if twice is not None:
+        raise Malformed(f"line 1: two columns are called {twice!r}; rename the one that is not meant")
 
 
 class _RowLines:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.maths.choices import Pooling, SimilarityFunction
 from normscope.maths.normalisation import Normalisation
 
@@ -180,8 +181,20 @@ class Embedder:
         return next((self.prompts[name] for name in ("document", "passage", "corpus") if name in self.prompts), "")
 
     def prompt(self, given: str) -> str:
-        """The prompt with this name; without one, the text that is given."""
-        return self.prompts.get(given, given)
+        """The prompt with this name; without one, the text that is given.
+
+        `query` and `document` are names for every model, as in sentence-transformers.
+
+        Raises:
+            InputError: If it is a single word that is no name: put before a text, it would merge with the first word.
+        """
+        prompts = {"query": self.prompt_of_query, "document": self.prompt_of_document, **self.prompts}
+        if given not in prompts and given.isascii() and given.replace("-", "").replace("_", "").isalnum():
+            raise InputError(
+                f"prompts: expected the name of one of the model's prompts ({', '.join(sorted(prompts))}), or a text that "
+                f"ends with a space or a punctuation mark, got {given!r}"
+            )
+        return prompts.get(given, given)
 
     def default_prompts(self, *, ranked: bool = False) -> tuple[str, str]:
         """What goes before the two texts of a pair unless prompts are chosen.

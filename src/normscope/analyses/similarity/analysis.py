@@ -205,7 +205,10 @@ def _prompts(options: SimilarityOptions, embedder: Callable[[], Embedder]) -> Pr
     except InputError:  # pooling is given, or the analysis says what is missing
         own = Embedder(Pooling.mean)
     if options.prompts is not None:
-        given = own.prompt(options.prompts[0]), own.prompt(options.prompts[-1])
+        try:
+            given = own.prompt(options.prompts[0]), own.prompt(options.prompts[-1])
+        except InputError as error:
+            raise InputError(f"analysis.similarity.{error}") from error
         return Prompts(given, given)
     return Prompts(own.default_prompts(), own.default_prompts(ranked=True))
 
