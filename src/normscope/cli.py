@@ -142,7 +142,7 @@ def _execute(main: Callable[[], object]) -> int:
         if _sweep.error is not None:
             raise _sweep.error
     except KeyboardInterrupt as error:
-        print("interrupted", file=sys.stderr)
+        print(f"interrupted{_how_to_continue()}", file=sys.stderr)
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -157,6 +157,18 @@ def _execute(main: Callable[[], object]) -> int:
         _sweep.remove_empty()
         return BAD_INPUT
     return 0
+
+
+def _how_to_continue() -> str:
+    """The command that continues a single run which was interrupted after it had saved something."""
+    run = _sweep.run if _sweep.folder is None else None
+    if run is None or is_complete(run):
+        return ""
+    from normscope.running.shares import CHECKPOINT  # imports torch, as the run has done
+
+    if not (run / CHECKPOINT).exists():
+        return ""
+    return f"; to continue: {program()} {shlex.quote(f'resume={run}')}"
 
 
 def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | None:

@@ -86,6 +86,8 @@ def test_a_signal_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, 
     outcome = process.wait()
     assert outcome.status == status, outcome.err
     assert "Traceback" not in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("interrupted; to continue: ")
+    assert outcome.err.splitlines()[-1].endswith(f" resume={folder}")
     assert (results(folder)["status"], results(folder)["metrics"]) == ("interrupted", {})
     assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
     assert results(folder)["metrics"] == results(undisturbed)["metrics"]
