@@ -74,6 +74,9 @@ def preset_folders() -> list[Path]:
     return [Path(path) for path in ([given.config_dir] if given.config_dir else []) + paths]
 
 
+_LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
+
+
 def text_to_explain() -> str | None:
     """Take `explain TEXT` from the command line: the text, of a file, or of the standard input; None without it.
 
@@ -86,6 +89,10 @@ def text_to_explain() -> str | None:
         raise InputError(f'explain: expected a text, the name of a text file, or -: {program()} explain "A text."')
     text = sys.argv[2]
     del sys.argv[1:3]
+    if _LOOKS_LIKE_A_FILE.fullmatch(text) and not _is_file(text):
+        raise InputError(
+            f"explain: {text}: no such file; if it is a text, type - and write the text to the standard input"
+        )
     try:
         if text == "-":
             return sys.stdin.read().strip()

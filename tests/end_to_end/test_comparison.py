@@ -243,6 +243,11 @@ def _run(folder, *, seed=0, name="model", metrics=None, curves=(), **config):
             [f"{name} model.seed={seed}" for name in "ab" for seed in range(3)],
             "2 models × 3 seeds on wikitext",
         ),
+        (
+            [{"name": "a"}, *({"name": "b", "seed": seed} for seed in range(3))],
+            ["a model.seed=0", *(f"b model.seed={seed}" for seed in range(3))],
+            "4 runs over 2 models and 3 seeds on wikitext",
+        ),
         ([{"dataset__limit": 1}, {"dataset__limit": 2}], ["dataset.limit=1", "dataset.limit=2"], None),
     ],
 )

@@ -90,6 +90,8 @@ def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
     [
         ([], "explain: expected a text, the name of a text file, or -"),
         (["--help"], "explain: expected a text"),
+        (["no_such.txt"], "explain: no_such.txt: no such file; if it is a text, type - "),
+        (["./no_such"], "explain: ./no_such: no such file"),
         ([" "], "explain: expected a text, got an empty one"),
         (["word " * 400], "longer than 160 tokens"),
         (["text", "model.nam=x"], "did you mean model.name?"),

@@ -53,7 +53,7 @@ def saved(folder, *, name, step, seed=0, revision=None, value=1.0, curve=(1.0, 2
         (
             [("g/bert-step_0k", None, 0), ("g/bert-step_20k", None, 20_000), ("g/large-step_20k", None, 20_000)],
             ["bert step 0", "bert step 20,000", "large step 20,000"],
-            "2 models × 2 checkpoints on the sample corpus",
+            "3 runs over 2 models and 2 checkpoints on the sample corpus",
         ),
         ([("/r/one", None, 3), ("/r/two", None, 4)], ["step 3", "step 4"], "2 checkpoints of r on the sample corpus"),
         (

@@ -1,5 +1,6 @@
 """What distinguishes the runs of a comparison: the config keys that differ, the runs' labels, and the page's title."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -83,14 +84,17 @@ def _part(key: str, short_key: str, value: str) -> str:
 
 
 def title(runs: Sequence[Run]) -> str:
-    """What varies and what does not: `2 models × 3 seeds on the sample corpus`."""
+    """What varies and what does not: `2 models × 3 seeds on the sample corpus`, or `5 runs over 2 models and 3 seeds on …`."""
     swept = columns(runs, keys(runs))
     short = short_keys(swept)
     counts: dict[str, int] = {}
     for key, values in swept.items():
         plural = "seeds" if _SEED.search(key) else _NOUNS.get(key, f"values of {short[key]}")
         counts[plural] = max(counts.get(plural, 0), len(set(values)))
-    words = " × ".join(f"{count} {plural}" for plural, count in counts.items())
+    each = [f"{count} {plural}" for plural, count in counts.items()]
+    words = " × ".join(each)
+    if len(each) > 1 and math.prod(counts.values()) > len(runs):  # not every combination has been run
+        words = f"{len(runs)} runs over {', '.join(each[:-1])} and {each[-1]}"
     if not words:
         words = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
     if "models" not in counts:
