@@ -657,6 +657,10 @@ CASES = {
                 "and DecompX (−0.25).",
             ],
         ),
+        (
+            {"agreement/alti/decompx": -5.6e-17},
+            ["The scores of ALTI and DecompX have a rank correlation of 0."],
+        ),
     ],
     "sinks": [
         ({}, []),

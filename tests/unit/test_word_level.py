@@ -403,11 +403,14 @@ def written_units(tokenizer, text):
 
 
 def test_findings_say_words():
-    figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="l", caption="All tokens. Special tokens and [SEP] tokens.")
+    caption = "All tokens. Special tokens and [SEP] tokens."
+    figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="share of tokens", caption=caption)
     said = about_words(Findings({}, {}, sentences=[Sentence("A token's part.", table="t")], figures={"f": figure}))
     assert said.sentences == ["A word's part."]
     assert said.sentences[0].table == "t"
-    assert said.figures["f"].caption == "All words. Special tokens and [SEP] tokens."
+    lines = said.figures["f"]
+    assert lines.caption == "All words. Special tokens and [SEP] tokens."
+    assert lines.y_label == "share of words"
 
 
 @pytest.mark.reports

@@ -167,8 +167,12 @@ def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, 
 _TOKEN = re.compile(r"(?<![Ss]pecial )(?<!mask )(?<!punctuation )(?<!\])(?<!\] )\b(T|t)oken")
 
 
+_TEXTS = ("caption", "value_label", "x_label", "y_label")
+"""The fields of figures that readers see. Titles of panels stay: comparisons of runs know panels by them."""
+
+
 def about_words(findings: Findings) -> Findings:
-    """The findings of an analysis that has measured words: sentences and captions say `word` where they say `token`."""
+    """The findings of an analysis that has measured words: sentences, captions and labels say `word` where they say `token`."""
     sentences = [
         Sentence(_of_words(text), figure=text.figure, table=text.table)
         if isinstance(text, Sentence)
@@ -181,11 +185,15 @@ def about_words(findings: Findings) -> Findings:
         notes=[_of_words(note) for note in findings.notes],
         summary=findings.summary.rename(columns=lambda name: _of_words(str(name))),
         summary_caption=_of_words(findings.summary_caption),
-        figures={
-            name: dataclasses.replace(figure, caption=_of_words(figure.caption))
-            for name, figure in findings.figures.items()
-        },
+        figures={name: _figure_of_words(figure) for name, figure in findings.figures.items()},
     )
+
+
+def _figure_of_words(figure: Figure) -> Figure:
+    texts: dict[str, Any] = {
+        name: _of_words(text) for name in _TEXTS if (text := getattr(figure, name, None)) is not None
+    }
+    return dataclasses.replace(figure, **texts)
 
 
 def _of_words(text: str) -> str:

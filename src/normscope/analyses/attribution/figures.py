@@ -14,7 +14,6 @@ from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
 _SCOPES = {"scores": "scores of tokens", "map": "rows of the map"}
-_SHARE = "share of the ordinary tokens (%)"
 
 
 def describe_figures(
@@ -112,17 +111,20 @@ def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
 
 
 def _of_all(some: int, methods: int) -> str:
-    """How many of the methods are better than random: `All 6 methods are`, `2 of 6 methods are`."""
-    if some == methods > 1:
+    """How many of the methods are better than random: `All 6 methods are`, `2 of the 6 methods are`."""
+    if methods == 1:
+        return "The method is" if some else "The method is not"
+    if some == methods:
         return f"All {methods} methods are"
-    return f"{some or 'None'} of {counted(methods, 'method')} {'is' if some == 1 else 'are'}"
+    return f"{some or 'None'} of the {methods} methods {'is' if some < 2 else 'are'}"
 
 
 def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Lines:
     erased = "masked" if erasure is Erasure.mask else "removed"
     return Lines(
-        table=faithfulness.assign(**{_SHARE: faithfulness["share"]}),
-        x=_SHARE,
+        table=faithfulness,
+        x="share",
+        x_label="share of the ordinary tokens (%)",
         y="mean",
         series="method",
         series_titles=_titles(faithfulness),

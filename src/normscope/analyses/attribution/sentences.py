@@ -150,8 +150,9 @@ def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
+    # A mean of opposite correlations is 0 up to rounding.
     pairs = sorted(
-        ((value, methods) for methods, value in by_axes("agreement/<method>/<other>", metrics).items()),
+        ((round(value, 12), methods) for methods, value in by_axes("agreement/<method>/<other>", metrics).items()),
         key=lambda pair: pair[0],
     )
     if not pairs:
