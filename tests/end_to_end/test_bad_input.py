@@ -101,7 +101,10 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         (["analysis=[mixing,3]"], "analysis=[mixing,3]: "),
         (["seed=" + "9" * 5000], "seed=9999"),
         (["dataset.path=["], "dataset.path=[: expected key=value"),
-        (["mrege", "analysis=mixing"], "mrege: expected key=value, or merge or prepare as the first word"),
+        (
+            ["mrege", "analysis=mixing"],
+            "mrege: expected key=value, or merge, prepare, explain or serve as the first word",
+        ),
         (["seed=\x00"], "seed=\\x00: expected key=value"),
         (["layers='${nope}'"], "layers: Interpolation key 'nope' not found"),
         (["model.pin.name='${oc.env:NOPE_NOT_SET}'"], "model.pin.name: "),

@@ -141,7 +141,7 @@ def expected(
     if specimen.ranked:
         tables["rankings"] = table(["query", "document"], _rankings(specimen, values))
     if friends is not None:
-        tables["false_friends"] = table(["token", "token_id"], friends)
+        tables["false_friends"] = table(["token", "token_id"], friends, ["total", "mean", "count"])
     figures = _figures(pairs, matrices, values, parts, shown, options)
     if options.sums:
         drawn = {name: figure for name, figure in figures.items() if name == "by_similarity"}
@@ -339,7 +339,7 @@ def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Pictur
         if row > len(pairs):
             continue
         (a, b), matrix = pairs[row - 1], matrices[row - 1]
-        title = f"row {row}: cosine {_digits(values[row - 1])}"
+        title = f"pair {row}: cosine {_digits(values[row - 1])}"
         sides = [[*text.tokens, "bias"] for text in (a, b)]
         figures[f"pair_{row}"] = Picture(
             {

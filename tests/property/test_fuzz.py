@@ -96,6 +96,10 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
 WITH_SINK = {"gpt_oss"}
 
 
+# The parts of an output, which add up to 1.
+SHARES = {"share", "own", "residual", "bias"}
+
+
 def check(status: int, results: dict, given_: dict[str, object], family: str) -> None:
     # A bug of ours keeps its traceback: it would have come through as an exception.
     assert status in (0, 2)
@@ -104,11 +108,15 @@ def check(status: int, results: dict, given_: dict[str, object], family: str) ->
     facts, metrics = results["provenance"], results["metrics"]
     assert results["status"] == "completed"
     assert all(math.isfinite(value) for value in metrics.values())
+    shares: dict[str, float] = {}
     for name, value in metrics.items():
-        if name.startswith("mixing/"):
+        if name.startswith("mixing/") and name.rpartition("/")[2] in SHARES:  # which may be negative
+            shares[name.rpartition("/")[0]] = shares.get(name.rpartition("/")[0], 0.0) + value
+        elif name.startswith("mixing/"):
             assert -1e-6 <= value <= 1 + 1e-6, (name, value)
+    error = 2e-2 if given_.get("device.dtype") == "bfloat16" else 1e-4
+    assert all(abs(total - 1) <= error for total in shares.values()), shares
     if "norms/alpha/all" in metrics:
-        error = 2e-2 if given_.get("device.dtype") == "bfloat16" else 1e-4
         assert 0 < metrics["norms/alpha/all"] <= 1 + error
         assert family in WITH_SINK or metrics["norms/alpha/all"] >= 1 - error
     assert facts["examples"] == facts["examples_used"] + sum(facts["skipped"].values())

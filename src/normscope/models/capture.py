@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.maths.attention import repeat_heads
@@ -12,11 +14,13 @@ from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.maths.visibility import Visibility
+from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.experts import Routes, SharedNetwork
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
+from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 from normscope.models.norm_weights import normalises_heads
 
@@ -30,13 +34,8 @@ class LayerCapture:
     attention_inputs: Tensor | None = None
     query_inputs: Tensor | None = None
     """What W_Q of cross-attention outside the registry reads; elsewhere it reads what W_K reads."""
-    query: Tensor | None = None
-    key: Tensor | None = None
-    value: Tensor | None = None
-    mask: Mask | None = None
-    scale: float = 1.0
-    cap: float | None = None
-    sinks: Tensor | None = None
+    call: AttentionCall | None = None
+    """What the attention function was given, with keys and values for each head of queries."""
     log_normaliser: Tensor | None = None
     unnormed_key: Tensor | None = None
     gate: Tensor | None = None
@@ -47,6 +46,38 @@ class LayerCapture:
     own_key: Tensor | None = None
     """The keys that an attention module outside the registry has multiplied with its queries."""
     attention_output: Tensor | None = None
+
+    def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """What the residual connection adds."""
+        self.inputs = self.modules.layout.kept(args[0] if args else kwargs["hidden_states"])
+
+    def take_bottleneck(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """What the residual connection adds, in a bottleneck."""
+        self.inputs = self.modules.layout.kept(output)
+
+    def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The input of W_K."""
+        # DeBERTa-v2 projects its positions with the same module, after the tokens.
+        if self.attention_inputs is None:
+            self.attention_inputs = self.modules.layout.kept(args[0], "attention input")
+
+    def take_query_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The input of W_Q."""
+        self.query_inputs = self.modules.layout.kept(args[0], "attention input")
+
+    def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The keys before their norm."""
+        self.unnormed_key = args[0]
+
+    def take_gate(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of the linear layer of a gate."""
+        layout = self.modules.layout
+        assert layout.attention.gate is not None
+        self.gate = layout.attention.gate.applied(full_precision(layout.by_text(output, "attention input")))
+
+    def begin_own_attention(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
+        """An attention module begins that does not use the registry."""
+        self.attends = True
 
     def block(self, parameters: BlockParameters, token_mask: Tensor, key_mask: Tensor) -> AttentionBlock:
         """Build the block, once every part is captured.
@@ -64,39 +95,23 @@ class LayerCapture:
             output = output * self.modules.scale
         key_map = functools.cache(functools.partial(self._key_map, parameters, attention_inputs))
         if self.own_weights is not None:
-            # The module does not expose its queries, keys and values.
-            of_query = attention_inputs if self.query_inputs is None else full_precision(self.query_inputs)
-            self.query, self.key, self.value = (
-                stacked_heads(read, weight, bias)
-                for read, weight, bias in (
-                    (of_query, parameters.query_weight, parameters.query_bias),
-                    (attention_inputs, parameters.key_weight, parameters.key_bias),
-                    (attention_inputs, parameters.value_weight, parameters.value_bias),
-                )
-            )
-            self.query = mapped_queries(self.query, parameters.query_normalisation, key_map())
-            self.key = key_map()(self.key)
-            # A key is visible if some head gives it weight; verification catches weight on padding.
-            seen = (self.own_weights > 0).any(dim=1)
-            self.mask = Mask(
-                keys=key_mask, allowed=lambda text, _head, query, key: seen[text, query, key], queries=token_mask
-            )
-            self.scale = self.modules.own_scale
-        self._check_heads(parameters)
+            seen = _seen(self.own_weights, token_mask, key_mask)
+            self.call = self._own_call(parameters, attention_inputs, key_map(), seen)
+        call = self._checked_call(parameters)
         return AttentionBlock(
             layer=self.modules.layer,
             inputs=inputs,
             attention_inputs=attention_inputs,
-            value=full_precision(self._captured("value")),
+            value=full_precision(call.value),
             alpha=AttentionWeights(
-                query=full_precision(self._captured("query")),
-                key=full_precision(self._captured("key")),
+                query=full_precision(call.query),
+                key=full_precision(call.key),
                 log_normaliser=self.log_normaliser,
-                seen=Visibility(self.mask, token_mask, key_mask, self.modules.layout.is_cross_attention),
-                scale=self.scale,
+                seen=Visibility(call.mask, token_mask, key_mask, self.modules.layout.is_cross_attention),
+                scale=call.scale,
                 given=None if self.own_weights is None else self.own_weights.to(inputs.dtype),
-                cap=self.cap,
-                sinks=None if self.sinks is None else full_precision(self.sinks),
+                cap=call.cap,
+                sinks=None if call.sinks is None else full_precision(call.sinks),
             ),
             attention_output=output,
             parameters=parameters,
@@ -104,13 +119,30 @@ class LayerCapture:
             gate=None if self.modules.heads.gate is None else self._captured("gate"),
         )
 
-    def _check_heads(self, parameters: BlockParameters) -> None:
-        heads, configured = self._captured("query").shape[1], len(parameters.output_weight)
+    def _own_call(
+        self, parameters: BlockParameters, attention_inputs: Tensor, key_map: KeyMap, seen: Mask
+    ) -> AttentionCall:
+        """Queries, keys and values from the weights: an attention module outside the registry does not expose its own."""
+        of_query = attention_inputs if self.query_inputs is None else full_precision(self.query_inputs)
+        query = stacked_heads(of_query, parameters.query_weight, parameters.query_bias)
+        return AttentionCall(
+            query=mapped_queries(query, parameters.query_normalisation, key_map),
+            key=key_map(stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)),
+            value=stacked_heads(attention_inputs, parameters.value_weight, parameters.value_bias),
+            mask=seen,
+            scale=self.modules.own_scale,
+        )
+
+    def _checked_call(self, parameters: BlockParameters) -> AttentionCall:
+        if self.call is None:
+            raise self._missing("query")
+        heads, configured = self.call.query.shape[1], len(parameters.output_weight)
         if heads != configured:
             raise InputError(
                 f"the attention of layer {self.modules.layer} cannot be observed: it has {heads} heads, but the model's config "
                 f"says {configured}; correct the config, or pass a model that matches it"
             )
+        return self.call
 
     def _key_map(self, parameters: BlockParameters, attention_inputs: Tensor) -> KeyMap:
         norms, planes = self._key_norm(parameters), self.modules.planes
@@ -122,7 +154,7 @@ class LayerCapture:
             after = after.reshape(*after.shape[:2], -1, before.shape[-1]).transpose(1, 2)
         else:
             before = norms(before)
-            after = full_precision(self._captured("key") if self.own_key is None else self.own_key)
+            after = full_precision(self._checked_call(parameters).key if self.own_key is None else self.own_key)
             after = after.reshape(len(before), -1, *after.shape[-2:])
         rotation = planes.rotation(before, repeat_heads(after, before.shape[1]))
         return norms._replace(cosine=rotation.cosine, sine=rotation.sine, adjacent=rotation.adjacent)
@@ -148,12 +180,21 @@ class LayerCapture:
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)
         if tensor is None:
-            raise InputError(
-                f"the attention of layer {self.modules.layer} cannot be observed: {part.replace('_', ' ')} was not captured; "
-                f"{type(self.modules.attention).__name__} does not compute attention as its family does, so pass a model "
-                "whose modules are unchanged"
-            )
+            raise self._missing(part)
         return tensor
+
+    def _missing(self, part: str) -> InputError:
+        return InputError(
+            f"the attention of layer {self.modules.layer} cannot be observed: {part.replace('_', ' ')} was not captured; "
+            f"{type(self.modules.attention).__name__} does not compute attention as its family does, so pass a model "
+            "whose modules are unchanged"
+        )
+
+
+def _seen(weights: Tensor, token_mask: Tensor, key_mask: Tensor) -> Mask:
+    """The keys that some head gives weight; verification catches weight on padding."""
+    seen = (weights > 0).any(dim=1)
+    return Mask(keys=key_mask, allowed=lambda text, _head, query, key: seen[text, query, key], queries=token_mask)
 
 
 @dataclasses.dataclass
@@ -161,6 +202,7 @@ class FeedForwardCapture:
     """The tensors captured so far from the feed-forward network of the layer that is running."""
 
     modules: FeedForwardModules
+    layout: ModelLayout
     attention: AttentionBlock | None = None
     """The attention block of the same layer, kept until the model leaves the layer."""
     inputs: Tensor | None = None
@@ -174,6 +216,41 @@ class FeedForwardCapture:
     shared_output: Tensor | None = None
     """What the network beside the experts gives."""
     shared_logit: Tensor | None = None
+
+    def take_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The input of W_1."""
+        self.inputs = self.layout.kept(args[0], "network")
+
+    def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of W_1."""
+        self.pre_activations = self.layout.by_text(output, "network")
+
+    def take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of V."""
+        self.multipliers = self.layout.by_text(output, "network")
+
+    def take_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of W_2."""
+        # Falcon adds the attention output to this tensor, in place.
+        output = output.clone() if self.modules.layout.added_in_place else output
+        self.output = self.layout.by_text(output, "network")
+
+    def take_routes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The input of the experts of a mixture, and the experts of every token."""
+        vectors, chosen, weights = (*args, *kwargs.values())
+        self.inputs, self.routes = self.layout.kept(vectors, "network"), Routes(chosen, weights)
+
+    def take_experts_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of the experts, to which the model may add in place."""
+        self.output = output.clone()
+
+    def take_shared_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of the network beside the experts."""
+        self.shared_output = output.clone()
+
+    def take_shared_logit(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The logit of the factor on that output."""
+        self.shared_logit = output
 
     def block(self) -> FeedForwardBlock:
         """Build the block, once the model leaves the layer.

@@ -15,10 +15,9 @@ from normscope.models.block import AttentionBlock, BlockParameters, TokenSelecto
 from normscope.models.block_modules import BlockModules
 from normscope.models.cancellation import check_cancelled
 from normscope.models.capture import FeedForwardCapture, LayerCapture
-from normscope.models.experts import Routes
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import ModelLayout, Point
+from normscope.models.layout import ModelLayout
 from normscope.models.stream_changes import StreamChange
 from normscope.models.sum_check import SumCheck
 
@@ -115,7 +114,7 @@ class Visitors(NamedTuple):
 
 @dataclasses.dataclass
 class ForwardPass:
-    """A forward pass; the model's hooks call its methods."""
+    """A forward pass; the model's hooks call its methods, and those of what it captures of the current layer."""
 
     targets: Targets
     visitors: Visitors
@@ -150,11 +149,11 @@ class ForwardPass:
         parts = self.attention
         if parts is None or parts.modules.attention is not module or parts.modules.layer not in self.targets.wanted:
             return None
-        if parts.query is not None:
+        if parts.call is not None:
             raise self._unobservable(f"{type(module).__name__} attends more than once")
-        parts.query, parts.key, parts.value, parts.mask, parts.scale, parts.cap, parts.sinks = call.repeated()
+        parts.call = call = call.repeated()
         output, parts.log_normaliser = attention(
-            parts.query, parts.key, parts.value, parts.mask, parts.scale, cap=parts.cap, sinks=parts.sinks
+            call.query, call.key, call.value, call.mask, call.scale, cap=call.cap, sinks=call.sinks
         )
         return output.transpose(1, 2).contiguous()
 
@@ -166,7 +165,7 @@ class ForwardPass:
         layer = self.passed
         if expected is not module:
             raise RuntimeError(f"layer {layer} ran out of order")
-        vectors = self._kept(args[0] if args else kwargs["hidden_states"])
+        vectors = self.targets.layout.kept(args[0] if args else kwargs["hidden_states"])
         if self.check is not None and self._left is not None and self.targets.layout.stream.convolution is None:
             change = self.stream.get(layer)
             left = self._left if change is None else change.applied(self._left)
@@ -185,7 +184,7 @@ class ForwardPass:
         modules = self.targets.layers.get(layer)
         self.attention = None if modules is None else LayerCapture(modules, inputs=vectors)
         network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
-        self.network = None if network is None else FeedForwardCapture(network)
+        self.network = None if network is None else FeedForwardCapture(network, self.targets.layout)
         if replaced is None:
             return None
         vectors = self.targets.layout.by_text(vectors)
@@ -199,49 +198,6 @@ class ForwardPass:
         self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
         if self.passed == len(self.targets.entries):
             self._show_hidden(self.passed, self._left)
-
-    def _kept(self, vectors: Tensor, point: Point = "stream") -> Tensor:
-        """Vectors by text, which nothing changes later."""
-        vectors = self.targets.layout.by_text(vectors, point)
-        return vectors.clone() if self.targets.layout.stream.changes_in_place else vectors
-
-    def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What the residual connection adds."""
-        if self.attention is not None:
-            self.attention.inputs = self._kept(args[0] if args else kwargs["hidden_states"])
-
-    def take_bottleneck(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """What the residual connection adds, in a bottleneck."""
-        if self.attention is not None:
-            self.attention.inputs = self._kept(output)
-
-    def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The input of W_K."""
-        # DeBERTa-v2 projects its positions with the same module, after the tokens.
-        if self.attention is not None and self.attention.attention_inputs is None:
-            self.attention.attention_inputs = self._kept(args[0], "attention input")
-
-    def take_query_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The input of W_Q."""
-        if self.attention is not None:
-            self.attention.query_inputs = self._kept(args[0], "attention input")
-
-    def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The keys before their norm."""
-        if self.attention is not None:
-            self.attention.unnormed_key = args[0]
-
-    def take_gate(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of the linear layer of a gate."""
-        if self.attention is not None:
-            gate = self.targets.layout.attention.gate
-            assert gate is not None
-            self.attention.gate = gate.applied(full_precision(self.targets.layout.by_text(output, "attention input")))
-
-    def begin_own_attention(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
-        """An attention module begins that does not use the registry."""
-        if self.attention is not None:
-            self.attention.attends = True
 
     def take_softmax(self, weights: Tensor) -> None:
         """What a softmax gives: α, if the attention module is running and the softmax is over keys."""
@@ -282,49 +238,6 @@ class ForwardPass:
                     raise self._unobservable(f"{kind} computes no attention weights by a softmax")
             self.attention.attention_output = output
             self._show()
-
-    def take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The input of the feed-forward network."""
-        if self.network is not None:
-            self.network.inputs = self._kept(args[0], "network")
-
-    def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of W_1."""
-        if self.network is not None:
-            self.network.pre_activations = self.targets.layout.by_text(output, "network")
-
-    def take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of V."""
-        if self.network is not None:
-            self.network.multipliers = self.targets.layout.by_text(output, "network")
-
-    def take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of W_2."""
-        if self.network is not None:
-            # Falcon adds the attention output to this tensor, in place.
-            output = output.clone() if self.network.modules.layout.added_in_place else output
-            self.network.output = self.targets.layout.by_text(output, "network")
-
-    def take_routes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The input of the experts of a mixture, and the experts of every token."""
-        if self.network is not None:
-            vectors, chosen, weights = (*args, *kwargs.values())
-            self.network.inputs, self.network.routes = self._kept(vectors, "network"), Routes(chosen, weights)
-
-    def take_experts_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of the experts, to which the model may add in place."""
-        if self.network is not None:
-            self.network.output = output.clone()
-
-    def take_shared_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of the network beside the experts."""
-        if self.network is not None:
-            self.network.shared_output = output.clone()
-
-    def take_shared_logit(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The logit of the factor on that output."""
-        if self.network is not None:
-            self.network.shared_logit = output
 
     def _show_feed_forward(self) -> None:
         network, self.network = self.network, None

@@ -260,6 +260,11 @@ class ModelLayout:
         axes = self.stream.swapped.get(point)
         return vectors if axes is None or vectors.ndim != 3 else vectors.transpose(*axes)
 
+    def kept(self, vectors: Tensor, point: Point = "stream") -> Tensor:
+        """Vectors by text, which the model does not change later."""
+        vectors = self.by_text(vectors, point)
+        return vectors.clone() if self.stream.changes_in_place else vectors
+
     def parts(self, model: Any) -> list[LayerParts]:
         """The parts of every layer of a model, in order. A layer that runs twice appears twice.
 

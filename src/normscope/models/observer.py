@@ -9,8 +9,9 @@ when the model leaves its layer, since families differ in what runs first, and t
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from normscope.models.attention_function import IMPLEMENTATION, active, attentio
 from normscope.models.block import BlockParameters
 from normscope.models.block_modules import bind_blocks
 from normscope.models.block_weights import BlockWeights, takes_no_copy
+from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.forward_pass import (
     FeedForwardVisitor,
@@ -49,14 +51,22 @@ from normscope.rounding import counted
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Event:
-    """A hook that tells the observer's current pass what a module was given or has computed."""
+    """A hook that tells the observer's current pass what a module was given or has computed.
+
+    Args:
+        take: Receives it: a method of the pass, or of what the pass captures of the current layer.
+        part: The pass's attribute with that; None for the pass itself.
+    """
 
     observer: "Observer"
     take: Callable[..., Any]
+    part: Literal["attention", "network"] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        current = self.observer.current
-        return None if current is None else self.take(current, *arguments)
+        receiver: Any = self.observer.current
+        if receiver is not None and self.part is not None:
+            receiver = getattr(receiver, self.part)
+        return None if receiver is None else self.take(receiver, *arguments)
 
 
 class Observer:
@@ -149,46 +159,46 @@ class Observer:
         yield from layer_hooks(
             self._model, self._layout, _Event(self, ForwardPass.enter), _Event(self, ForwardPass.leave)
         )
+        attention = functools.partial(_Event, self, part="attention")
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
             if modules.bottleneck is not None:
-                yield modules.bottleneck.register_forward_hook(_Event(self, ForwardPass.take_bottleneck))
+                yield modules.bottleneck.register_forward_hook(attention(LayerCapture.take_bottleneck))
             elif modules.carried is not modules.whole:
-                yield modules.carried.register_forward_pre_hook(
-                    _Event(self, ForwardPass.take_residual), with_kwargs=True
-                )
+                yield modules.carried.register_forward_pre_hook(attention(LayerCapture.take_residual), with_kwargs=True)
             if modules.reads_attention_inputs is not None:
                 yield modules.reads_attention_inputs.register_forward_pre_hook(
-                    _Event(self, ForwardPass.take_attention_inputs)
+                    attention(LayerCapture.take_attention_inputs)
                 )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
             if modules.heads.gate is not None:
-                yield modules.heads.gate.register_forward_hook(_Event(self, ForwardPass.take_gate))
+                yield modules.heads.gate.register_forward_hook(attention(LayerCapture.take_gate))
             if modules.heads.key_norm is not None:
-                yield modules.heads.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
+                yield modules.heads.key_norm.register_forward_pre_hook(attention(LayerCapture.take_unnormed_key))
             if not self._layout.attention.registry:
-                yield modules.attention.register_forward_pre_hook(_Event(self, ForwardPass.begin_own_attention))
+                yield modules.attention.register_forward_pre_hook(attention(LayerCapture.begin_own_attention))
                 if modules.reads_query_inputs is not None:
                     yield modules.reads_query_inputs.register_forward_pre_hook(
-                        _Event(self, ForwardPass.take_query_inputs)
+                        attention(LayerCapture.take_query_inputs)
                     )
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield from self._hooks_of_network(network)
 
     def _hooks_of_network(self, network: FeedForwardModules) -> Iterator[RemovableHandle]:
+        event = functools.partial(_Event, self, part="network")
         if network.routed:
-            yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_routes), with_kwargs=True)
-            yield network.output.register_forward_hook(_Event(self, ForwardPass.take_experts_output))
+            yield network.input.register_forward_pre_hook(event(FeedForwardCapture.take_routes), with_kwargs=True)
+            yield network.output.register_forward_hook(event(FeedForwardCapture.take_experts_output))
             if network.shared is not None:
-                yield network.shared.output.register_forward_hook(_Event(self, ForwardPass.take_shared_output))
+                yield network.shared.output.register_forward_hook(event(FeedForwardCapture.take_shared_output))
             if network.shared_gate is not None:
-                yield network.shared_gate.register_forward_hook(_Event(self, ForwardPass.take_shared_logit))
+                yield network.shared_gate.register_forward_hook(event(FeedForwardCapture.take_shared_logit))
             return
-        yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_feed_forward_inputs))
-        yield network.input.register_forward_hook(_Event(self, ForwardPass.take_pre_activations))
+        yield network.input.register_forward_pre_hook(event(FeedForwardCapture.take_inputs))
+        yield network.input.register_forward_hook(event(FeedForwardCapture.take_pre_activations))
         if network.multiplier is not None:
-            yield network.multiplier.register_forward_hook(_Event(self, ForwardPass.take_multipliers))
-        yield network.output.register_forward_hook(_Event(self, ForwardPass.take_feed_forward_output))
+            yield network.multiplier.register_forward_hook(event(FeedForwardCapture.take_multipliers))
+        yield network.output.register_forward_hook(event(FeedForwardCapture.take_output))
 
     def run(
         self,
