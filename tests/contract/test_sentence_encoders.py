@@ -372,7 +372,7 @@ def test_a_folder_says_where_its_texts_end(folder, tmp_path):
         normscope.load(str(tmp_path))
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_training(folder, tmp_path):
     encoder = encoder_of(folder, "two projections")
     pairs = list(itertools.pairwise(DOCUMENTS))

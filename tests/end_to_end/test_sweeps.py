@@ -39,6 +39,7 @@ def agent_commands(path):
         yield filled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_agents_start_commands_that_compose(path):
     from tests.contract.test_configs import composed

@@ -98,7 +98,7 @@ def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, mo
 
 
 @pytest.mark.parametrize("family", ["bart", "umt5"])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_an_interrupt_while_a_translation_is_frozen(family, monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForSeq2SeqLM.from_config(tiny_model(STACK_CONFIGS[family], torch.float64).config).double().eval()

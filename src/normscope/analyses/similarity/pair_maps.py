@@ -65,7 +65,8 @@ class PairMaps:
         longest = max(int(lengths.max()) for lengths in too_long.values())
         which = f"pair {numbered(too_long)} is" if len(too_long) == 1 else f"pairs {numbered(too_long)} are"
         limit = f"{'' if len(too_long) == 1 else 'up to '}{longest} tokens (limit: {self._longest})"
-        return maps, [f"{which} too long to draw: {limit}"]
+        note = f"{which} too long to draw: {limit}"
+        return maps, [note]
 
 
 def _of(kept: PerExampleTensors) -> dict[int, Tensor]:
