@@ -211,6 +211,11 @@ def _run(folder, *, seed=0, name="model", metrics=None, curves=(), **config):
             "2 checkpoints of model on wikitext",
         ),
         (
+            [{"dataset__limit": None, "model__random_init": True}, {"dataset__limit": 5, "model__random_init": False}],
+            ["dataset.limit=null model.random_init=true", "dataset.limit=5 model.random_init=false"],
+            "2 runs over 2 values of dataset.limit and 2 values of model.random_init of model on wikitext",
+        ),
+        (
             [{"name": "one/step-10/model"}, {"name": "two/step-10/model"}, {"name": "two/step-20/model"}],
             ["one/step-10/model", "two/step-10/model", "step-20/model"],
             "3 models on wikitext",

@@ -13,6 +13,8 @@ _SEED = re.compile(r"(^|\.)seed$")
 _ABBREVIATED = 8
 """Characters of a commit or checksum in a label."""
 
+_NULL = "null"
+
 _NOUNS = {
     "model.name": "models",
     "model.revision": "checkpoints",
@@ -78,7 +80,7 @@ def _part(key: str, short_key: str, value: str) -> str:
     """What a config value adds to a label."""
     if key in ("model.name", "analysis"):
         return value
-    if value == "None" and key in ("model.step", "model.revision"):
+    if value == _NULL and key in ("model.step", "model.revision"):
         return ""
     return f"step {int(value):,}" if key == "model.step" else f"{short_key}={value}"
 
@@ -115,7 +117,7 @@ def _follows(key: str, name: str, runs: Sequence[Run]) -> bool:
 
 
 def _values(key: str, runs: Sequence[Run], *, seeds: bool = True) -> list[str]:
-    values = [str(run.config.get(key)) for run in runs]
+    values = [_typed(run.config.get(key)) for run in runs]
     if key in ("model.name", "dataset.name", "dataset.path"):
         short = _shortened(values)
     elif key in ("model.revision", "model.sha256", "dataset.revision"):
@@ -126,6 +128,13 @@ def _values(key: str, runs: Sequence[Run], *, seeds: bool = True) -> list[str]:
         values = [short[value] for value in values]
     # The MultiBERTs have their seeds in their names.
     return values if seeds else [re.sub(r"seed[_-]\d+", "seed_*", value) for value in values]
+
+
+def _typed(value: object) -> str:
+    """A config value as it is typed on the command line."""
+    if value is None:
+        return _NULL
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _shortened(names: Iterable[str]) -> dict[str, str]:
