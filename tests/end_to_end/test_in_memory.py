@@ -215,3 +215,12 @@ def test_a_run_has_a_default_model():
     """The one that `load` loads."""
     default = normscope.run("mixing", texts=["A text."], layers=1)
     assert default.provenance["model_sha256"] == normscope.load().weights_sha256
+
+
+def test_notes_say_what_was_lost(model):
+    results = normscope.run("mixing", model=model, texts=["the cat sits on the mat", "", "a dog"], max_length=5)
+    assert results.notes[:2] == [
+        "1 example was truncated to the maximum number of tokens (max_length)",
+        "1 example was skipped: empty",
+    ]
+    assert "1 example was skipped: empty" in repr(results)

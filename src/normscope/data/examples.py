@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from normscope.rounding import counted
+
 Link = tuple[int, int]
 """Source word, target word; both counted from 0."""
 
@@ -85,6 +87,18 @@ class Example:
     """The number of the document among those of the query, from 1; 0 if the texts are not a query and a document."""
     wrong: WrongWords | None = None
     """Which words of a translation and its source are wrong, if the corpus has labels."""
+
+
+def lost(cut: int, skipped: Mapping[str, int], longest: str) -> list[str]:
+    """What was lost of a corpus, in sentences.
+
+    Args:
+        cut: Number of examples that were truncated.
+        skipped: Numbers of examples that were skipped, by reason.
+        longest: What they were truncated to.
+    """
+    sentences = {f"truncated to {longest}": cut} | {f"skipped: {reason}": number for reason, number in skipped.items()}
+    return [f"{counted(number, 'example was', 'examples were')} {what}" for what, number in sentences.items() if number]
 
 
 @dataclasses.dataclass

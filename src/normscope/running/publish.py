@@ -11,6 +11,7 @@ import numpy as np
 from normscope.analyses.findings import Findings
 from normscope.config.sections import plain
 from normscope.data.batching import Batch
+from normscope.data.examples import lost
 from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import draw
 from normscope.reporting.earlier_runs import Status
@@ -104,11 +105,8 @@ def _show_counts(run: Run) -> None:
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
         say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
-        if counts.cut:
-            cut = counted(counts.cut, "example was", "examples were")
-            say(f"{who}{cut} truncated to {view.encoder.max_length} tokens (dataset.max_length)")
-        for reason, number in counts.skipped.items():
-            say(f"{who}{counted(number, 'example was', 'examples were')} skipped: {reason}")
+        for sentence in lost(counts.cut, counts.skipped, f"{view.encoder.max_length} tokens (dataset.max_length)"):
+            say(f"{who}{sentence}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
     missing = [category for category in missing_categories(run) if category != "mask" or expects_masks]
