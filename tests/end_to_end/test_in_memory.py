@@ -117,6 +117,26 @@ def test_a_batch_that_does_not_fit_is_split(model, monkeypatch):
     pd.testing.assert_frame_equal(split.tables["norms_by_layer"], expected.tables["norms_by_layer"], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("analyses", "passes"), [("attribution", 0), (["attribution", "mixing"], 1)])
+def test_the_model_runs_on_the_corpus_only_if_an_analysis_observes_it(model, monkeypatch, analyses, passes):
+    corpus, ran = [], []
+    run_model = memory._run_model
+
+    def counted(observer, batch, analyses):
+        ran.append(batch)
+        run_model(observer, batch, analyses)
+
+    def read(observer, batch, analyses):
+        corpus.append(batch)
+        run_batch(observer, batch, analyses)
+
+    monkeypatch.setattr(memory, "_run_model", counted)
+    monkeypatch.setattr(memory, "run_batch", read)
+    results = normscope.run(analyses, model=model, texts=TEXTS)
+    assert results.provenance["sequences"] == sum(batch.sequences for batch in corpus) > 0
+    assert len(ran) == passes * len(corpus)
+
+
 @pytest.mark.slow
 def test_alignment_of_pairs_in_memory(tokenizer, tmp_path):
     """It loads the stack that it needs, and takes options with several parts."""

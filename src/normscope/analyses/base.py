@@ -198,6 +198,15 @@ class Analysis(abc.ABC):
         """What the analysis needs, given its options and the model. Called before the weights are loaded."""
         return Requirements()
 
+    @classmethod
+    def observes_the_pass(cls) -> bool:
+        """Whether it takes blocks or vectors from the pass over the corpus.
+
+        If no analysis of a run does, the corpus is read, but the model does not run on it.
+        """
+        updates = ("update_attention", "update_feed_forward", "update_hidden")
+        return any(getattr(cls, name) is not getattr(Analysis, name) for name in updates)
+
     def start_batch(self, batch: Batch) -> None:  # noqa: B027 - optional, as are the next ones
         """Reset state that lives until `end_batch` only. It is not saved."""
 

@@ -17,13 +17,26 @@ from normscope.reporting.terminal import say
 
 
 def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
-    """Run one batch through the model and every analysis, layer by layer.
+    """Run one batch through every analysis, and through the model if any of them observes it.
 
     Args:
         observer: Runs the model; already entered.
         batch: The batch, on the model's device.
         analyses: Receive the blocks and hidden vectors of the layers in their context.
     """
+    for analysis in analyses:
+        analysis.start_batch(batch)
+    if any(analysis.observes_the_pass() for analysis in analyses):
+        _run_model(observer, batch, analyses)
+    for analysis in analyses:
+        analysis.end_batch(batch)
+    for analysis in analyses:
+        analysis.settle()
+    _see_again(observer, batch, analyses)
+
+
+def _run_model(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
+    """Run one batch through the model, and show the analyses its blocks and hidden vectors, layer by layer."""
 
     def visit(block: AttentionBlock) -> None:
         for analysis in analyses:
@@ -39,15 +52,8 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
         for analysis in analyses:
             analysis.update_hidden(layer, vectors, batch)
 
-    for analysis in analyses:
-        analysis.start_batch(batch)
     inputs = batch.host.model_inputs()
     observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs)
-    for analysis in analyses:
-        analysis.end_batch(batch)
-    for analysis in analyses:
-        analysis.settle()
-    _see_again(observer, batch, analyses)
 
 
 def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
