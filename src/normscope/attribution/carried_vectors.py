@@ -5,11 +5,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.attribution.similarities import PairSums, SimilarityParts, cosine_parts, product_of_lengths
-from normscope.attribution.vectors import groups_of_sources
+from normscope.attribution.vectors import sources_at_once
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import Embedder, pooled, pooled_parts
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, transposed_through
-from normscope.maths.tensors import wide
+from normscope.maths.tensors import pieces, wide
 
 
 class LastVectors:
@@ -113,9 +113,7 @@ class CarriedVectors:
         return cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
 
     def _groups(self) -> list[slice]:
-        tokens = self._embeddings.shape[1]
-        groups = groups_of_sources(self._embeddings, tokens - 1)
-        return [slice(group.start, group.stop) for group in groups]
+        return [*pieces(slice(0, self._embeddings.shape[1]), sources_at_once(self._embeddings))]
 
 
 class KeptLayers:

@@ -18,17 +18,24 @@ from normscope.attribution.methods import check_supported
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import pooled, pooled_parts
 from normscope.maths.shares import along
-from normscope.maths.tensors import wide
+from normscope.maths.tensors import pieces, wide
 from normscope.maths.words import WordGroups
 from normscope.models.block import full_precision
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import ModelLayout
 
 ENTRIES_AT_ONCE = {"cpu": 2**22}
-"""Entries of the vectors to carry at once (source × batch × token × model), by device."""
+"""Entries of neurons to materialise at once (source × batch × token × neuron), by device."""
 
 ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
 """The same on other devices."""
+
+_TOGETHER = 16
+"""How many times as many sources are carried together as pass a feed-forward network at once: each layer is rebuilt once for
+all of them. Their vectors take 64 MiB in float32 on a CPU."""
+
+_TOGETHER_ON_ACCELERATORS = 4
+"""The same on other devices: 512 MiB."""
 
 
 class VectorMaps(NamedTuple):
@@ -74,7 +81,7 @@ def vector_maps(
 
     with frozen_pass(model, layout, inputs) as passed:
         direction = along(wide(of_outputs(full_precision(passed.hidden.detach()))))
-        for group in groups_of_sources(passed.embeddings, None if groups is None else groups.count):
+        for group in _carried_together(passed.embeddings, None if groups is None else groups.count):
             norms: list[Tensor] = []
 
             def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
@@ -114,25 +121,29 @@ def pooled_vectors(
         pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
         parts = [
-            pooled_parts(pooling, wide(carried(passed, group, bias))) for group in groups_of_sources(passed.embeddings)
+            pooled_parts(pooling, wide(carried(passed, group, bias))) for group in _carried_together(passed.embeddings)
         ]
     return torch.cat(parts, dim=1), whole
 
 
-def groups_of_sources(embeddings: Float[Tensor, "batch token model"], sources: int | None = None) -> Iterator[range]:
+def sources_at_once(embeddings: Float[Tensor, "batch token model"]) -> int:
+    """How many sources may pass a feed-forward network at once."""
+    at_once = ENTRIES_AT_ONCE.get(embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    # The network is about four times as wide as the model.
+    return max(1, at_once // (4 * embeddings.numel()))
+
+
+def _carried_together(embeddings: Float[Tensor, "batch token model"], sources: int | None = None) -> Iterator[range]:
     """Tokens, and last the bias, in groups that fit in memory.
 
     Args:
         embeddings: What enters the first layer.
         sources: Number of sources without the bias, if not that of tokens.
     """
-    batch, tokens, model = embeddings.shape
-    at_once = ENTRIES_AT_ONCE.get(embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
-    # The feed-forward network is about four times as wide as the model.
-    step = max(1, at_once // (4 * batch * tokens * model))
-    end = (tokens if sources is None else sources) + 1
-    for start in range(0, end, step):
-        yield range(start, min(start + step, end))
+    end = (embeddings.shape[1] if sources is None else sources) + 1
+    together = _TOGETHER if embeddings.device.type == "cpu" else _TOGETHER_ON_ACCELERATORS
+    for part in pieces(slice(0, end), together * sources_at_once(embeddings)):
+        yield range(part.start, part.stop)
 
 
 def carried(
@@ -157,11 +168,13 @@ def carried(
         own = torch.tensor(sources, device=embeddings.device)[:, None, None] == of_token
         last = int(of_token.max()) + 1
         vectors = embeddings * own.unsqueeze(-1).to(embeddings.dtype)
+        parts = [*pieces(slice(0, len(sources)), sources_at_once(embeddings))]
         credited = bias is ValueBias.decompx
         for number in range(1, passed.layers + 1):
             layer = passed.layer(number)
             first = credited and number == 1
-            vectors = layer.linear(vectors, own.to(embeddings.dtype) if first else None)
+            for part in parts:
+                vectors[part] = layer.linear(vectors[part], own[part].to(embeddings.dtype) if first else None)
             if sources[-1] == last:
                 vectors[-1] += layer.constant(embeddings, value_bias=not first)
             if visit is not None:

@@ -176,10 +176,13 @@ class FrozenAttention:
         value = vectors @ self.value_weight.transpose(0, 1).reshape(model, -1)
         if value_bias is not None:
             value = value + value_bias.unsqueeze(-1) * self.value_bias.flatten()
-        value = value.unflatten(-1, (heads, head_dim)).transpose(-3, -2)
+        # The vectors of a stack share α: side by side, they need one product for each head.
+        value = value.reshape(-1, *value.shape[-3:-1], heads, head_dim).permute(1, 3, 2, 0, 4).flatten(-2)
         # Strips of queries cover all of them, in order.
-        contexts = self._gated(torch.cat([weights @ value for _, weights in self.strips()], dim=-2))
-        return contexts.transpose(-3, -2).flatten(-2) @ self.output_weight.flatten(0, 1)
+        contexts = torch.cat([weights @ value for _, weights in self.strips()], dim=-2)
+        contexts = self._gated(contexts.unflatten(-1, (-1, head_dim)).permute(3, 0, 1, 2, 4))
+        side_by_side = contexts.transpose(-3, -2).reshape(*vectors.shape[:-1], -1)
+        return side_by_side @ self.output_weight.flatten(0, 1)
 
     def constant(self, like: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
         """b_O of every token."""
