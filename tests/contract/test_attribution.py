@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.straightforward import decomposition
+from normscope.attribution import vectors as vectors_of_sources
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import carried, vector_maps
 from normscope.maths.choices import ValueBias
@@ -53,6 +54,20 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
     torch.testing.assert_close(
         shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=exact["rtol"]
     )
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "deberta"])
+@pytest.mark.parametrize("rule", ValueBias)
+def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
+    """Nine tokens and the bias: together, or at most three at a time, each of which passes a network alone."""
+    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
+    batch, layout = token_batch(model, LENGTHS), layout_of(model_type)
+    whole = vector_maps(model, layout, batch, rule, keep=True)
+    monkeypatch.setitem(vectors_of_sources.ENTRIES_AT_ONCE, "cpu", 1)
+    monkeypatch.setattr(vectors_of_sources, "_TOGETHER", 3)
+    found = vector_maps(model, layout, batch, rule, keep=True)
+    for layer, expected in zip((*found.norms, found.shares), (*whole.norms, whole.shares), strict=True):
+        torch.testing.assert_close(layer, expected, **EXACT)
 
 
 @pytest.mark.parametrize(
