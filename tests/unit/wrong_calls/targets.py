@@ -36,7 +36,7 @@ def wrong_targets(stock: Stock) -> Iterator[Call]:
         ("a masked token at a negative position", stock.masked, lambda: mask("a", position=-1)),
         ("a similarity to nothing", stock.wrapped, lambda: other("", "mean")),
         ("a similarity with unknown pooling", stock.wrapped, lambda: other("a")),
-        ("a similarity of another kind", stock.wrapped, lambda: other("a", "max")),
+        ("a similarity of another kind", stock.wrapped, lambda: other("a", "median")),
         ("a class of targets", stock.wrapped, lambda: label),
         ("a next token of a translation's encoder", stock.translator, lambda: 0),
     ):

@@ -19,7 +19,7 @@ def wrong_texts(stock: Stock) -> Iterator[Call]:
     for name, read in _readers(stock).items():
         for kind, (text, surely) in {**_texts(), **_encodings()}.items():
             several = isinstance(text, list) and name in (
-                "decompose", "decompose words", "observe", "attribute", "run", "Callback",
+                "decompose", "decompose words", "observe", "attribute", "similarity", "run", "Callback",
             )  # fmt: skip
             if several and all(isinstance(each, str) for each in text) and text:
                 continue
