@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from normscope.analyses.mixing import analysis as mixing
 from normscope.analyses.mixing.options import MixingOptions
 from normscope.maths.composition import Stage
 from normscope.maths.mixing import OF_STAGE
-from normscope.maths.shares import share_error
 from normscope.models.block import AttentionBlock
 from normscope.models.observer import Observer
 from normscope.models.token_block import TokenBlock
@@ -66,7 +64,7 @@ def test_shares_are_those_of_the_explicit_vectors(family, family_model):
                 expected = (vectors * output).sum(dim=-1) / size
                 torch.testing.assert_close((getattr(shares, name) / scale)[tokens], (expected / scale)[tokens], **EXACT)
             torch.testing.assert_close((shares.sum / scale)[tokens], (1 / scale)[tokens], rtol=0, atol=1e-12)
-        assert float(share_error(block.composition, block.token_mask)) < 1e-10
+        assert float(block.share_error()) < 1e-10
 
 
 @pytest.mark.kinds
@@ -95,13 +93,13 @@ def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
 def test_parts_that_do_not_add_up_are_noticed(family, family_model):
     (block, *_) = blocks_of(family_model, layout_of(family))
     composition = block.composition
-    assert float(share_error(block.composition, block.token_mask)) < 1e-10
+    assert float(block.share_error()) < 1e-10
     vars(composition)["mixing"] = composition.mixing * 2
-    assert float(share_error(block.composition, block.token_mask)) > 0.01
+    assert float(block.share_error()) > 0.01
 
 
 def test_a_run_whose_shares_do_not_add_up_fails(monkeypatch):
-    monkeypatch.setattr(mixing, "share_error", lambda *_: torch.tensor(0.5))
+    monkeypatch.setattr(AttentionBlock, "share_error", lambda _block: torch.tensor(0.5))
     specimen = specimens.bert()
     with pytest.raises(RuntimeError, match=r"^in layer 2, signed shares add up to 1 only within 5\.0e-01$"):
         specimen.findings("mixing", MixingOptions(), [2, 3], ["all"])

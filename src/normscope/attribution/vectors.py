@@ -134,7 +134,7 @@ def sources_at_once(embeddings: Float[Tensor, "batch token model"]) -> int:
 
 
 def _carried_together(embeddings: Float[Tensor, "batch token model"], sources: int | None = None) -> Iterator[range]:
-    """Tokens, and last the bias, in groups that fit in memory.
+    """Tokens, and last the bias, in groups that are carried through the layers together.
 
     Args:
         embeddings: What enters the first layer.

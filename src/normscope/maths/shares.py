@@ -20,7 +20,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.composition import Composition, Stage
@@ -194,19 +194,6 @@ def share_of_others(
     readout = block_readout(composition, stage, rows)
     shares = _product(composition.mixing, readout.attended)
     return shares if rows is None else (rows.to(shares) @ shares.unsqueeze(-1)).squeeze(-1)
-
-
-def share_error(composition: Composition, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, ""]:
-    """By how much the shares of a token differ most from 1 with what the other tokens really contribute.
-
-    Relative to the sum of their magnitudes, over all stages. It costs more than the shares.
-    """
-    errors = []
-    for stage, parts in block_shares(composition).items():
-        size = torch.stack(list(parts)).abs().sum(dim=0).clamp(min=1)
-        excess = (share_of_others(composition, stage) - parts.others).abs() / size
-        errors.append(excess.masked_fill(~token_mask, 0).max())
-    return torch.stack(errors).max()
 
 
 def layer_shares(

@@ -17,7 +17,7 @@ from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms, weighted_norms
-from normscope.maths.shares import Shares, along, block_shares, pair_readout
+from normscope.maths.shares import Shares, along, block_shares, pair_readout, share_of_others
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
@@ -289,6 +289,20 @@ class AttentionBlock:
         if self.is_cross_attention:
             return {method: parts for method, parts in shares.items() if method in CROSS_ATTENTION_METHODS}
         return shares
+
+    def share_error(self) -> Float[Tensor, ""]:
+        """By how much the shares of a token differ most from 1 with what the other tokens really contribute.
+
+        Relative to the sum of their magnitudes, over all stages. It costs more than the shares.
+        """
+        errors = [self.inputs.new_zeros(())]
+        for stage in self.composition.stages:
+            parts = self.shares.get(OF_STAGE[stage])
+            if parts is not None:
+                size = torch.stack(list(parts)).abs().sum(dim=0).clamp(min=1)
+                excess = (share_of_others(self.composition, stage) - parts.others).abs() / size
+                errors.append(excess.masked_fill(~self.token_mask, 0).max())
+        return torch.stack(errors).max()
 
     def received_shares(self, rows: Float[Tensor, "batch word query"] | None = None) -> Float[Tensor, "batch head key"]:
         """Σ_i s^h_ij: the signed shares of each key in the attention outputs of all queries, head by head; zero at padding.

@@ -203,6 +203,7 @@ class FeedForwardCapture:
 
     modules: FeedForwardModules
     layout: ModelLayout
+    """The model's; `modules.layout` is that of the network."""
     attention: AttentionBlock | None = None
     """The attention block of the same layer, kept until the model leaves the layer."""
     inputs: Tensor | None = None

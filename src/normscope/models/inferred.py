@@ -56,7 +56,7 @@ class _Stack:
         running = self._graph.trace.operations[self._calls[0].first : self._calls[-1].end]
         attention = self._parts.attention()
         residual = self._parts.residual(
-            norm_position=position,
+            position,
             sum_consumer=self._reader_of_sum() if position == "pre" else None,
             output_norm=self._output_norm(),
             carried=self._carried(),

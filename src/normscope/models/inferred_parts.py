@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from normscope.maths.composition import NormPosition
 from normscope.models.graph import Graph, Norm, NotInferredError
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_heads import Heads
@@ -54,18 +55,26 @@ class Parts:
             scales=self._scales(),
         )
 
-    def residual(self, **stream: Any) -> ResidualLayout:
-        """Where the layers keep the norms and factors of the residual connection.
-
-        Args:
-            stream: The fields that say what the residual connection carries, and where it goes.
-        """
+    def residual(
+        self,
+        position: NormPosition,
+        *,
+        sum_consumer: str | None,
+        output_norm: str | None,
+        carried: str | None,
+        bottleneck: str | None,
+    ) -> ResidualLayout:
+        """Where the layers keep the norms and factors of the residual connection; for the arguments, see `ResidualLayout`."""
         return ResidualLayout(
+            norm_position=position,
             norm=self._maybe("norm of the block", lambda block: block.norm),
             attention_norm=self._maybe("norm before attention", lambda block: block.attention_norm),
+            sum_consumer=sum_consumer,
+            output_norm=output_norm,
+            carried=carried,
+            bottleneck=bottleneck,
             scaling=self._scaling(),
             scales=self._of_every_layer(lambda block: block.stream.scale),
-            **stream,
         )
 
     def one(self, what: str, of: Callable[[Layer], Any]) -> Any:

@@ -94,9 +94,7 @@ class TokenBlock:
             shares[:, torch.arange(len(own)), own] += carried[:, own]
         return shares
 
-    def _strips(
-        self,
-    ) -> Iterator[tuple[slice | Int[Tensor, " some"], Float[Tensor, "batch head some key"]]]:
+    def _strips(self) -> Iterator[tuple[slice | Int[Tensor, " some"], Float[Tensor, "batch head some key"]]]:
         """α of the queries in float64 on the CPU, a few at a time.
 
         Later keys, which no query of a strip sees, are left out.

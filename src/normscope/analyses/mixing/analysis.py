@@ -11,7 +11,6 @@ from normscope.analyses.mixing.sentences import sentences_of
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
-from normscope.maths.shares import share_error
 from normscope.models.block import AttentionBlock
 from normscope.models.word_block import between
 from normscope.results.axes import METHODS
@@ -39,7 +38,7 @@ class MixingAnalysis(Analysis):
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
         if block.layer not in self._errors:
-            self._errors[block.layer] = share_error(block.composition, block.token_mask)
+            self._errors[block.layer] = block.share_error()
         units = between(block, batch.groups)
         ratios, shares = units.mixing_ratios(), units.shares()
         self._ratios.update(
