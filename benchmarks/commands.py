@@ -22,7 +22,7 @@ from normscope.data.corpora import sample_path
 
 if TYPE_CHECKING:
     from normscope.data.options import DatasetOptions
-    from normscope.reporting.tracker import Tracker
+    from normscope.reporting.weights_and_biases import Tracker
     from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 

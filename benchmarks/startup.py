@@ -16,7 +16,7 @@ from unittest import mock
 
 if TYPE_CHECKING:
     from normscope.data.options import DatasetOptions
-    from normscope.reporting.tracker import Tracker
+    from normscope.reporting.weights_and_biases import Tracker
     from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 

@@ -225,7 +225,7 @@ def test_folders_of_runs_are_made_on_the_page_that_reads_them():
         assert not re.search(r"outputs/(?:multirun/)?[A-Z]", text), f"{page.name} has a placeholder for a folder"
         made = {folder for _, folder in re.findall(r"(output_dir=|--output |= \")(outputs/[a-z]+)", text)}
         read = set(re.findall(r"\b(outputs/[a-z]+)", re.sub(r"(output_dir=|--output |= \")outputs/", "", text)))
-        read -= {"outputs/multirun", "outputs/mlflow"}  # which sweeps and MLflow make
+        read -= {"outputs/multirun"}  # which sweeps make
         assert read <= made, f"{page.name} reads folders that nothing on it makes"
 
 

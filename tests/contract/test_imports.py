@@ -119,7 +119,7 @@ ALLOWED = {
         "reporting.explorer",
         "reporting.page.explorer_page",
         "reporting.terminal",
-        "reporting.trackers.weights_and_biases",
+        "reporting.weights_and_biases",
         "running.conclusions",
         "running.in_memory",
         "running.inputs",
@@ -196,19 +196,16 @@ LEAVES = {
     "models.quantisation": {"models.loading", "models.memory_estimate", "models.quantised_checkpoints"},
     "models.quantised_checkpoints": {"models.config_checks", "models.loading"},
     "reporting.comparison": {"sweep"},
-    "reporting.trackers": {"api.training"},
     "translation": {"running.inputs"},
 }
 
 # Who may know a library.
 OWNERS = {
     "hydra": {"cli.py", "command_line.py"},
-    "wandb": {"reporting/trackers/weights_and_biases.py"},
-    "mlflow": {"reporting/trackers/mlflow_store.py"},
+    "wandb": {"reporting/weights_and_biases.py"},
     "datatrove": {"datatrove.py"},
     "starlette": {"live/server.py"},
     "uvicorn": {"live/serving.py"},
-    "tensorboard": {"reporting/trackers/tensorboard_files.py"},
     "matplotlib": {
         "reporting/drawing.py",
         "reporting/figure_text.py",

@@ -35,7 +35,6 @@ NOT_IMPORTED = {"sacremoses", "sentencepiece"}
 MODULES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
-    "mlflow-skinny": "mlflow",
     "pyyaml": "yaml",
     "vl-convert-python": "vl_convert",
 }

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from normscope.errors import InputError
 from normscope.models.loading import open_model
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.reporting.trackers import weights_and_biases
+from normscope.reporting import weights_and_biases
 from normscope.running.options import SCHEMA, RunOptions
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.overrides import STRINGS
@@ -183,7 +183,6 @@ def test_null_is_suggested_only_where_it_is_accepted(key):
         (["level=word", "analysis=outliers"], 1),
         (["dataset.wikitext=true", "dataset=conllu"], 1),
         (["device.max_memory.cpu=1GiB"], 1),
-        (["tracking.mode=online", "tracking.tracker=mlflow"], 1),
         (["device.name=cuda:99"], 2),
     ],
 )

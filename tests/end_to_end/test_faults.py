@@ -240,7 +240,7 @@ class Server:
 @pytest.mark.slow  # wandb waits for the server for twenty seconds
 def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path, saved_model):
     """The server is up when the run starts and down when it ends."""
-    from normscope.reporting.trackers import weights_and_biases
+    from normscope.reporting import weights_and_biases
     from normscope.running import pipeline
 
     server = Server(monkeypatch)

@@ -136,7 +136,7 @@ NOT_BEFORE_THE_FIRST_BATCH = {
     *("matplotlib", "vl_convert", "wandb", "normscope.running.publish", "normscope.reporting.page.report"),
 }
 NEVER_IMPORTED = {
-    *("captum", "datasets", "IPython", "matplotlib.pyplot", "mlflow", "scipy.stats", "sklearn", "tensorboard"),
+    *("captum", "datasets", "IPython", "matplotlib.pyplot", "scipy.stats", "sklearn"),
     "wandb.sdk.launch",
 }
 

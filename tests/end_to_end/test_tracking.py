@@ -14,7 +14,7 @@ import wandb
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
-from normscope.reporting import tracking
+from normscope.reporting import weights_and_biases
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
 from normscope.running import pipeline
@@ -46,7 +46,7 @@ def options(**chosen) -> RunOptions:
 
 
 def started(run: RunOptions, folder):
-    return tracking.track(run.tracking, describe(run, "normscope", "bert"), folder)
+    return weights_and_biases.track(run.tracking, describe(run, "normscope", "bert"), folder)
 
 
 def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
@@ -54,7 +54,7 @@ def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
     folder.mkdir(exist_ok=True)
     capsys.readouterr()
     with started(options(**chosen), folder) as tracker:
-        tracker.curves({})  # which waits until it has started
+        tracker.wait()
         during()
         tracker.summary({"mixing/mean": 0.5}, {"tokens": 3})
         tracker.summary({"mixing/last": 0.25}, {"tokens": 3})

@@ -18,7 +18,7 @@ from normscope.api.models import generators_restored
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.models.text_batches import Text, is_ids
-from normscope.reporting.trackers.weights_and_biases import log_to_active_run
+from normscope.reporting.weights_and_biases import log_to_active_run
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
 

@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass, field
 
 from normscope.config.rules import IS_PATH, Metadata, between, both, each, rule, some_of
-from normscope.errors import InputError
 
 # What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
 MOST_EXAMPLES = 100
@@ -23,14 +22,6 @@ class Verbosity(enum.StrEnum):
     """Progress, notes and tables."""
     quiet = "quiet"
     """The folder of the results, and errors."""
-
-
-class TrackerName(enum.StrEnum):
-    """Where runs are tracked."""
-
-    wandb = "wandb"
-    mlflow = "mlflow"
-    tensorboard = "tensorboard"
 
 
 class TrackingMode(enum.StrEnum):
@@ -69,26 +60,24 @@ _ENTITY = rule(
 
 @dataclass
 class TrackingOptions:
-    """Weights & Biases, MLflow or TensorBoard."""
+    """Weights & Biases."""
 
-    tracker: TrackerName = TrackerName.wandb
-    """`wandb`, `mlflow` or `tensorboard`. The latter two only write files."""
     mode: TrackingMode | None = None
-    """`online` or `offline` for W&B (by default WANDB_MODE, or else `offline`), or `disabled`."""
+    """`online`, `offline` or `disabled`; by default WANDB_MODE, or else `offline`."""
     project: str | None = field(default=None, metadata=both(_NAME, _PROJECT))
-    """W&B project (by default WANDB_PROJECT) or MLflow experiment (by default MLFLOW_EXPERIMENT_NAME), or else `normscope`."""
+    """W&B project; by default WANDB_PROJECT, or else `normscope`."""
     entity: str | None = field(default=None, metadata=both(_NAME, _ENTITY))
     """W&B user or team."""
     group: str | None = field(default=None, metadata=_NAME)
     """Group of runs; in a multirun, by default the name of the sweep's directory."""
     name: str | None = field(default=None, metadata=_NAME)
-    """Name of the run; by default its analyses, model, data and seed (in W&B, WANDB_NAME if it is set)."""
+    """Name of the run; by default its analyses, model, data and seed (WANDB_NAME if it is set)."""
     job_type: str | None = field(default=None, metadata=_NAME)
-    """Type of the run; by default `analysis`, `experiment` or `reproduction` (in W&B, WANDB_JOB_TYPE if it is set)."""
+    """Type of the run; by default `analysis`, `experiment` or `reproduction` (WANDB_JOB_TYPE if it is set)."""
     notes: str | None = None
-    """Notes on the run; by default its command line (in W&B, WANDB_NOTES if it is set)."""
+    """Notes on the run; by default its command line (WANDB_NOTES if it is set)."""
     tags: list[str] = field(default_factory=list, metadata=each(_name_of(TAG_LENGTH, "a tag of 1 to {} characters")))
-    """Tags of the run in addition to its model family, data and analyses; in W&B, by default WANDB_TAGS."""
+    """Tags of the run in addition to its model family, data and analyses; by default WANDB_TAGS."""
 
 
 @dataclass
@@ -150,12 +139,3 @@ class RecipeOptions:
     """Name of the preset."""
     paper: str | None = None
     """Folder in `experiments/` whose published numbers the metrics are compared with."""
-
-
-def check_tracking(options: TrackingOptions) -> None:
-    """Check keys that only Weights & Biases has."""
-    if options.tracker is not TrackerName.wandb:
-        if options.mode not in (None, TrackingMode.disabled):
-            raise InputError(f"tracking.mode={options.mode} is for W&B; drop it, or set tracking.tracker=wandb")
-        if options.entity is not None:
-            raise InputError(f"tracking.entity={options.entity} is for W&B; drop it, or set tracking.tracker=wandb")

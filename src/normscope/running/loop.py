@@ -1,6 +1,6 @@
 """The loop over a corpus: batch → blocks and hidden vectors → analyses."""
 
-from normscope.reporting.tracker import Tracker
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.phases import Phase
 from normscope.running.progress import ProgressMeter, progress_meter

@@ -18,7 +18,6 @@ from normscope.reporting.options import (
     ReportOptions,
     TrackingOptions,
     Verbosity,
-    check_tracking,
 )
 from normscope.running.assertions import check_assertions
 
@@ -133,7 +132,6 @@ def check(options: RunOptions) -> None:
     check_device(options.device)
     for analysis in all_options(options.analysis):
         analysis.validate(options)
-    check_tracking(options.tracking)
     check_assertions(options.assertions, enabled_analyses(options.analysis))
     settled(options)
     _check_level(options.level, options.analysis)

@@ -11,8 +11,7 @@ from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
-from normscope.reporting.tracker import Tracker
-from normscope.reporting.tracking import check_installed
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.options import RunOptions, check, settled
@@ -121,7 +120,6 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
                 raise InputError(f"{key}={value}: not supported with several processes; start it without torchrun")
         if options.merge is not None:
             complete_set(options.merge)  # before a model is loaded
-        check_installed(options.tracking)
         if options.recipe.paper is not None:
             published(options.recipe.paper)  # fail before the run if it is missing
         results = RunFolder(folder, resumed=options.resume is not None, fresh=fresh) if group.is_main else None

@@ -5,7 +5,7 @@ import dataclasses
 from normscope.reporting.earlier_runs import Status
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
-from normscope.reporting.tracker import Tracker
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.phases import Phase
 from normscope.running.prepared import FILE
 from normscope.running.run import Run

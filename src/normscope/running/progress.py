@@ -10,7 +10,7 @@ import torch
 
 from normscope.reporting.terminal import CorpusBar
 from normscope.reporting.throughput import Throughput
-from normscope.reporting.tracker import Tracker
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.run import Run
 
 _SECONDS_BETWEEN_LOGS = 10.0

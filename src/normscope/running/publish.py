@@ -23,7 +23,7 @@ from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label, model_label
 from normscope.reporting.run_folder import RunFolder, results_content
 from normscope.reporting.terminal import say, show_comparison, show_findings
-from normscope.reporting.tracker import NoTracker, Tracker
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.rounding import counted
 from normscope.running.conclusions import (
     conclude,
@@ -134,19 +134,18 @@ def _write_figures(
     findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, look: Appearance
 ) -> Iterator[None]:
     """Write figures. The tracker gets PNGs, which are temporary if the config asks for other formats alone."""
-    tracked = not isinstance(tracker, NoTracker)
     with tempfile.TemporaryDirectory(prefix="normscope-") as temporary:
         for name, result in findings.items():
             for figure_name, figure in result.figures.items():
                 full_name = f"{name}_{figure_name}"
                 files = results.figure_files(full_name, look.formats)
-                if tracked:
+                if tracker.logs:
                     files.setdefault("png", Path(temporary, f"{full_name}.png"))
                 with results.writing():
                     draw(figure, list(files.values()), look)
                 if not look.caption:
                     results.write(f"figures/{full_name}.txt", f"{caption_of(figure)}\n".encode())
-                if tracked:
+                if tracker.logs:
                     tracker.figure(full_name, files["png"], caption_of(figure))
         yield
 

@@ -17,7 +17,7 @@ from normscope.errors import InputError, one_line
 from normscope.reporting.earlier_runs import CONFIG, Status, is_complete, read_config
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
-from normscope.reporting.tracker import Tracker
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.checkpoint import SavedShare, loading_problem
 from normscope.running.phases import Phase
 from normscope.running.reduction import Reduction

@@ -11,8 +11,8 @@ from normscope.reporting.earlier_runs import Status
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
 from normscope.reporting.run_description import dataset_label, layers_label, model_label
 from normscope.reporting.run_folder import RunFolder, fail_abandoned
-from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
-from normscope.reporting.tracking import track
+from normscope.reporting.tracking import RunDescription
+from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
 from normscope.running.options import RunOptions, enabled_analyses
 from normscope.running.run import Run
 from normscope.running.shutdown import Terminated, deferred_signals
@@ -36,7 +36,7 @@ def tracked(run: Run) -> Iterator[Tracker]:
     if results is None:
         with _main_process_watched(run):
             run.start()
-            yield NoTracker()
+            yield no_tracker()
         return
     with _recorded(run, results):
         run.start()

@@ -8,20 +8,20 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from normscope.errors import InputError, one_line
-from normscope.reporting.background import started_in_background
 from normscope.reporting.layer_charts import LayerChart, layer_charts
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
-from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
-from normscope.reporting.trackers.failures import reason
+from normscope.reporting.tracking import RunDescription
 from normscope.untrusted.files import LONGEST_NAME, text
 
 # A server that has not answered by then counts as unreachable.
@@ -70,6 +70,13 @@ class _Outage:
             f"{self._folder / 'wandb'} for `wandb sync`"
         )
 
+    def attempt(self, call: Callable[[], object]) -> None:
+        """Call W&B. The call must contain nothing but W&B's own code."""
+        try:
+            call()
+        except Exception as error:  # W&B raises what its service, its files and its dependencies raise
+            self.note(error)
+
     def report(self, warning: str) -> None:
         """Print the first failure; later ones follow from it."""
         if not self._reported:
@@ -77,82 +84,106 @@ class _Outage:
             say(warning)
 
 
-class _Wandb(Tracker):
-    """A Weights & Biases run. An error in W&B can end the tracking but never the run.
+class Tracker:
+    """What a run logs to Weights & Biases besides its folder. An error in W&B can end the tracking but never the run.
 
     Figures, charts, findings and the page are collected, and logged as one step of the history. Tables are in the summary,
     where reports find them: in the history, each would be a panel.
 
+    Progress is kept until W&B has started; everything else waits for it, and so does the end of the run. A signal interrupts
+    the wait.
+
     Args:
-        run: What `wandb.init` returned.
+        started: What `wandb.init` returns, once it has; None if nothing is logged.
+        description: The run, as it is tracked; None if nothing is logged.
         outage: Receives every error.
     """
 
-    def __init__(self, run: Any, description: RunDescription, outage: _Outage) -> None:
-        self._run, self._description, self._outage = run, description, outage
+    def __init__(self, started: "Future[Any]", description: RunDescription | None, outage: "_Outage") -> None:
+        self._started, self._description, self._outage = started, description, outage
+        self._early: list[tuple[int, Mapping[str, float]]] = []
         self._media: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
         self._charts: list[LayerChart] = []
         self._originals: list[Path] = []
         """The files of the run folder that W&B has copied."""
-        self._send(self._define_metrics)
 
-    def _define_metrics(self) -> None:
-        """Progress has steps of its own, no panels, and last values that are no results of the run."""
-        self._run.define_metric("progress/examples", summary="none", hidden=True)
-        self._run.define_metric("progress/*", step_metric="progress/examples", summary="none", hidden=True)
-        self._run.define_metric(_CHART_TABLES, hidden=True)
+    @property
+    def logs(self) -> bool:
+        """Whether anything is logged."""
+        return self._description is not None
+
+    def wait(self) -> Any:
+        """W&B's run, once it has started and has the progress that was made meanwhile; None if there is none."""
+        run = self._started.result()
+        while self._early:
+            self._log_progress(run, *self._early.pop(0))
+        return run
 
     def _send(self, call: Callable[[], object]) -> None:
         """Call W&B unless it has failed for good. The call must contain nothing but W&B's own code."""
-        if self._outage.lost:
-            return
-        try:
-            call()
-        except Exception as error:  # W&B raises what its service, its files and its dependencies raise
-            self._outage.note(error)
+        if self.wait() is not None and not self._outage.lost:
+            self._outage.attempt(call)
 
     def finish(self, status: int) -> None:
         """Send what is pending; anything that cannot be sent stays on disk."""
-        self._send(lambda: self._run.finish(exit_code=status))
+        run = self.wait()
+        if run is None:
+            return
+        self._send(lambda: run.finish(exit_code=status))
+        if self._outage.lost:
+            _discard()
         with contextlib.suppress(OSError):  # where links are impossible, copies stay
-            _link_copies(Path(self._run.dir) / "media", self._originals)
+            _link_copies(Path(run.dir) / "media", self._originals)
 
     def progress(self, examples: int, values: Mapping[str, float]) -> None:
+        """Log throughput, memory and remaining time, after so many examples."""
+        if self._started.done():
+            self._log_progress(self.wait(), examples, values)
+        else:
+            self._early.append((examples, values))
+
+    def _log_progress(self, run: Any, examples: int, values: Mapping[str, float]) -> None:
         named = {f"progress/{name}": value for name, value in values.items()}
-        self._send(lambda: self._run.log({"progress/examples": examples} | named))
+        if run is not None and not self._outage.lost:
+            self._outage.attempt(lambda: run.log({"progress/examples": examples} | named))
 
     def table(self, name: str, table: pd.DataFrame) -> None:
+        """Log a table, unless it has no rows, or more than W&B should show."""
         if 0 < len(table) <= _TABLE_ROWS:
             self._send(lambda: self._tables.update({f"tables/{name}": _table(table)}))
 
     def figure(self, name: str, path: Path, caption: str) -> None:
-        import wandb
+        """Log a figure that has been drawn."""
+
+        def image() -> object:
+            import wandb
+
+            return wandb.Image(str(path), caption=caption)
 
         self._originals.append(path)
-        self._collect(f"figures/{name}", lambda: wandb.Image(str(path), caption=caption))
+        self._collect(f"figures/{name}", image)
 
     def page(self, name: str, path: Path) -> None:
-        import wandb
-
+        """Log a self-contained HTML page."""
         self._originals.append(path)
-        self._collect(name, lambda: wandb.Html(str(path), inject=False))
+        self._collect(name, lambda: _html(str(path), inject=False))
 
     def _collect(self, key: str, medium: Callable[[], object]) -> None:
         self._send(lambda: self._media.update({key: medium()}))
 
     def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
-        import wandb
-
+        """Log the findings of each analysis in words."""
         page = "".join(
             f"<h3>{html.escape(analysis)}</h3><ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
             for analysis, texts in sentences.items()
             if texts
         )
         if page:
-            self._collect("findings", lambda: wandb.Html(page))
+            self._collect("findings", lambda: _html(page))
 
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
+        """Log values by layer."""
         if not curves:
             return
         self._charts = layer_charts(curves)
@@ -182,6 +213,7 @@ class _Wandb(Tracker):
         self._tables[drawn.spec.table_key] = drawn.table
 
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+        """Log the final metrics of a completed run."""
         if not self._outage.offline:  # Logging a table would wait for an answer from the server.
             self._collect_charts()
         media, tables = self._media, {} if self._outage.offline else self._tables
@@ -189,25 +221,32 @@ class _Wandb(Tracker):
 
         def send() -> None:
             if media:
-                self._run.log(media)
+                self.wait().log(media)
             # Set them one by one: summaries declared through define_metric become dicts.
             for name, value in {**metrics, **tables}.items():
-                self._run.summary[name] = value
-            self._run.summary["provenance"] = dict(provenance)
+                self.wait().summary[name] = value
+            self.wait().summary["provenance"] = dict(provenance)
 
         self._send(send)
 
     def run_folder(self, files: Mapping[str, Path], results: bytes) -> None:
+        """Log the run folder as a whole, after everything else.
+
+        Args:
+            files: Its files, by their names in the folder.
+            results: The content of results.json, which is written only after the tracker has finished.
+        """
+        if self._outage.offline or self._description is None:
+            return  # It would wait for an answer from the server.
         import wandb
 
-        if self._outage.offline:
-            return  # It would wait for an answer from the server.
+        description = self._description
 
         def send() -> None:
             artifact = wandb.Artifact(
-                self._description.slug,
+                description.slug,
                 type="normscope-run",
-                description=self._description.notes,
+                description=description.notes,
                 metadata=json.loads(results),
             )
             for name, path in files.items():
@@ -215,43 +254,59 @@ class _Wandb(Tracker):
                 artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
             with artifact.new_file("results.json", mode="wb") as stream:
                 stream.write(results)
-            self._run.log_artifact(artifact, aliases=["latest", f"run-{self._run.id}"])
+            self.wait().log_artifact(artifact, aliases=["latest", f"run-{self.wait().id}"])
 
         self._send(send)
 
 
-@contextlib.contextmanager
-def wandb_run(options: TrackingOptions, description: RunDescription, folder: Path) -> Iterator[Tracker]:
-    """A Weights & Biases run, for the duration of a run.
+def no_tracker() -> Tracker:
+    """A tracker that logs nothing."""
+    started: Future[Any] = Future()
+    started.set_result(None)
+    return Tracker(started, None, _Outage(Path(), online=False))
 
-    If the server is unreachable, an online run is tracked offline; if the connection is lost later, unsent data stays on
-    disk. If W&B fails in any other way, at any time and in any of its threads, the run continues without tracking. Each run
-    logs at most one warning about this.
+
+@contextlib.contextmanager
+def track(options: TrackingOptions, description: RunDescription, folder: Path) -> Iterator[Tracker]:
+    """A Weights & Biases run, for the duration of a run; nothing is logged if the mode is `disabled`.
+
+    W&B starts in a thread, beside the first batches: importing and starting it takes seconds. If the server is unreachable, an
+    online run is tracked offline; if the connection is lost later, unsent data stays on disk. If W&B fails in any other way, at
+    any time and in any of its threads, the run continues without tracking. Each run logs at most one warning about this.
+
+    Args:
+        options: The tracking options, completed by `with_environment`.
+        description: The run, as it is tracked.
+        folder: The run folder.
     """
-    outage = _Outage(folder, online=options.mode is TrackingMode.online)
-    with (
-        _environment(options, folder),
-        contained_threads("wandb", outage.note),
-        started_in_background(_tracker(options, description, folder, outage)) as tracker,
-    ):
-        yield tracker
-
-
-@contextlib.contextmanager
-def _tracker(options: TrackingOptions, description: RunDescription, folder: Path, outage: _Outage) -> Iterator[Tracker]:
-    run = _start(options, description, folder, outage)
-    if run is None:
-        yield NoTracker()
+    if options.mode is TrackingMode.disabled:
+        yield no_tracker()
         return
-    # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
-    tracker, status = _Wandb(run, description, outage), 1
-    try:
-        yield tracker
-        status = 0
-    finally:
-        tracker.finish(status)
-        if outage.lost:
-            _discard()
+    outage = _Outage(folder, online=options.mode is TrackingMode.online)
+    with _environment(options, folder), contained_threads("wandb", outage.note):
+        tracker = Tracker(in_background(lambda: _start(options, description, folder, outage)), description, outage)
+        # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
+        status = 1
+        try:
+            yield tracker
+            status = 0
+        finally:
+            tracker.finish(status)
+
+
+def in_background(start: Callable[[], Any]) -> "Future[Any]":
+    """What a function returns, called in a thread."""
+    started: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            started.set_result(start())
+        except BaseException as error:  # raised again by whatever waits for the result
+            started.set_exception(error)
+
+    # A daemon, so that a process that is interrupted again while it waits can end.
+    threading.Thread(target=run, name="normscope-tracker", daemon=True).start()
+    return started
 
 
 @contextlib.contextmanager
@@ -292,9 +347,23 @@ def _start(options: TrackingOptions, description: RunDescription, folder: Path, 
             outage.report(
                 f"Weights & Biases is unreachable ({errors[0]}); the run is tracked offline, upload it with `wandb sync`"
             )
+        outage.attempt(functools.partial(_define_metrics, run))
         return run
     outage.report(f"Weights & Biases did not start ({errors[-1]}); the run continues without tracking")
     return None
+
+
+def _define_metrics(run: Any) -> None:
+    """Progress has steps of its own, no panels, and last values that are no results of the run."""
+    run.define_metric("progress/examples", summary="none", hidden=True)
+    run.define_metric("progress/*", step_metric="progress/examples", summary="none", hidden=True)
+    run.define_metric(_CHART_TABLES, hidden=True)
+
+
+def _html(*arguments: Any, **options: Any) -> Any:
+    import wandb
+
+    return wandb.Html(*arguments, **options)
 
 
 def _link_copies(media: Path, originals: Iterable[Path]) -> None:
@@ -401,6 +470,11 @@ def log_to_active_run(metrics: Mapping[str, float], training_step: int) -> None:
             wandb.log({**metrics, "train/global_step": training_step})
         except Exception as error:  # its service may be gone, and a training must not end for that
             logging.getLogger("normscope").warning("step %d is not logged to W&B: %s", training_step, one_line(error))
+
+
+def reason(error: Exception) -> str:
+    """An error of a library in one line, with its type."""
+    return f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
 
 
 def _earlier_run(folder: Path) -> str | None:
