@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,6 @@ import pytest
 import scipy.stats
 import torch
 
-from normscope.analyses.paper_tables import paper_tables
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
@@ -89,33 +87,6 @@ def test_exports_hold_the_tables_numbers(sweep):
         for label, cell in row.items():
             if label != "metric" and cell:
                 assert float(cell) == whole[row["metric"], label]
-    latex = (folder / "comparison.tex").read_text()
-    body = latex[latex.index(r"\midrule") : latex.index(r"\bottomrule")].splitlines()[1:]
-    assert len(body) == len(rows)
-    for line, row in zip(body, rows, strict=True):
-        cells = [cell.strip().replace("$-$", "-") for cell in line.removesuffix(r" \\").split(" & ")]
-        assert cells[0].replace(r"\_", "_") == row["metric"]
-        for shown, exact in zip(cells[1:], list(row.values())[1:], strict=True):
-            assert shown == "--" if not exact else float(shown) == pytest.approx(float(exact), abs=5.1e-5)
-
-
-def test_a_papers_table_has_a_row_for_each_run(sweep):
-    """Means over seeds, with their deviations, where runs differ only in their seeds."""
-    _, folder = sweep
-    values = pd.read_parquet(folder / "comparison.parquet")
-    means = values[(values["layer"] == 0) & (values["metric"] == "mixing/attn_n/mean")].groupby("group", sort=False)[
-        "value"
-    ]
-    table = (folder / "tables/mixing_ratios.tex").read_text()
-    header, *rows = [line.strip().removesuffix(r" \\").split(" & ") for line in table.splitlines() if " & " in line]
-    assert len(rows) == means.ngroups
-    for row, (_, shares) in zip(rows, means, strict=True):
-        shown = row[header.index("Attn-N")]
-        if len(shares) == 1:
-            assert shown == f"{100 * shares.iloc[0]:.1f}"
-        else:
-            assert row[header.index("Seeds")] == str(len(shares))
-            assert shown == rf"{100 * shares.mean():.1f}$\pm${100 * shares.std():.1f}"
 
 
 @needs_browser
@@ -638,18 +609,3 @@ def test_a_sweep_keeps_what_comparisons_need(sweep):
     for (group, metric), difference in by_group.items():
         assert difference == pytest.approx(means[group, metric] - means[found.baseline_group, metric])
     assert set(found.heatmaps["group"]) == {found.baseline_group, *by_group.index.get_level_values("group")}
-
-
-@pytest.mark.parametrize(
-    "info", [info for info in analyses().values() if info.paper_tables], ids=lambda info: info.name
-)
-def test_tables_of_which_papers_tables_are_made_say_what_they_hold(info):
-    """A comparison reads them from folders that anybody may have written."""
-    used = set()
-
-    class Tables(dict):
-        def get(self, name):
-            used.add(name)
-
-    paper_tables(info, SimpleNamespace(tables=Tables(), metrics={}))
-    assert used <= info.published.tables.keys()

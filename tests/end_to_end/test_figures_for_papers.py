@@ -38,13 +38,6 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     assert logged["figures/mixing_by_layer"]["_type"] == "image-file"
     assert logged["figures/mixing_by_layer"]["width"] == 1005
 
-    table = (folder / "tables/mixing_ratios.tex").read_text()
-    metrics = json.loads((folder / "results.json").read_text())["metrics"]
-    row = next(line for line in table.splitlines() if line.strip().startswith("Attn-N &"))
-    shares = [f"{100 * metrics[f'mixing/attn_n/{name}']:.1f}" for name in ("mean", "max", "min")]
-    assert row.strip() == rf"Attn-N & {' & '.join(shares)} \\"
-    assert "on sample: 2 sequences, " in table
-
     draw_nothing(monkeypatch)
     repeated = run_here(capsys, monkeypatch, f"reproduce={folder}", "figures.format=[svg]", "tracking=disabled",
                         "figures.style=null", f"output_dir={tmp_path / 'again'}")  # fmt: skip

@@ -18,8 +18,8 @@ SOURCE, ORACLES = Path(normscope.__path__[0]), Path(__file__).parent
 PACKAGES = {name: SOURCE / "analyses" / name for name in analyses()} | {"alignment": SOURCE / "alignment"}
 """Where each analysis is."""
 
-NAMELESS = {"__init__", "options", "published", "sentences", "resource", "paper_tables"}
-"""Modules of an analysis that publish no names; sentences and LaTeX tables have tests of their own."""
+NAMELESS = {"__init__", "options", "published", "sentences", "resource"}
+"""Modules of an analysis that publish no names; sentences have tests of their own."""
 
 FILES = {"links", "words", "gold", "aligners", "symmetrisation", "reverse_run", "word_maps", "link_scores"}
 """Modules of alignment that read and compare files of links."""

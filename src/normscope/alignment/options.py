@@ -92,6 +92,5 @@ ALIGNMENT = AnalysisInfo(
     supports_words=True,
     supports_cross_attention=True,
     requires_cross_attention=True,
-    paper_tables="normscope.alignment.paper_tables:paper_tables",
     published=PUBLISHED,
 )

@@ -70,8 +70,6 @@ class AnalysisInfo:
     """Whether it can measure whole words (`level=word`)."""
     requires_annotation: bool = False
     """Whether it can analyse only sentences with annotated words, such as those of `dataset=conllu`."""
-    paper_tables: str = ""
-    """Path of a function from its results to the papers' tables, `package.module:function`; see `analyses/paper_tables.py`."""
     published: Published = dataclasses.field(default_factory=Published, hash=False)
     """What it publishes: its tables, and the numbers and curves that follow from them."""
 

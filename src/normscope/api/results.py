@@ -12,7 +12,6 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
 from normscope.data.examples import lost
-from normscope.reporting.latex import tables_of_run
 from normscope.running.conclusions import metrics_of, tables_of, tables_of_all
 
 
@@ -45,15 +44,6 @@ class Results:
             for name, result in self.findings.items()
             for figure, description in result.figures.items()
         }
-
-    @cached_property
-    def latex(self) -> dict[str, str]:
-        """The papers' tables that the analyses reproduce, by name, as LaTeX for booktabs."""
-        facts = self.provenance
-        sequences, tokens = facts["sequences"], facts["tokens"]
-        assert isinstance(sequences, int)
-        assert isinstance(tokens, int)
-        return tables_of_run(self.findings, str(facts["model"]), sequences, tokens)
 
     @cached_property
     def summaries(self) -> dict[str, pd.DataFrame]:

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
+from normscope.analyses.categories import SPECIAL_TOKENS
 from normscope.analyses.findings import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
-from normscope.analyses.paper_tables import SPECIAL_TOKENS
 
 D = TypeVar("D", bound=Drawing)
 

@@ -17,10 +17,9 @@ from normscope.reporting.drawing import draw
 from normscope.reporting.earlier_runs import Status
 from normscope.reporting.explorer import TokenMaps, pairs_table
 from normscope.reporting.figure_text import caption_of
-from normscope.reporting.latex import tables_of_run
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
-from normscope.reporting.run_description import dataset_label, model_label
+from normscope.reporting.run_description import dataset_label
 from normscope.reporting.run_folder import RunFolder, results_content
 from normscope.reporting.terminal import say, show_comparison, show_findings
 from normscope.reporting.weights_and_biases import Tracker
@@ -55,7 +54,6 @@ def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
         metrics = _write_findings(findings, results, tracker, run.plan.model.layers)
         with _write_figures(findings, results, tracker, run.plan.look):
             comparison = _compare(run, metrics, findings, results, tracker)
-            _write_paper_tables(run, findings, results)
             facts = _write_page(run, findings, comparison, maps, results, tracker)
             tracker.summary(metrics, facts)
     with results.writing():
@@ -148,14 +146,6 @@ def _write_figures(
                 if tracker.logs:
                     tracker.figure(full_name, files["png"], caption_of(figure))
         yield
-
-
-def _write_paper_tables(run: Run, findings: Mapping[str, Findings], results: RunFolder) -> None:
-    """Write the papers' tables as LaTeX."""
-    model, data = model_label(run.plan.options.model), dataset_label(run.plan.options.dataset)
-    counts = run.counts
-    for name, content in tables_of_run(findings, f"{model} on {data}", counts.sequences, counts.tokens).items():
-        results.write(f"tables/{name}.tex", content.encode())
 
 
 def _compare(

@@ -37,6 +37,5 @@ FEEDFORWARD = AnalysisInfo(
     implementation="normscope.analyses.feedforward.analysis:FeedForwardAnalysis",
     papers=(KOBAYASHI_2024, CUNNINGHAM_2026),
     supports_cross_attention=True,
-    paper_tables="normscope.analyses.feedforward.paper_tables:paper_tables",
     published=PUBLISHED,
 )

@@ -33,6 +33,5 @@ FREQUENCY = AnalysisInfo(
     options=FrequencyOptions,
     implementation="normscope.analyses.frequency.analysis:FrequencyAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
-    paper_tables="normscope.analyses.frequency.paper_tables:paper_tables",
     published=PUBLISHED,
 )

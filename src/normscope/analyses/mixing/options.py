@@ -20,6 +20,5 @@ MIXING = AnalysisInfo(
     papers=(KOBAYASHI_2021, CUNNINGHAM_2026),
     supports_words=True,
     supports_cross_attention=True,
-    paper_tables="normscope.analyses.mixing.paper_tables:paper_tables",
     published=PUBLISHED,
 )

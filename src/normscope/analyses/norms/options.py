@@ -34,6 +34,5 @@ NORMS = AnalysisInfo(
     papers=(KOBAYASHI_2020, KOBAYASHI_2021, CUNNINGHAM_2026),
     supports_words=True,
     supports_cross_attention=True,
-    paper_tables="normscope.analyses.norms.paper_tables:paper_tables",
     published=PUBLISHED,
 )

@@ -43,6 +43,5 @@ SCORE = AnalysisInfo(
     options=ScoreOptions,
     implementation="normscope.analyses.score.analysis:ScoreAnalysis",
     papers=(MARUTA_2024,),
-    paper_tables="normscope.analyses.score.paper_tables:paper_tables",
     published=PUBLISHED,
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.paper_tables import category_name
+from normscope.analyses.categories import category_name
 from normscope.results.axes import TOGETHER
 from normscope.statistics.mean import MeanSummary
 from normscope.statistics.tidy import Labels, tidy

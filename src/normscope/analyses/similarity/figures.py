@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Figure, Lines, TextPair, WordMaps
-from normscope.analyses.paper_tables import category_name
 from normscope.rounding import counted, number
 from normscope.statistics.tidy import tidy
 

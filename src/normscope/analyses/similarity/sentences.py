@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Sentence
-from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
 from normscope.rounding import brief, compared, counted, enumeration
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Figure, HeatmapGrid, Lines
-from normscope.analyses.paper_tables import category_name
 from normscope.analyses.sinks.drains import MEASURES, OTHER, SINK
 from normscope.analyses.sinks.report import label
 from normscope.rounding import enumeration

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Sentence
-from normscope.analyses.paper_tables import category_name
 from normscope.analyses.sinks.report import main_position
 from normscope.rounding import brief, brief_share, compared, enumeration, movement
 

@@ -15,17 +15,14 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.paper_tables import Column, PaperTable
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import comparison_page
-from normscope.reporting.comparison.paper_tables import compared_paper_tables
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.earlier_runs import RESULTS
-from normscope.reporting.latex import bare
 from normscope.reporting.run_folder import write_atomically, write_parquet
 from normscope.reporting.schemas import metadata
 from normscope.reporting.spreadsheets import as_csv
@@ -99,24 +96,20 @@ def _baseline(folder: Path, runs: Sequence[Run]) -> Run:
 
 
 def write(comparison: RunComparison, folder: Path) -> Path:
-    """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics), the papers' tables as LaTeX in
-    `tables/`, for checkpoints of a training `training.parquet` and `crossings.csv`, and return the page's path.
+    """Write a comparison, and return the path of its page.
+
+    The files are `comparison.html`, `comparison.parquet` (every value) and `comparison.csv` (the metrics); for checkpoints of a
+    training, `training.parquet` and `crossings.csv` as well.
     """
-    tables = dict(compared_paper_tables(comparison))
     page = comparison_page(comparison, folder).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_parquet(folder / "comparison.parquet", comparison.values)
         write_atomically(folder / "comparison.csv", as_csv(comparison.metrics).encode())
-        write_atomically(folder / "comparison.tex", latex(comparison).encode())
         write_atomically(folder / "comparison.html", page)
         if len(comparison.crossings):
             _write_parquet(folder / "training.parquet", comparison.training)
             write_atomically(folder / "crossings.csv", as_csv(comparison.crossings).encode())
-        if tables:
-            (folder / "tables").mkdir(exist_ok=True)
-        for name, content in tables.items():
-            write_atomically(folder / "tables" / f"{name}.tex", content.encode())
     except OSError as error:
         raise InputError(
             f"{folder}: cannot be written to: {one_line(error)}; set --output to another folder"
@@ -126,17 +119,6 @@ def write(comparison: RunComparison, folder: Path) -> Path:
 
 def _write_parquet(path: Path, table: pd.DataFrame) -> None:
     write_parquet(path, table, metadata(path.name, table.columns, {}))
-
-
-def latex(comparison: RunComparison) -> str:
-    """All metrics as LaTeX for booktabs, one row per metric and one column per run."""
-    table = comparison.metrics
-    content = PaperTable(
-        caption="",
-        columns=[Column("Metric", text=True), *(Column(str(label), 4) for label in table.columns[1:])],
-        rows=[[str(name), *map(float, values)] for name, *values in table.itertuples(index=False)],
-    )
-    return bare(content, f"Comparison of runs by normscope: {comparison.title}")
 
 
 def _values(run: Run) -> pd.DataFrame:

@@ -4,8 +4,8 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
+from normscope.analyses.categories import SPECIAL_TOKENS
 from normscope.analyses.info import AnalysisInfo
-from normscope.analyses.paper_tables import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
 from normscope.results.declare import declared
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.analyses.paper_tables import SPECIAL_TOKENS
+from normscope.analyses.categories import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison.curve_families import is_percentage, unitless
 

@@ -97,19 +97,12 @@ function mountCurves(families) {
   return [...charts.values()];
 }
 
-function latexOf(rows) {
-  const commands = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "−": "$-$", "≤": "$\\le$" };
-  const escaped = (text) => text.replace(/[\\~^&%$#_{}−≤]/g, (sign) => commands[sign] ?? `\\${sign}`);
-  const lines = rows.map((row) => `${row.map(escaped).join(" & ")} \\\\`);
-  return [`\\begin{tabular}{${"l".repeat(rows[0].length)}}`, "\\toprule", lines[0], "\\midrule", ...lines.slice(1), "\\bottomrule", "\\end{tabular}"].join("\n");
-}
-
-// The rows that the filter shows: exact numbers for programs, rounded ones for a paper.
-function shownRows(table, data, exact) {
+// The rows that the filter shows, with exact numbers.
+function shownRows(table, data) {
   const names = data.columns.map(({ name }) => name);
   const rows = [...table.tBodies[0].rows].filter((row) => !row.hidden);
   const order = new Map(table.rowsInData.map((row, at) => [row, at]));
-  const texts = (row) => (exact ? data.columns.map(({ values }) => values[order.get(row)] ?? "") : [...row.cells].map((cell) => cell.textContent));
+  const texts = (row) => data.columns.map(({ values }) => values[order.get(row)] ?? "");
   return [names, ...rows.map(texts)];
 }
 
@@ -119,8 +112,7 @@ function mountTable(place, name, data) {
   table.rowsInData = [...table.tBodies[0].rows];
   const save = (label, action) => make("button", { type: "button", onclick: action }, label);
   place.querySelector(".table-tools").append(
-    save("CSV", () => download(`${name}.csv`, "text/csv", csvOf(shownRows(table, data, true)))),
-    save("LaTeX", () => download(`${name}.tex`, "text/x-tex", latexOf(shownRows(table, data, false)))));
+    save("CSV", () => download(`${name}.csv`, "text/csv", csvOf(shownRows(table, data)))));
 }
 
 const [curvesData, trainingData, mapsData] = ["curves-data", "training-data", "maps-data"].map(dataOf);
