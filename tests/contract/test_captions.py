@@ -170,7 +170,7 @@ def test_captions_name_what_is_drawn_at_every_width(name, bert):
     figures: Mapping[str, Figure] = everything(name, bert).figures
     wrong = {}
     for (title, figure), width in itertools.product(figures.items(), (COLUMN, PAGE)):
-        with styled({}):
+        with styled():
             canvas = laid_out(figure, width, caption=False)
         wrong[title, width] = untrue(caption_of(figure), canvas)
     for title, figure in figures.items():
@@ -197,7 +197,7 @@ def _canvas(**options: object) -> Canvas:
     """Two panels of lines."""
     table = pd.DataFrame({"layer": [1, 2] * 2, "y": [0.1, 0.2, 0.3, 0.4], "panel": list("aabb"), "line": "l"})
     figure = Lines(table, "layer", "y", "line", "", "‖f(x)‖", {"l": "line"}, "panel", **options)
-    with styled({}):
+    with styled():
         return laid_out(figure, caption=False)
 
 

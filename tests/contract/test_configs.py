@@ -137,7 +137,6 @@ def test_analyses_are_chosen_as_a_list_or_alone():
         "figures.width=nan",
         "figures.dpi=49",
         "figures.dpi=1201",
-        "figures.style=''",
     ],
 )
 def test_bad_values_of_tracking_report_and_figures_name_their_key(override):

@@ -3,6 +3,7 @@
 import html
 import json
 
+import matplotlib as mpl
 import pytest
 import yaml
 
@@ -16,12 +17,12 @@ PAPER = ["figures.format=[pdf,svg]", "figures.width=column", "figures.caption=fa
 @pytest.mark.reports
 @pytest.mark.slow
 def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_model):
-    folder, sheet = tmp_path / "run", tmp_path / "paper.mplstyle"
-    sheet.write_text("font.family: serif\naxes.labelcolor: 123456\n")
-    outcome = run_here(
-        capsys, monkeypatch, f"model.name={saved_model}", "dataset.limit=2", "layers=[1]", "report.examples=0", *PAPER,
-        f"figures.style={sheet}", f"output_dir={folder}",
-    )  # fmt: skip
+    folder = tmp_path / "run"
+    with mpl.rc_context({"axes.labelcolor": "#123456"}):
+        outcome = run_here(
+            capsys, monkeypatch, f"model.name={saved_model}", "dataset.limit=2", "layers=[1]", "report.examples=0", *PAPER,
+            f"output_dir={folder}",
+        )  # fmt: skip
     assert outcome.status == 0, outcome.err
     figures = {path.name for path in (folder / "figures").iterdir()}
     names = ("mixing_by_layer", "mixing_heatmap", "mixing_shares")
@@ -40,7 +41,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
 
     draw_nothing(monkeypatch)
     repeated = run_here(capsys, monkeypatch, f"reproduce={folder}", "figures.format=[svg]", "tracking=disabled",
-                        "figures.style=null", f"output_dir={tmp_path / 'again'}")  # fmt: skip
+                        f"output_dir={tmp_path / 'again'}")  # fmt: skip
     assert repeated.status == 0, repeated.err
     assert {path.suffix for path in (tmp_path / "again/figures").iterdir()} == {".svg", ".txt"}
     first, again = (json.loads((path / "results.json").read_text()) for path in (folder, tmp_path / "again"))
@@ -50,7 +51,6 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
 @pytest.mark.parametrize(
     "wrong",
     [
-        "figures.style=missing.mplstyle",
         "figures.width=wide",
         "figures.width=true",
         "figures.format=pdf",

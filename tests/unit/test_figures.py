@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib as mpl
@@ -15,16 +14,13 @@ from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Scatt
 from normscope.api.picture import Picture
 from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
-from normscope.models.loading import OpenedModel
 from normscope.reporting import drawing
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.drawing import draw, laid_out
-from normscope.reporting.figures.style import read_style, styled
+from normscope.reporting.figures.style import styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import FigureFormat, FigureOptions
 from normscope.reporting.palette import MISSING
-from normscope.reporting.trial import try_style
-from tests.end_to_end.shell import run_here
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -204,7 +200,7 @@ def test_a_style_sheet_changes_fonts_colours_and_lines_and_nothing_else(tmp_path
     sheet = tmp_path / "paper.mplstyle"
     sheet.write_text(SHEET)
     before = dict(mpl.rcParams)
-    with styled(read_style(str(sheet))):
+    with mpl.rc_context(fname=sheet), styled():
         canvas = laid_out(CURVES, 3.35, caption=False)
         assert mpl.rcParams["text.usetex"] is False
         assert mpl.rcParams["savefig.bbox"] is None
@@ -217,101 +213,11 @@ def test_a_style_sheet_changes_fonts_colours_and_lines_and_nothing_else(tmp_path
     assert dict(mpl.rcParams) == before
 
 
-def test_installed_styles_are_known_by_name():
-    assert read_style("ggplot")["axes.facecolor"] == "#E5E5E5"
-
-
-def test_settings_of_matplotlib_do_not_change_our_figures():
-    with mpl.rc_context({"axes.grid": True, "font.size": 30, "savefig.bbox": "tight"}), styled({}):
-        assert mpl.rcParams["axes.grid"] is False
+def test_what_would_change_a_figures_width_or_let_tokens_be_formulas_cannot_be_chosen():
+    with mpl.rc_context({"savefig.bbox": "tight", "text.usetex": True, "text.parse_math": True}), styled():
         assert mpl.rcParams["savefig.bbox"] is None
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"lines.widht: 3", "Bad key lines.widht"),
-        (b"font.size: huge", "Could not convert 'huge' to float"),
-        (b"font.size 3", "Missing colon"),
-        (b"font.family: No Such Font", "no font of the family 'No Such Font'"),
-        (b"font.size: 1e9", "font.size: expected numbers of at most 1,000, got 1000000000.0"),
-        (b"font.size: nan", "font.size: expected numbers of at most 1,000, got nan"),
-        (b"path.sketch: 1, 1e9, 1", "path.sketch: expected numbers of at most 1,000"),
-        (b"axes.prop_cycle: cycler(lw=[1, 1e5])", "axes.prop_cycle: expected numbers of at most 1,000"),
-        (b"#" * 2**21, "expected a style sheet of at most 1 MiB"),
-        (b"\xff\xfe\x00junk", "cannot be read"),
-    ],
-)
-def test_a_style_sheet_that_cannot_be_read_is_refused_in_one_line(tmp_path, content, reason):
-    sheet = tmp_path / "bad.mplstyle"
-    sheet.write_bytes(content)
-    with pytest.raises(InputError) as error:
-        read_style(str(sheet))
-    assert str(error.value).startswith(f"figures.style={sheet}: ")
-    assert reason in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.draws
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("savefig.format: exe", "Format 'exe' is not supported"),
-        ("image.cmap: no-such-map", "no-such-map"),
-        ("image.interpolation: none-such", "is not a valid value for interpolation"),
-        ("lines.marker: no-such-marker", "Unrecognized marker style"),
-        ("font.weight: 0\nfigure.subplot.left: 1", "left cannot be >= right"),
-    ],
-)
-def test_a_style_that_draws_nothing_is_refused(tmp_path, content, reason):
-    sheet = tmp_path / "bad.mplstyle"
-    sheet.write_text(content)
-    with pytest.raises(InputError) as error:
-        try_style(appearance(FigureOptions(style=str(sheet))))
-    assert str(error.value).startswith(f"figures.style={sheet}: matplotlib cannot draw a figure in this style: ")
-    assert reason in str(error.value)
-
-
-@pytest.mark.draws
-def test_a_style_that_draws_nothing_is_refused_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
-    sheet = tmp_path / "bad.mplstyle"
-    sheet.write_text("savefig.format: exe")
-    monkeypatch.setattr(OpenedModel, "load", None)
-    given = [f"figures.style={sheet}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
-    outcome = run_here(capsys, monkeypatch, *given)
-    assert outcome.status == 2
-    line = outcome.err.splitlines()[-1]
-    assert line.startswith(f"normscope: figures.style={sheet}: matplotlib cannot draw a figure in this style: ")
-    assert "Format 'exe' is not supported" in line
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.draws
-def test_a_picture_blames_the_style(tmp_path):
-    (tmp_path / "bad.mplstyle").write_text("savefig.format: exe")
-    with pytest.raises(InputError, match=f"^style={tmp_path / 'bad.mplstyle'}: matplotlib cannot draw"):
-        Picture(CURVES).save(tmp_path / "curves.png", style=tmp_path / "bad.mplstyle")
-    with pytest.raises(InputError, match=r"curves\.exe: "):
-        Picture(CURVES).save(tmp_path / "curves.exe", style="ggplot")
-
-
-@pytest.mark.draws
-@pytest.mark.slow
-def test_a_style_that_works_is_accepted():
-    try_style(appearance(FigureOptions(style="ggplot", format=[*FigureFormat])))
-
-
-@pytest.mark.draws
-def test_a_fault_of_ours_is_not_blamed_on_the_style(tmp_path):
-    look = appearance(FigureOptions(style="ggplot"))
-    with pytest.raises(KeyError):
-        draw(dataclasses.replace(CURVES, y="nothing"), [tmp_path / "curves.png"], look)
-
-
-@pytest.mark.parametrize("style", ["no-such-style", "nowhere.mplstyle", "os.path", "no.such.package", ".", "a/b"])
-def test_a_style_that_does_not_exist_is_refused(style):
-    with pytest.raises(InputError, match="neither a file nor a style"):
-        read_style(style)
+        assert not mpl.rcParams["text.usetex"]
+        assert not mpl.rcParams["text.parse_math"]
 
 
 def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
@@ -321,16 +227,6 @@ def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
     for wrong, message in (
         ({"width": "wide"}, "^width=wide: expected column, page or"),
         ({"dpi": 5}, "^dpi=5: expected"),
-        ({"style": "none.mplstyle"}, "^style=none.mplstyle: expected"),
     ):
         with pytest.raises(InputError, match=message):
             Picture(CURVES).save(tmp_path / "curves.png", **wrong)
-
-
-def test_a_style_of_a_package_is_found_without_running_its_code(tmp_path, monkeypatch):
-    (tmp_path / "styles_of_others/inner").mkdir(parents=True)
-    (tmp_path / "styles_of_others/__init__.py").write_text("raise AssertionError('imported')")
-    (tmp_path / "styles_of_others/inner/large.mplstyle").write_text("font.size: 14\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert read_style("styles_of_others.inner.large") == {"font.size": 14.0}
-    assert "styles_of_others" not in sys.modules

@@ -172,7 +172,7 @@ def rectangle(box: Bbox) -> Outline:
 
 def check(figure: Figure, width: float, *, caption: bool = False, style: Mapping[str, Any] = {}) -> Canvas:
     """Draw a figure and check its text."""
-    with styled(style):
+    with mpl.rc_context(style), styled():
         canvas = laid_out(figure, width, caption=caption)
         canvas.draw_without_rendering()  # places the ticks and titles
         written = texts(canvas)
@@ -234,7 +234,7 @@ def test_the_first_of_two_lines_that_coincide_shows_on_both_sides_of_the_other()
     table = product(layer=range(1, 7), map=["a", "b"]).assign(
         value=lambda rows: rows["layer"] + (rows["map"] == "a") * 1e-3
     )
-    with styled({}):
+    with styled():
         canvas = laid_out(Lines(table, "layer", "value", "map", "", "rate", {"a": "first", "b": "second"}))
     wide, narrow = canvas.axes[0].get_lines()[:2]
     assert wide.get_linewidth() >= 2 * narrow.get_linewidth()
@@ -252,7 +252,7 @@ def test_panels_that_share_an_axis_show_all_their_lines():
     table = product(layer=range(1, 7), category=["cls", "other"], map=["a"])
     table = table.assign(value=lambda rows: 0.1 + 0.8 * (rows["category"] == "cls"))
     titles = {"cls": "cls", "other": "other"}
-    with styled({}):
+    with styled():
         canvas = laid_out(Lines(table, "layer", "value", "map", "", "α", {"a": "a"}, "category", titles, sharey=True))
     for axes in canvas.axes:
         low, high = axes.get_ylim()
@@ -261,7 +261,7 @@ def test_panels_that_share_an_axis_show_all_their_lines():
 
 
 def test_a_logarithmic_axis_has_powers_or_numbers_but_not_both():
-    with styled({}):
+    with styled():
         canvas = laid_out(spectrum(2))
         narrow = laid_out(
             Scatter(

@@ -30,21 +30,19 @@ class Picture:
         width: str | float = "page",
         caption: bool = True,
         dpi: int = 200,
-        style: str | Path | None = None,
     ) -> None:
-        """Save the figure to a file, in the format of its extension.
+        """Save the figure to a file, in the format of its extension. `matplotlib.rc_context` changes its style.
 
         Args:
             path: The file: .png, .svg, .pdf, or another format of matplotlib's.
             width: `page` (6.9 inches), `column` (3.35 inches), or a number of inches.
             caption: Whether to write the caption below the panels.
             dpi: Pixels per inch.
-            style: A matplotlib style sheet, or the name of an installed style, that overrides the default style.
 
         Raises:
             InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.
         """
-        options = FigureOptions(width=width, caption=caption, dpi=dpi, style=None if style is None else str(style))
+        options = FigureOptions(width=width, caption=caption, dpi=dpi)
         with in_terms_of_arguments({}):
             check_rules(options, "figures.")
             look = appearance(options)

@@ -1,6 +1,5 @@
 """Draws figures from their descriptions, with matplotlib."""
 
-import dataclasses
 import io
 import textwrap
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from normscope.analyses.findings import (
     Scatter,
     WordMaps,
 )
-from normscope.errors import InputError, one_line
 from normscope.reporting.appearance import PAGE, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
@@ -44,27 +42,8 @@ NOTEBOOK = Appearance(dpi=130)
 
 
 def draw(figure: Drawing, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
-    """Draw a figure into files, each in the format of its suffix.
-
-    Raises:
-        InputError: If matplotlib cannot draw it in the user's style.
-    """
-    try:
-        _draw(figure, paths, look)
-    except OSError:
-        raise
-    except Exception as error:  # matplotlib checks few parameters before it uses them, and then raises anything
-        if not look.style:
-            raise
-        _draw(figure, paths, dataclasses.replace(look, style={}))  # which fails if the style is not to blame
-        raise InputError(
-            f"figures.style={look.style_name}: matplotlib cannot draw a figure in this style: {one_line(error)}; "
-            "correct the style"
-        ) from error
-
-
-def _draw(figure: Drawing, paths: Sequence[Path], look: Appearance) -> None:
-    with styled(look.style):
+    """Draw a figure into files, each in the format of its suffix."""
+    with styled():
         canvas = laid_out(figure, look.width, caption=look.caption)
         for path in paths:
             canvas.savefig(path, dpi=_resolution(canvas, look.dpi), metadata=_metadata(path, figure))
@@ -72,7 +51,7 @@ def _draw(figure: Drawing, paths: Sequence[Path], look: Appearance) -> None:
 
 def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:
     """A figure as the bytes of a PNG."""
-    with styled(look.style):
+    with styled():
         stream = io.BytesIO()
         canvas = laid_out(figure, look.width, caption=look.caption)
         canvas.savefig(stream, format="png", dpi=_resolution(canvas, look.dpi))

@@ -4,7 +4,7 @@ import enum
 import re
 from dataclasses import dataclass, field
 
-from normscope.config.rules import IS_PATH, Metadata, between, both, each, rule, some_of
+from normscope.config.rules import Metadata, between, both, each, rule, some_of
 
 # What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
 MOST_EXAMPLES = 100
@@ -127,8 +127,6 @@ class FigureOptions:
     """Whether to write the caption below the panels; otherwise, it is written to a text file beside the figure."""
     dpi: int = field(default=200, metadata=between(LOWEST_DPI, HIGHEST_DPI, "pixels per inch"))
     """Pixels per inch of .png, and of point clouds in the other formats."""
-    style: str | None = field(default=None, metadata=IS_PATH)
-    """Style that overrides the default one: a matplotlib style sheet (.mplstyle), or the name of an installed style."""
 
 
 @dataclass

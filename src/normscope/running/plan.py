@@ -34,7 +34,7 @@ from normscope.models.observer import Observer
 from normscope.models.options import ModelStack
 from normscope.models.verification import Verification
 from normscope.reporting.appearance import Appearance, appearance
-from normscope.reporting.options import FigureOptions, ReportOptions
+from normscope.reporting.options import ReportOptions
 from normscope.reporting.terminal import say
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import Inputs
@@ -104,7 +104,7 @@ class Plan:
         """
         phases.begin(Phase.MODEL)
         torch.manual_seed(options.seed)
-        look = _look(options.figures)
+        look = appearance(options.figures)
         needs = _needs(options.analysis, options.model.stack, options.level, inputs)
         if options.prepare:
             _refuse_nothing_to_prepare(needs)
@@ -203,16 +203,6 @@ def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
     for number in numbers:
         layout.check_attends("layers", number)
     return sorted(set(numbers))
-
-
-def _look(options: FigureOptions) -> Appearance:
-    """How figures will be drawn; the user's style has been tried."""
-    look = appearance(options)
-    if look.style:
-        from normscope.reporting.trial import try_style  # imports matplotlib
-
-        try_style(look)
-    return look
 
 
 def _needs(
