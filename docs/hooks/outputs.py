@@ -15,9 +15,7 @@ def page() -> str:
         "A run writes its tables to `tables/<analysis>_<table>.parquet`, with a `.csv` beside it for up to 20,000 rows. They "
         "are tidy: one row per observation. Metrics are single numbers in `results.json`, by the name "
         "`<analysis>/<metric>`; curves are values by layer. In a name, a part such as `<category>` stands for several names. "
-        "Columns without a unit hold text, counts, ratios, shares or other numbers that have none. For programs, "
-        "[`tables.json`](../schemas/tables.json) describes the same, with types, and "
-        "[`results.schema.json`](../schemas/results.schema.json) is the JSON Schema of `results.json`.\n",
+        "Columns without a unit hold text, counts, ratios, shares or other numbers that have none.\n",
     ]
     for name, info in analyses().items():
         parts.append(f"## {info.title} {{#{name}}}\n")

@@ -22,7 +22,6 @@ from docs.hooks import (
     presets,
     python_reference,
 )
-from normscope.reporting import schemas
 
 PAGES: dict[str, Callable[[], str]] = {
     "gallery.md": gallery.page,
@@ -47,8 +46,6 @@ def on_files(files: Files, *, config: Any) -> Files:
         if template is not None:
             files.remove(template)
         files.append(File.generated(config, name, content=page()))
-    for name, content in schemas.files().items():
-        files.append(File.generated(config, f"schemas/{name}", content=content))
     return files
 
 

@@ -1,4 +1,4 @@
-"""Reads the folders of finished runs, those of earlier versions included. It imports neither torch nor transformers."""
+"""Reads the folders of finished runs. It imports neither torch nor transformers."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError, printable
 from normscope.reporting.earlier_runs import CONFIG, RESULTS, read_config, read_results
-from normscope.reporting.schemas import tables_of
+from normscope.reporting.run_tables import tables_of
 from normscope.untrusted.tables import table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class SavedRun:
 
     folder: Path
     schema: int
-    """Version of the folder's layout; 1 for folders of 0.2.0."""
+    """Version of the folder's layout."""
     status: str
     """How the run ended: `completed`, `interrupted`, `failed`, `shard`, or `prepared` (by `normscope prepare`)."""
     metrics: Mapping[str, float]
@@ -53,7 +53,7 @@ class SavedRun:
 def read(run: str | Path) -> SavedRun:
     """Read the folder of a finished run: its tables, metrics, config and provenance.
 
-    Folders of earlier versions can be read as well. Nothing in a folder is executed, and damaged files are rejected.
+    Nothing in a folder is executed, and damaged files are rejected.
 
     Args:
         run: The folder, such as `outputs/first`, or `DIR/0` for the first job of a sweep.
@@ -65,8 +65,8 @@ def read(run: str | Path) -> SavedRun:
         ('completed', 'curves')
 
     Raises:
-        InputError: If this is not the folder of a finished run, a file is damaged, or the folder has the schema of a later
-            version. A damaged table is rejected when it is first read.
+        InputError: If this is not the folder of a finished run, a file is damaged, or another version of normscope
+            has written it. A damaged table is rejected when it is first read.
     """
     if not isinstance(run, str | Path):
         raise InputError(f"run: expected the folder of a run, got {type(run).__name__}")

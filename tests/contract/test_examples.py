@@ -8,7 +8,7 @@ from types import FunctionType
 import pytest
 
 import normscope
-from tests.contract.test_run_schemas import RUNS
+from tests.contract.test_saved_runs import RUN
 
 FUNCTIONS = [
     name
@@ -32,7 +32,7 @@ def test_the_functions_are_found():
 def test_the_example_of_a_function_runs_as_it_stands(name, loaded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs" / "first").symlink_to(RUNS / "schema-2")
+    (tmp_path / "outputs" / "first").symlink_to(RUN)
     text = inspect.getdoc(getattr(normscope, name))
     if name != "load":
         monkeypatch.setattr(normscope, "load", loaded)

@@ -26,7 +26,6 @@ PARTS = {
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.
 ALLOWED = {
     "errors": set(),
-    "deprecation": set(),
     "distribution": set(),
     "network": set(),
     "rounding": set(),
@@ -178,7 +177,7 @@ ALLOWED = {
     "sweep": {"json_line", "data.corpus_memory", "options", "reporting", "running"},
     "__main__": {"cli"},
     "testing": {"analyses.base", "declarations", "running", "saved_runs", "__init__"},
-    "saved_runs": {"declarations", "reporting.earlier_runs", "reporting.schemas", "untrusted"},
+    "saved_runs": {"declarations", "reporting.earlier_runs", "reporting.run_tables", "untrusted"},
     "__init__": {"api", "distribution", "live.notebook", "oldest_versions", "saved_runs"},
 }
 

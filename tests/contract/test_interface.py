@@ -1,30 +1,20 @@
-"""The Python interface: its names and signatures are those of `interface.txt`, and what is deprecated goes in time."""
+"""The Python interface: its names and signatures are those of `interface.txt`."""
 
-import ast
 import enum
 import functools
 import inspect
 import pkgutil
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import normscope
 import normscope.api
 from normscope.analyses import base, findings, info
-from normscope.deprecation import deprecated, gone_in
-from normscope.distribution import VERSION
 from normscope.results import declare
-from tests.end_to_end.shell import ROOT
 
 SNAPSHOT = Path(__file__).parent / "interface.txt"
-"""Public names with their signatures; `python -m tests.contract.test_interface` rewrites the file.
-
-A line that goes or changes breaks somebody's code: CONTRIBUTING.md, "Deprecation", says how.
-"""
+"""Public names with their signatures; `python -m tests.contract.test_interface` rewrites the file."""
 
 PLUG_INS = {
     "normscope.analyses.base": [base.Analysis, base.AnalysisContext, base.Requirements],
@@ -122,59 +112,6 @@ def test_no_submodule_has_the_name_of_a_public_function():
     }
     assert modules, "no submodules were found"
     assert not modules & {*normscope.__all__, *normscope.api.__all__}
-
-
-def old(value: int) -> int:
-    deprecated("old(…)", since="0.3", instead="new(…)")
-    return value
-
-
-def test_what_is_deprecated_works_and_names_its_replacement():
-    with pytest.warns(FutureWarning) as caught:
-        assert old(3) == 3
-    (warning,) = caught
-    assert str(warning.message) == "old(…) is deprecated since 0.3 and will be removed in 0.4; use new(…)"
-    assert Path(warning.filename) == Path(__file__), "the warning points at the line that calls it"
-
-
-def test_users_see_the_warning_by_default():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.resetwarnings()
-        warnings.simplefilter("default")
-        for hidden in (DeprecationWarning, PendingDeprecationWarning):  # as Python does
-            warnings.simplefilter("ignore", hidden)
-        old(3)
-    assert len(caught) == 1
-
-
-@pytest.mark.parametrize("since", ["0.3.1", "1", "next", ""])
-def test_versions_of_deprecations_are_minor_ones(since):
-    with pytest.raises(ValueError, match="expected a minor version such as 0.3"):
-        gone_in(since)
-
-
-def overdue(source: Path, version: str) -> list[str]:
-    """Calls of `deprecated` whose time is over."""
-    late = []
-    for path in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("deprecated"):
-                since = next(keyword.value.value for keyword in node.keywords if keyword.arg == "since")
-                if _numbers(gone_in(since)) <= _numbers(version):
-                    late.append(f"{path.name}: {ast.unparse(node)}")
-    return late
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
-def test_nothing_deprecated_stays_longer_than_one_minor_version(tmp_path):
-    assert overdue(ROOT / "src", VERSION) == []
-    (tmp_path / "planted.py").write_text("deprecated('x', since='0.3', instead='y')\n")
-    assert overdue(tmp_path, "0.3.5") == []
-    assert overdue(tmp_path, "0.4.0") == ["planted.py: deprecated('x', since='0.3', instead='y')"]
-    assert len(overdue(tmp_path, "0.10.0")) == 1
 
 
 if __name__ == "__main__":

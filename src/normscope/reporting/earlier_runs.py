@@ -42,9 +42,6 @@ _KINDS: dict[Type, Kind] = {
     "array": "a list",
 }
 
-_FIRST_SCHEMA = 1
-"""The schema of files that do not name it."""
-
 
 def read_results(folder: Path) -> dict[str, Any]:
     """The results of a run: schema, status, metrics and provenance.
@@ -53,12 +50,11 @@ def read_results(folder: Path) -> dict[str, Any]:
         InputError: If results.json is missing, was not written by a run, or has a schema that this version does not know.
     """
     path = folder / RESULTS
-    results = {"schema": _FIRST_SCHEMA} | json_mapping(path, _MOST_RESULTS)
+    results = json_mapping(path, _MOST_RESULTS)
     require(path, results, "schema", "a whole number")
-    if not _FIRST_SCHEMA <= results["schema"] <= RUN_SCHEMA:
-        newer = "; upgrade normscope to read this run" if results["schema"] > RUN_SCHEMA else ""
+    if results["schema"] != RUN_SCHEMA:
         raise InputError(
-            f"{path}: expected a schema from {_FIRST_SCHEMA} to {RUN_SCHEMA}, got {results['schema']}{newer}"
+            f"{path}: expected schema {RUN_SCHEMA}, got {results['schema']}: another version of normscope has written this run"
         )
     require(path, results, "status", "a text")
     for key in ("metrics", "provenance"):

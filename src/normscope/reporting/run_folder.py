@@ -17,7 +17,7 @@ from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.earlier_runs import CONFIG, DONE, RESULTS, Status, read_results
-from normscope.reporting.schemas import metadata
+from normscope.reporting.run_tables import metadata
 from normscope.reporting.spreadsheets import as_csv
 
 CSV_ROWS = 20_000

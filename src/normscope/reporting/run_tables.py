@@ -1,5 +1,12 @@
 """The tables that a run or a comparison writes whatever the analysis."""
 
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from normscope.analyses.info import AnalysisInfo
+from normscope.analyses.registry import analyses
+from normscope.distribution import RUN_SCHEMA
 from normscope.results.axes import HEAD, LAYER, in_stream
 from normscope.results.declare import Axis, Column, Table
 
@@ -150,3 +157,46 @@ CROSSINGS = Table(
     },
 )
 """The table `crossings.csv` of a sweep over checkpoints."""
+
+
+_OF_SWEEPS = {"comparison.parquet": COMPARISON, "training.parquet": TRAINING, "crossings.csv": CROSSINGS}
+"""The tables that a sweep writes beside its runs, by the names of their files."""
+
+_PLACEHOLDER = re.compile(r"<\w+>")
+
+
+def tables_of(infos: Iterable[AnalysisInfo]) -> dict[str, Table]:
+    """The tables in the folder `tables/` of a run, by the names of their files."""
+    own = {f"{info.name}_{name}": table for info in infos for name, table in info.published.tables.items()}
+    return own | RUN_TABLES
+
+
+def metadata(name: str, columns: Iterable[str], identity: Mapping[str, object]) -> dict[str, str]:
+    """What a Parquet file says about itself, as keys and values.
+
+    Args:
+        name: Its table, as in `tables_of`, or the name of a file of a sweep.
+        columns: The columns that it has.
+        identity: What distinguishes its run from others.
+    """
+    table = (tables_of(analyses().values()) | _OF_SWEEPS).get(name)
+    described = {} if table is None else {column: _described(table, column) for column in columns}
+    values: dict[str, object] = {"schema": RUN_SCHEMA, "table": name, "columns": described, "run": dict(identity)}
+    return {
+        f"normscope.{key}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in values.items()
+    }
+
+
+def _described(table: Table, name: str) -> dict[str, str]:
+    """Type, unit and meaning of a column; empty if it is not declared."""
+    declared = next((one for one in table.columns if re.fullmatch(_pattern(one), name)), None)
+    if declared is None:
+        return {}
+    unit = {"unit": table.units[declared]} if declared in table.units else {}
+    return {"type": table.kinds[declared], **unit, "meaning": table.columns[declared]}
+
+
+def _pattern(name: str) -> str:
+    """The regular expression of a name in which a part such as `<method>` stands for several."""
+    return "[^/]+".join(map(re.escape, _PLACEHOLDER.split(name)))

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import BatchEncoding
 
 import normscope
-from tests.contract.test_run_schemas import RUNS
+from tests.contract.test_saved_runs import RUN
 from tests.unit.wrong_calls.call import Call
 from tests.unit.wrong_calls.stock import OTHER, TEXT, Stock
 
@@ -90,7 +90,7 @@ def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any
             normscope.run,
             {"analyses": "norms", "texts": [(TEXT, OTHER)], "model": stock.translator},
         ),
-        "read": (normscope.read, {"run": RUNS / "schema-1"}),
+        "read": (normscope.read, {"run": RUN}),
         "Callback": (normscope.Callback, {"analyses": "mixing", "texts": [TEXT], "tokenizer": stock.tokenizer}),
         "Callback.figure": (callback.figure, {"metric": "mixing"}),
         "Label": (_attribute(stock.wrapped, normscope.Label), {"label": 0}),

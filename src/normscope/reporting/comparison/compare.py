@@ -24,7 +24,7 @@ from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.earlier_runs import RESULTS
 from normscope.reporting.run_folder import write_atomically, write_parquet
-from normscope.reporting.schemas import metadata
+from normscope.reporting.run_tables import metadata
 from normscope.reporting.spreadsheets import as_csv
 
 
