@@ -9,7 +9,6 @@ import pandas as pd
 import scipy.optimize
 import scipy.special
 import scipy.stats
-import torch
 
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.analyses.syntax.treebank import Treebank
@@ -97,7 +96,7 @@ def annotated(specimen: Specimen) -> Specimen:
 
 
 def treebank() -> Treebank:
-    return Treebank(tuple(RELATIONS), Sentences)
+    return Treebank(tuple(RELATIONS))
 
 
 @dataclasses.dataclass
@@ -109,11 +108,9 @@ class Tree:
     words: int
     arcs: list[tuple[int, int, str, int]]
     """Dependent, head, relation, offset."""
-    nodes: list[int]
-    """Units that trees span."""
 
 
-def tree(number: int, length: int, dropped: list[int], punctuation: bool) -> Tree:
+def tree(number: int, length: int, dropped: list[int]) -> Tree:
     text, places, heads, labels = SENTENCES[number]
     relations = [label.split(":")[0] for label in labels.split()]
     distinct = sorted({place for place in places if place is not None})
@@ -129,10 +126,8 @@ def tree(number: int, length: int, dropped: list[int], punctuation: bool) -> Tre
             dropped[0] += 1
         else:
             arcs.append((distinct.index(ends[0]), distinct.index(ends[1]), relation, head - 1 - word))
-    kinds = [{r for r, place in zip(relations, places, strict=True) if place == unit} for unit in distinct]
-    nodes = [unit for unit, kind in enumerate(kinds) if punctuation or kind != {"punct"}]
     special = [[place] for place in range(len(text.split()), length)]
-    return Tree(tokens + special, len(tokens), arcs, nodes)
+    return Tree(tokens + special, len(tokens), arcs)
 
 
 def merged(vectors: np.ndarray, sentence: Tree) -> np.ndarray:
@@ -177,20 +172,6 @@ def hits(values: np.ndarray, sentence: Tree, candidates: str) -> dict[tuple[str,
             best = max(allowed, key=lambda unit: values[row, unit])
             found[direction, number] = best == wanted and values[row, best] > 0
     return found
-
-
-def spanning_tree(values: np.ndarray, nodes: Sequence[int]) -> set[frozenset[int]]:
-    """Kruskal's algorithm; of equal weights the first pair wins."""
-    group = {node: {node} for node in nodes}
-    edges = set()
-    pairs = sorted(itertools.combinations(nodes, 2), key=lambda pair: -(values[pair] + values[pair[::-1]]))
-    for one, other in pairs:
-        if group[one] is not group[other]:
-            edges.add(frozenset((one, other)))
-            group[one] |= group[other]
-            for node in group[other]:
-                group[node] = group[one]
-    return edges
 
 
 def share(correct: Sequence[float], counts: Sequence[float]) -> dict[str, float]:
@@ -270,10 +251,7 @@ class Counted:
 def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) -> Expected:
     """Everything that the analysis publishes."""
     dropped = [0, 0]
-    trees = [
-        tree(number, len(sequence.ids), dropped, options.punctuation)
-        for number, sequence in enumerate(specimen.sequences)
-    ]
+    trees = [tree(number, len(sequence.ids), dropped) for number, sequence in enumerate(specimen.sequences)]
     counted = Counted(trees, options.punctuation)
     maps = {}
     for number, (sequence, sentence) in enumerate(zip(specimen.sequences, trees, strict=True)):
@@ -288,21 +266,16 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
     measures = list(dict.fromkeys(["attn_w", "attn_n", *(measure for measure, _ in names)]))
     heads = _heads(counted, maps, names, layers)
     best = _best(heads, counted, measures)
-    trees_table = _trees(counted, maps, names, layers)
-    probe = _probe(specimen, counted, layers, options)
-    metrics = _metrics(best, trees_table, probe, counted, dropped)
+    metrics = _metrics(best, counted, dropped)
     largest = _by_layer(heads, layers)
-    curves = {
-        f"{measure}/uuas": {layer: trees_table.loc[(layer, 0, measure), "uuas"] for layer in layers}
-        for measure in measures
-    } | {f"{measure}/all": largest[measure, "all"] for measure in measures}
+    curves = {f"{measure}/all": largest[measure, "all"] for measure in measures}
     return Expected(
-        tables={"heads": heads, "best": best, "trees": trees_table, "probe": probe},
+        tables={"heads": heads, "best": best},
         metrics=metrics,
         curves=curves,
-        figures=_figures(best, _gains(best, counted, maps), largest, trees_table, measures, layers),
+        figures=_figures(best, _gains(best, counted, maps), largest, measures),
         summary=_summary(metrics, measures),
-        sentences=_sentences(metrics, measures),
+        sentences=_sentences(metrics),
         notes=[
             f"{_arcs_excluded(dropped[0])} because {'its' if dropped[0] == 1 else 'their'} two words share the same tokens",
             f"{_arcs_excluded(dropped[1])} because one of {'its' if dropped[1] == 1 else 'their'} words has no token",
@@ -377,95 +350,7 @@ def _best(heads: pd.DataFrame, counted: Counted, measures: Sequence[str]) -> pd.
     return table(["measure", "relation", "candidates", "half"], rows)
 
 
-def _trees(counted: Counted, maps: Mapping, names: Sequence, layers: Sequence[int]) -> pd.DataFrame:
-    def row(place: tuple, edges) -> dict:
-        result = counted.share(lambda n, arc: frozenset(counted.trees[n].arcs[arc][:2]) in edges[n], "all", "both")
-        values = {"candidates": "words", "uuas": result["share"], "low": result["low"], "high": result["high"]}
-        return dict(zip(("layer", "head", "measure"), place, strict=True)) | values | {"edges": result["count"]}
-
-    rows = [
-        row(
-            (layer, head, measure),
-            [spanning_tree(maps[n, layer, measure, head], sentence.nodes) for n, sentence in enumerate(counted.trees)],
-        )
-        for layer, (measure, head) in itertools.product(layers, names)
-    ]
-    chains = [{frozenset(pair) for pair in itertools.pairwise(sentence.nodes)} for sentence in counted.trees]
-    return table(["layer", "head", "measure"], [*rows, row((0, 0, "right_branching"), chains)])
-
-
-def _probe(specimen: Specimen, counted: Counted, layers: Sequence[int], options: SyntaxOptions) -> pd.DataFrame:
-    torch.manual_seed(options.seed)
-    model = type(specimen.loaded.model)(specimen.loaded.model.config).double().eval().requires_grad_(False)
-    random = [specimen.brute_force(model, sequence.inputs) for sequence in specimen.sequences]
-    rows = []
-    for name, sequences in (("trained", specimen.sequences), ("random", random)):
-        every = [
-            np.concatenate([head_maps(sequence, layer, sentence)[..., : sentence.words] for layer in layers], axis=1)
-            for sequence, sentence in zip(sequences, counted.trees, strict=True)
-        ]
-        for (m, measure), kind in itertools.product(enumerate(("attn_w", "attn_n")), ("raw", "normalised")):
-            maps = [_prepared(values[m], kind) for values in every]
-            found = _trained(maps, counted)
-            result = counted.share(lambda n, arc: found[n][arc], "all", "even")  # noqa: B023
-            rows.append(
-                {
-                    "model": name,
-                    "measure": measure,
-                    "maps": kind,
-                    "candidates": "words",
-                    "uas": result["share"],
-                    **{key: result[key] for key in ("low", "high", "count")},
-                    "training_sentences": 3,
-                }
-            )
-    return table(["model", "measure", "maps"], rows)
-
-
-def _prepared(maps: np.ndarray, kind: str) -> np.ndarray:
-    maps = maps * (1 - np.eye(maps.shape[-1]))
-    sums = maps.sum(axis=-1, keepdims=True)
-    return maps / np.where(sums > 0, sums, 1) if kind == "normalised" else maps
-
-
-def _trained(maps: Sequence[np.ndarray], counted: Counted) -> list[list[bool]]:
-    """Whether the probe finds the head of each arc; it is trained on the first, third and fifth sentence."""
-    training = range(0, len(maps), 2)
-    pairs = sum(maps[n].shape[-1] * (maps[n].shape[-1] - 1) for n in training)
-    scale = np.sqrt(sum((maps[n] ** 2).sum(axis=(1, 2)) for n in training) / pairs)
-    scale = np.where(scale > 0, scale, 1)
-
-    def scores(parameters: np.ndarray, n: int) -> np.ndarray:
-        """dependent, head."""
-        w, u = parameters.reshape(2, -1)
-        values = maps[n] / scale[:, None, None]
-        result = np.tensordot(w, values, 1).T + np.tensordot(u, values, 1)
-        np.fill_diagonal(result, -np.inf)
-        return result
-
-    arcs = [(n, *counted.trees[n].arcs[arc][:2]) for n in training for arc in counted.chosen(n, "all")]
-
-    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss, and its gradient: expected minus observed maps of the arcs."""
-        by_sentence = {n: scipy.special.log_softmax(scores(parameters, n), axis=1) for n in training}
-        gradient = np.zeros((2, len(scale)))
-        for n, d, h in arcs:
-            share = np.exp(by_sentence[n][d])
-            share[h] -= 1
-            gradient += np.stack([maps[n][:, :, d] @ share, maps[n][:, d] @ share]) / scale / len(arcs)
-        value = -np.mean([by_sentence[n][d, h] for n, d, h in arcs]) + 1e-3 * (parameters**2).sum()
-        return value, gradient.flatten() + 2e-3 * parameters
-
-    best = scipy.optimize.minimize(loss, np.zeros(2 * len(scale)), jac=True, method="BFGS", options={"gtol": 1e-6}).x
-    predicted = [scores(best, n).argmax(axis=1) for n in range(len(maps))]
-    return [
-        [predicted[n][dependent] == head for dependent, head, *_ in counted.trees[n].arcs] for n in range(len(maps))
-    ]
-
-
-def _metrics(
-    best: pd.DataFrame, trees: pd.DataFrame, probe: pd.DataFrame, counted: Counted, dropped: Sequence[int]
-) -> dict[str, float]:
+def _metrics(best: pd.DataFrame, counted: Counted, dropped: Sequence[int]) -> dict[str, float]:
     pooled = {
         place: float((rows["accuracy"] * rows["count"]).sum() / rows["count"].sum())
         for place, rows in best.groupby(level=["measure", "relation", "candidates"])
@@ -479,13 +364,7 @@ def _metrics(
         f"gain/{name}": pooled["attn_n", "all", candidates] - pooled["attn_w", "all", candidates]
         for name, candidates in (("with_sinks", "no_self"), ("sinks_masked", "words"))
     }
-    for (layer, head, measure), row in trees.iterrows():
-        if layer:
-            name = f"{measure}/{'best_head_uuas' if head else 'uuas'}"
-            metrics[name] = max(metrics.get(name, 0.0), row["uuas"])
-    metrics |= {f"probe/{model}/{measure}/{kind}": row["uas"] for (model, measure, kind), row in probe.iterrows()}
     metrics["right_branching/all"] = counted.at_offset(1, "all", "both")["share"]
-    metrics["right_branching/uuas"] = trees.loc[(0, 0, "right_branching"), "uuas"]
     return metrics | {"dropped/inside": dropped[0], "dropped/missing": dropped[1]}
 
 
@@ -529,7 +408,7 @@ def _by_layer(heads: pd.DataFrame, layers: Sequence[int]) -> dict[tuple[str, str
     return largest
 
 
-def _figures(best, gains, largest, trees, measures, layers) -> dict[str, Picture]:
+def _figures(best, gains, largest, measures) -> dict[str, Picture]:
     relations = [name for name in RELATIONS if ("attn_w", name) in largest]
     arcs = best["count"].groupby(["measure", "relation", "candidates"]).sum()
     gain = {
@@ -545,33 +424,16 @@ def _figures(best, gains, largest, trees, measures, layers) -> dict[str, Picture
         for relation in relations
         for layer, value in largest[measure, relation].items()
     }
-    lines = {
-        (None, TITLES[measure], layer): tuple(
-            100 * trees.loc[(layer, 0, measure), name] for name in ("uuas", "low", "high")
-        )
-        for measure in measures
-        for layer in layers
-    }
     return {
         "gain": Picture(gain, {"order": list(dict.fromkeys(row for _, row in gain))}),
         "relations": Picture(by_relation, {"limits": (0, 100)}),
-        "trees": Picture(lines),
     }
 
 
 def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFrame:
-    nan = np.nan
-    rows = {
-        measure: {
-            "best head %": 100 * metrics[f"{measure}/best/all"],
-            "UUAS %": 100 * metrics[f"{measure}/uuas"],
-            "probe UAS %": 100 * metrics.get(f"probe/trained/{measure}/raw", nan),
-            "random probe UAS %": 100 * metrics.get(f"probe/random/{measure}/raw", nan),
-        }
-        for measure in measures
-    }
-    baseline = {"best head %": 100 * metrics["right_branching/all"], "UUAS %": 100 * metrics["right_branching/uuas"]}
-    return pd.DataFrame.from_dict(rows | {"right_branching": baseline}, orient="index")
+    rows = {measure: {"best head %": 100 * metrics[f"{measure}/best/all"]} for measure in measures}
+    baseline = {"right_branching": {"best head %": 100 * metrics["right_branching/all"]}}
+    return pd.DataFrame.from_dict(rows | baseline, orient="index")
 
 
 def _gain(gain: float) -> str:
@@ -582,27 +444,11 @@ def _gain(gain: float) -> str:
     return f"{verb} the accuracy of the best head by {abs(tenths) / 10:.1f} percentage points"
 
 
-def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[str]:
-    best = max(measures, key=lambda measure: metrics[f"{measure}/uuas"])
+def _sentences(metrics: Mapping[str, float]) -> list[str]:
     return [
         f"The best head by weights finds {percent(metrics['attn_w/best/all'])} of the arcs and the best head by vector norms "
         f"{percent(metrics['attn_n/best/all'])}, each on the half of the corpus not used to select it; always choosing "
         f"the next word finds {percent(metrics['right_branching/all'])}.",
         f"With special tokens allowed, norms {_gain(metrics['gain/with_sinks'])}; with special tokens excluded, "
         f"they {_gain(metrics['gain/sinks_masked'])}.",
-        f"The maximum spanning trees of whole blocks contain {percent(metrics[f'{best}/uuas'])} of the undirected arcs in the "
-        f"best layer by the best measure ({BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "
-        f"{percent(metrics['right_branching/uuas'])}.",
-        f"A probe on all heads finds the syntactic head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
-        f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; on a random model of the same "
-        f"shape, it finds {percent(metrics['probe/random/attn_w/raw'])} by weights.",
     ]
-
-
-BLOCKS_IN_WORDS = {
-    "attn_w": "weights",
-    "attn_n": "vectors",
-    "attnres_n": "with the residual connection",
-    "attnresln_n": "with the layer normalisation",
-    "layer": "whole layers",
-}

@@ -88,7 +88,7 @@ def everything(name: str, bert: Specimen) -> Findings:
         case "syntax":
             resources = {TREEBANK: syntax_oracle.treebank()}
             return syntax_oracle.annotated(bert).findings(
-                name, SyntaxOptions(seed=0), [1, 2], categories, resources=resources
+                name, SyntaxOptions(), [1, 2], categories, resources=resources
             )
         case "sinks":
             options = SinksOptions(length=6, controls=1, seed=0)

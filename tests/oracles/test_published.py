@@ -104,7 +104,7 @@ def test_feedforward(specimen, choice, bias):
 @pytest.mark.spread(1)
 def test_syntax(name, punctuation):
     specimen = made(name)
-    options = SyntaxOptions(punctuation=punctuation, seed=3)
+    options = SyntaxOptions(punctuation=punctuation)
     annotated = syntax_oracle.annotated(specimen)
     findings = annotated.findings("syntax", options, [1, 3], ["all"], resources={TREEBANK: syntax_oracle.treebank()})
     assert_published(findings, syntax_oracle.expected(annotated, [1, 3], options))

@@ -80,7 +80,6 @@ DRAINS = {
 LENGTHS = (
     "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.53, compared with 3.7 for the other keys."
 )
-PROBES = {("trained", "attn_w"): 0.6, ("trained", "attn_n"): 0.62, ("random", "attn_w"): 0.15}
 
 CASES = {
     "mixing": [
@@ -262,21 +261,6 @@ CASES = {
                 (0.0006, "raise the accuracy of the best head by 0.1 percentage points"),
             )
         ),
-        (
-            {"attn_w/uuas": 0.5, "layer/uuas": 0.625, "right_branching/uuas": 0.4},
-            [
-                "The maximum spanning trees of whole blocks contain 63% of the undirected arcs in the best layer by the best "
-                "measure (whole layers); trees that join adjacent words contain 40%.",
-            ],
-        ),
-        (
-            {f"probe/{model}/{measure}/raw": value for (model, measure), value in PROBES.items()},
-            [
-                "A probe on all heads finds the syntactic head of 60% of the words by weights and of 62% by norms; on a "
-                "random model of the same shape, it finds 15% by weights.",
-            ],
-        ),
-        ({"probe/trained/attn_w/raw": 0.6}, []),
     ],
     "norms": [
         ({}, []),

@@ -1,20 +1,14 @@
 """The syntax analysis as a user runs it; its numbers are compared with brute force in tests/oracles."""
 
-import contextlib
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-import torch
 
-from normscope.analyses.syntax.probes import MapFile, Sample
-from normscope.analyses.syntax.scoring import Moments, spanning_trees
-from normscope.analyses.syntax.treebank import TreebankResource
-from normscope.errors import InputError
+from normscope.analyses.syntax.scoring import Moments
 from tests.end_to_end.shell import draw_nothing, run_here
-from tests.treebank import TREEBANK, write_treebank
 
 
 def run(capsys, monkeypatch, folder, saved_model, *arguments):
@@ -27,37 +21,6 @@ def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model)
     assert outcome.status == 2
     assert "analysis=syntax needs sentences with heads and relations; set dataset=conllu" in outcome.err
-    path = write_treebank(tmp_path)
-    wrong = [f"dataset.path={path}", "dataset=conllu", "analysis.syntax.train=nowhere.conllu"]
-    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *wrong)
-    assert outcome.status == 2
-    assert "analysis.syntax.train=nowhere.conllu: no such file" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("These are notes.\nAnd more of them.\n", "line 1: expected"),
-        (TREEBANK + "\n\n1\tbroken\n", "expected"),
-        (
-            "1\tfox" + "\t_" * 8 + "\n",
-            "expected sentences with heads (column 7) and relations (column 8), got none",
-        ),
-    ],
-)
-def test_a_training_file_is_read_before_the_corpus(capsys, monkeypatch, tmp_path, saved_model, content, said):
-    (tmp_path / "notes.txt").write_text(content)
-    monkeypatch.setattr(TreebankResource, "read", lambda *_: pytest.fail("the corpus has been read"))
-    given = [
-        "dataset=conllu",
-        f"dataset.path={write_treebank(tmp_path)}",
-        f"analysis.syntax.train={tmp_path}/notes.txt",
-    ]
-    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *given)
-    assert outcome.status == 2
-    assert f"analysis.syntax.train={tmp_path}/notes.txt: " in outcome.err
-    assert said in outcome.err
-    assert not (tmp_path / "run").exists()
 
 
 def sentence(*words: tuple[str, int, str], text: str = "") -> str:
@@ -134,34 +97,6 @@ def test_treebanks_that_show_little(content, message, capsys, monkeypatch, tmp_p
     else:
         heads = pd.read_parquet(tmp_path / "run/tables/syntax_heads.parquet").query("layer == 1")
         assert heads["relation"].unique().tolist() == ["punct"]
-
-
-@pytest.mark.parametrize("weight", [1.0, 0.0, 1e-30])
-def test_trees_of_tiny_and_equal_weights_span_all_words(weight):
-    maps = torch.full((2, 1, 4, 4), weight, dtype=torch.float64)
-    maps[0, 0, 0, 3] = maps[0, 0, 3, 2] = 2 * weight + 1e-300
-    sentence, one, other = edges = torch.tensor([[0, 0, 0], [0, 0, 2], [2, 3, 3]])
-    weights = maps[:, sentence, one, other] + maps[:, sentence, other, one]
-    first, second = spanning_trees(weights, edges, 1, 4)[:, 0]
-    assert first.triu().nonzero().tolist() == [[0, 3], [2, 3]]
-    assert second.triu().nonzero().tolist() == [[0, 2], [0, 3]]
-
-
-def test_maps_of_training_sentences_are_kept_in_a_file(monkeypatch):
-    maps = [torch.rand(2, 3, 2, 4, 4, dtype=dtype) for dtype in (torch.float64, torch.float32)]
-    words, arcs = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[0, 1, 2]])
-    samples = [Sample(tensor.__getitem__, words, arcs) for tensor in maps]
-    with MapFile() as file:
-        kept = [file.keep(sample) for sample in samples]
-        for measure in (1, 0, 1):
-            for sample, tensor in zip(kept, maps, strict=True):
-                assert torch.equal(sample.maps_of(measure), tensor[measure])
-        with contextlib.suppress(OSError), open("/dev/full", "wb") as full, monkeypatch.context() as patched:
-            patched.setattr(file, "_file", full)
-            with pytest.raises(
-                InputError, match="analysis.syntax.train_sentences: the maps of the training sentences do"
-            ):
-                file.keep(samples[0])
 
 
 def _interval(correct, arcs):

@@ -182,7 +182,7 @@ def test_syntax_does_not_wait(monkeypatch, model_type):
     )
     treebank = Treebank((ALL, "det", "punct"), Sentences)
     context = dataclasses.replace(context_of(model), has_feed_forward=True, resources={TREEBANK: treebank})
-    run(monkeypatch, model, layout, [SyntaxAnalysis(SyntaxOptions(seed=0), context)], batch)
+    run(monkeypatch, model, layout, [SyntaxAnalysis(SyntaxOptions(), context)], batch)
 
 
 @pytest.mark.parametrize("sums", [False, True])

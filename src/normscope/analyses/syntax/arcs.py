@@ -31,10 +31,6 @@ class Arcs:
     """The tokens of the units; only words are targets."""
     words: Bool[Tensor, "batch word"]
     """Which target words a sentence has."""
-    nodes: Bool[Tensor, "batch word"]
-    """Those that trees span: all, or all but punctuation."""
-    edges: Int[Tensor, "3 edge"]
-    """The pairs of nodes that trees choose from: sentence, one word and a later one; in CPU memory."""
     halves: Int[Tensor, " batch"]
     """The half of the corpus that each sentence belongs to."""
     sentence: Int[Tensor, " arc"]
@@ -46,7 +42,7 @@ class Arcs:
     offset: Int[Tensor, " arc"]
     """How many words the head comes after the dependent."""
     counted: Bool[Tensor, " arc"]
-    """Whether the arc counts in `all`, in trees and in probes."""
+    """Whether the arc counts in `all`."""
     dropped: Int[Tensor, " reason"]
     """Number of arcs that were dropped, by reason."""
 
@@ -67,7 +63,7 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
     """The arcs of a batch of annotated sentences.
 
     Args:
-        batch: Its sequences have the words of their tokens; those without a tree have no arc.
+        batch: Its sequences have the words of their tokens; those without heads have no arc.
         relations: The index of every relation.
         punctuation: Whether arcs of punctuation count like others.
         subtypes: Whether relations keep their subtypes.
@@ -86,23 +82,16 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
         count = max(count, targets + len(special))
     rows: list[tuple[int, int, int, int, int, bool]] = []
     dropped = [0, 0]
-    nodes = np.zeros((len(lengths), targets), dtype=bool)
     for row, sentence in enumerate(batch.sentences):
-        nodes[row, : len(numbers[row])] = True
         if sentence is not None and sentence.annotation.heads is not None:
             labels = [relation_of(label, subtypes=subtypes) for label in sentence.annotation.columns["deprel"]]
-            if not punctuation:
-                nodes[row, _punctuation(sentence, labels, numbers[row])] = False
             rows += _arcs(row, sentence, labels, numbers[row], relations, dropped)
-    pairs = nodes[:, :, None] & nodes[:, None, :] & np.triu(np.ones((targets, targets), dtype=bool), 1)
     tokens, device = torch.from_numpy(units), batch.input_ids.device
     table = to_device(torch.tensor(rows, dtype=torch.int64).view(-1, 6), device)
     words = torch.arange(targets) < torch.tensor([len(known) for known in numbers])[:, None]
     return Arcs(
         groups=WordGroups.of(Pieces.of(tokens, targets), Pieces.of(tokens, count), torch.float32).to(device),
         words=to_device(words, device),
-        nodes=to_device(torch.from_numpy(nodes), device),
-        edges=torch.from_numpy(np.stack(pairs.nonzero())),
         halves=to_device(torch.tensor([half_of(row) for row in batch.rows]), device),
         sentence=table[:, 0],
         dependent=table[:, 1],
@@ -117,15 +106,6 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
 def _unit_numbers(words: np.ndarray) -> dict[int, int]:
     """The unit of every word that has tokens, in the order of the words."""
     return {word: number for number, word in enumerate(sorted(set(words.tolist()) - {NO_WORD}))}
-
-
-def _punctuation(sentence: AnnotatedSentence, labels: Sequence[str], numbers: Mapping[int, int]) -> list[int]:
-    """Units that are punctuation alone."""
-    relations: dict[int, set[str]] = {}
-    for label, owner in zip(labels, sentence.owners, strict=True):
-        if owner in numbers:
-            relations.setdefault(numbers[owner], set()).add(label)
-    return [unit for unit, of_unit in relations.items() if of_unit == {PUNCTUATION}]
 
 
 def _arcs(

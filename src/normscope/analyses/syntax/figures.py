@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.analyses.findings import Dots, Figure, HeatmapPanels, Lines
+from normscope.analyses.findings import Dots, Figure, HeatmapPanels
 from normscope.analyses.syntax.maps import HEAD_MEASURES
 
 TITLES = {
@@ -24,15 +24,12 @@ SPECIAL = {"no_self": "special tokens allowed", "words": "special tokens exclude
 _MOST_RELATIONS = 24
 
 
-def describe_figures(
-    heads: pd.DataFrame, pooled: pd.DataFrame, trees: pd.DataFrame, relations: Sequence[str]
-) -> dict[str, Figure]:
+def describe_figures(heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str]) -> dict[str, Figure]:
     """All figures.
 
     Args:
         heads: The table `heads`.
         pooled: Held-out accuracy of the best head by measure, relation and candidates, with its interval.
-        trees: The table `trees`.
         relations: All relations but their union.
     """
     counts = pooled[pooled["measure"] == "attn_w"].groupby("relation")["count"].max()
@@ -42,7 +39,6 @@ def describe_figures(
     return {
         "gain": _gain(pooled, shown),
         "relations": _relations(heads, shown),
-        "trees": _trees(trees),
     }
 
 
@@ -98,23 +94,5 @@ def _relations(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
             "Share of the arcs at which the largest entry among the other words is the correct one, by layer (deepest at the "
             "top) and relation (most frequent first). For weights and vectors, that of the best head and direction; for the "
             "other measures, that of the whole block in its better direction."
-        ),
-    )
-
-
-def _trees(trees: pd.DataFrame) -> Figure:
-    blocks = trees[(trees["head"] == 0) & (trees["layer"] > 0)].reset_index(drop=True)
-    percent = blocks.assign(**{name: blocks[name] * 100 for name in ("uuas", "low", "high")})
-    return Lines(
-        table=percent,
-        x="layer",
-        y="uuas",
-        series="measure",
-        series_titles={name: title for name, title in TITLES.items() if (blocks["measure"] == name).any()},
-        y_label="arcs in the tree (%)",
-        band=("low", "high"),
-        caption=(
-            "Share of the undirected arcs that are edges of the maximum spanning tree of a whole block's map, by layer. Bands "
-            "are 95% intervals over sentences."
         ),
     )

@@ -37,16 +37,10 @@ def _of_model(layers: Any) -> Any:
     return layers > 0
 
 
-def _single(heads: Any) -> Any:
-    return heads > 0
-
-
 def _over_arcs(rows: Any, column: str) -> Any:
     return (rows[column] * rows["count"]).sum() / rows["count"].sum()
 
 
-_BLOCKS: Where = {"layer": _of_model, "head": 0}
-_HEADS: Where = {"layer": _of_model, "head": _single}
 _BASELINE: Where = {"measure": "right_branching", "layer": 0}
 
 PUBLISHED = Published(
@@ -88,46 +82,6 @@ PUBLISHED = Published(
                 "right_branching": "Accuracy on this half of always choosing the next word as the syntactic head.",
             },
         ),
-        "trees": Table(
-            rows=(
-                _LAYER,
-                _HEAD,
-                _MEASURE.but("Measure; `right_branching` is the baseline that joins adjacent words."),
-            ),
-            values={
-                "candidates": Column("`words`: trees span only words.", kind="text"),
-                "uuas": Column(
-                    "Share of the arcs that are edges of the maximum spanning tree, ignoring direction.",
-                    label="undirected arcs found (%)",
-                ),
-                "low": _LOW,
-                "high": _HIGH,
-                "edges": Column("Number of arcs.", kind="whole"),
-            },
-            ranked_by=("uuas",),
-        ),
-        "probe": Table(
-            rows=(
-                Axis(
-                    "model",
-                    "`trained`, or `random` for a model of the same shape with random weights; `none` for the baseline.",
-                ),
-                _MEASURE.but("`attn_w` or `attn_n`, all heads together; or `right_branching`."),
-                Axis(
-                    "maps",
-                    "`raw`, or `normalised` so that what a word takes from the others adds up to 1.",
-                    noun="kind of maps",
-                ),
-            ),
-            values={
-                "candidates": Column("`words`: the syntactic head is one of the other words.", kind="text"),
-                "uas": "Share of the words whose most probable syntactic head is correct.",
-                "low": _LOW,
-                "high": _HIGH,
-                "count": Column("Number of words.", kind="whole"),
-                "training_sentences": Column("Number of sentences that the probe was trained on.", kind="whole"),
-            },
-        ),
     },
     metrics=(
         Rollup(
@@ -144,29 +98,11 @@ PUBLISHED = Published(
             "by `attn_w`, with all other tokens (`with_sinks`) or only words (`sinks_masked`) as candidates.",
         ),
         Rollup(
-            "<measure>/uuas",
-            "Largest share of undirected arcs in the trees of a whole block or layer.",
-            of="trees.uuas",
-            how="max",
-            where=_BLOCKS,
-        ),
-        Rollup(
-            "<measure>/best_head_uuas",
-            "Largest share of undirected arcs in the trees of a single head.",
-            of="trees.uuas",
-            how="max",
-            where=_HEADS,
-        ),
-        Rollup(
-            "probe/<model>/<measure>/<maps>", "Share of the words whose syntactic head the probe finds.", of="probe.uas"
-        ),
-        Rollup(
             "right_branching/all",
             "Accuracy over `all` relations of the baseline.",
             of="heads.accuracy",
             where={**_BASELINE, "half": "both", "relation": "all"},
         ),
-        Rollup("right_branching/uuas", "Share of undirected arcs of the baseline.", of="trees.uuas", where=_BASELINE),
         Rollup(
             "dropped/<reason>",
             "Number of arcs that were excluded: between words that share the same tokens (`inside` a multi-word token), or at "
@@ -174,12 +110,6 @@ PUBLISHED = Published(
         ),
     ),
     curves=(
-        Rollup(
-            "<measure>/uuas",
-            "Share of undirected arcs in the trees of the block or layer.",
-            of="trees.uuas",
-            where=_BLOCKS,
-        ),
         Rollup(
             "<measure>/all",
             "Largest accuracy over `all` relations of a head (for whole blocks: of the layer), with `words` as candidates, in "

@@ -1,17 +1,14 @@
-"""How often the largest entry of a map is the right word, and how often arcs are edges of its spanning tree."""
+"""How often the largest entry of a map is the right word."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from normscope.analyses.syntax.arcs import Arcs
-from normscope.maths.tensors import to_device
 from normscope.statistics.intervals import share_interval
 
 CANDIDATES = ("all", "no_self", "no_special", "words")
@@ -112,54 +109,3 @@ def by_half(values: Int[Tensor, "*map batch relation"], halves: Int[Tensor, " ba
 def products(correct: Int[Tensor, "..."], counts: Int[Tensor, "..."]) -> tuple[Tensor, Tensor, Tensor]:
     """c, c² and c n of every sentence."""
     return correct, correct.square(), correct * counts
-
-
-def edge_weights(maps: Float[Tensor, "batch map word unit"], arcs: Arcs) -> Float[Tensor, "map edge"]:
-    """m_ij + m_ji of every pair of words that a tree may join.
-
-    Args:
-        maps: What each word takes from each unit.
-    """
-    sentence, one, other = to_device(arcs.edges, maps.device)
-    return (maps[sentence, :, one, other] + maps[sentence, :, other, one]).T
-
-
-def spanning_trees(
-    weights: Float[Tensor, "map edge"], edges: Int[Tensor, "3 edge"], sentences: int, words: int
-) -> Bool[Tensor, "map batch word word"]:
-    """Maximum spanning trees.
-
-    All trees are those of one sparse graph, with a component for each map and sentence. SciPy finds the minimum spanning forest
-    of the ranks of the weights: weights of zero are no edges to it. Of equal weights, the earlier pair has the lower rank.
-
-    Args:
-        weights: Weights of the edges.
-        edges: Sentence, one word and a later one; in CPU memory.
-        sentences: Number of sentences.
-        words: Number of words of the longest sentence.
-
-    Returns:
-        True at (i, j) and (j, i) if the words are joined; in CPU memory.
-    """
-    count = len(weights)
-    sentence, one, other = edges.numpy()
-    chosen = weights.double().cpu().numpy().ravel()
-    ranks = np.empty(len(chosen))
-    ranks[np.argsort(-chosen, kind="stable")] = np.arange(1, len(chosen) + 1)
-    component = (np.arange(count)[:, None] * sentences + sentence).ravel() * words
-    first, second = component + np.tile(one, count), component + np.tile(other, count)
-    size = count * sentences * words
-    graph = scipy.sparse.csr_array((ranks, (first, second)), shape=(size, size))
-    forest = minimum_spanning_tree(graph).tocoo()
-    trees = np.zeros((count, sentences, words, words), dtype=bool)
-    place, row = np.divmod(forest.row, words)
-    column = forest.col % words
-    trees[place // sentences, place % sentences, row, column] = True
-    trees[place // sentences, place % sentences, column, row] = True
-    return torch.from_numpy(trees)
-
-
-def in_trees(trees: Bool[Tensor, "map batch word word"], arcs: Arcs) -> Bool[Tensor, "map arc"]:
-    """Whether each arc is an edge."""
-    sentence, dependent, head = (ends.cpu() for ends in (arcs.sentence, arcs.dependent, arcs.head))
-    return trees[:, sentence, dependent, head].to(arcs.sentence.device)

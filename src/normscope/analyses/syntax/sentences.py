@@ -7,7 +7,7 @@ from normscope.rounding import brief_share, compared, percentage
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The best single head, the trees and the probes, by weights and by vectors."""
+    """The best single head, by weights and by vectors."""
     sentences: list[Sentence] = []
     weights, vectors = (metrics.get(f"{measure}/best/all") for measure in ("attn_w", "attn_n"))
     baseline = metrics.get("right_branching/all")
@@ -32,32 +32,6 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 table="best",
             )
         )
-    trees = {measure: metrics[f"{measure}/uuas"] for measure in _BLOCKS if f"{measure}/uuas" in metrics}
-    chain = metrics.get("right_branching/uuas")
-    if trees and chain is not None:
-        best = max(trees, key=lambda measure: trees[measure])
-        found = compared(brief_share, trees[best], chain)
-        sentences.append(
-            Sentence(
-                f"The maximum spanning trees of whole blocks contain {found[0]} of the undirected arcs in the "
-                f"best layer by the best measure ({_BLOCKS[best]}); trees that join adjacent words contain "
-                f"{found[1]}.",
-                figure="trees",
-                table="trees",
-            )
-        )
-    probes = [metrics.get(f"probe/{model}/attn_w/raw") for model in ("trained", "random")]
-    norms = metrics.get("probe/trained/attn_n/raw")
-    if probes[0] is not None and probes[1] is not None and norms is not None:
-        found = compared(brief_share, probes[0], norms, probes[1])
-        sentences.append(
-            Sentence(
-                f"A probe on all heads finds the syntactic head of {found[0]} of the words by weights and of "
-                f"{found[1]} by norms; on a random model of the same shape, it finds {found[2]} by "
-                "weights.",
-                table="probe",
-            )
-        )
     return sentences
 
 
@@ -67,12 +41,3 @@ def _gain(gain: float, other: float) -> str:
     if percentage(gain) == percentage(0.0):
         return "change the accuracy of the best head by less than 0.1 points"
     return f"{'raise' if gain > 0 else 'lower'} the accuracy of the best head by {points} percentage points"
-
-
-_BLOCKS = {
-    "attn_w": "weights",
-    "attn_n": "vectors",
-    "attnres_n": "with the residual connection",
-    "attnresln_n": "with the layer normalisation",
-    "layer": "whole layers",
-}

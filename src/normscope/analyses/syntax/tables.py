@@ -13,7 +13,6 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.syntax.arcs import INSIDE, MISSING
 from normscope.analyses.syntax.figures import describe_figures
 from normscope.analyses.syntax.maps import HEAD_MEASURES
-from normscope.analyses.syntax.probes import ProbeResult
 from normscope.analyses.syntax.published import PUBLISHED
 from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
 from normscope.analyses.syntax.sentences import sentences_of
@@ -25,8 +24,6 @@ from normscope.statistics.tidy import tidy
 HALVES = ("odd", "even", "both")
 RIGHT_BRANCHING, FIXED_OFFSET = "right_branching", "fixed_offset"
 WORDS = "words"
-NONE = "none"
-"""The model of a baseline."""
 
 _OFFSETS = np.arange(-LONGEST_OFFSET, LONGEST_OFFSET + 1)
 
@@ -71,25 +68,17 @@ class SyntaxReport:
     """layer, moment, candidates, direction, map, half, relation."""
     arcs: np.ndarray
     """moment, half, relation."""
-    edges: np.ndarray
-    """layer, moment, map."""
-    tree_arcs: np.ndarray
-    """moment."""
     offsets: np.ndarray
     """moment, offset, half, relation."""
-    chains: np.ndarray
-    """moment."""
     dropped: Sequence[int]
     """Number of arcs, by reason."""
     without_tree: int
     """Number of sentences without a tree."""
-    probes: Sequence[ProbeResult]
 
     def findings(self) -> Findings:
         """Tables, metrics, figures and sentences."""
         heads = pd.concat([self._head_table, self._baseline_rows()], ignore_index=True)
-        best, trees, probe = self._best(), self._trees(), self._probe_table()
-        tables = {"heads": heads, "best": best, "trees": trees} | ({"probe": probe} if len(probe) else {})
+        tables = {"heads": heads, "best": self._best()}
         # Where single heads compete, the maps of whole blocks do not.
         counted = {"heads": heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]}
         rolled = roll_up(PUBLISHED, tables | counted)
@@ -101,12 +90,10 @@ class SyntaxReport:
             metrics=metrics,
             sentences=sentences_of(metrics),
             curves=rolled.curves,
-            figures=describe_figures(
-                heads, pooled, trees, [relation for relation in self.relations if relation != ALL]
-            ),
+            figures=describe_figures(heads, pooled, [relation for relation in self.relations if relation != ALL]),
             summary=self._summary(metrics),
             summary_digits=1,
-            summary_caption="best held-out head, UUAS of trees, and UAS of probes, by measure",
+            summary_caption="best held-out head, by measure",
             notes=self._notes(),
         )
 
@@ -247,52 +234,6 @@ class SyntaxReport:
         low, high = moments.interval()
         return keys.assign(accuracy=moments.share, low=low, high=high, count=moments.arcs.astype(int))
 
-    def _trees(self) -> pd.DataFrame:
-        moments = _moments(np.moveaxis(self.edges, 1, 0), self.tree_arcs)
-        low, high = moments.interval()
-        table = tidy({"uuas": moments.share, "low": low, "high": high}, layer=self.layers, map=range(len(self._maps)))
-        number = table.pop("map").to_numpy()
-        chain = _moments(self.chains, self.tree_arcs)
-        ends = chain.interval()
-        baseline = {
-            "layer": 0,
-            "head": 0,
-            "measure": RIGHT_BRANCHING,
-            "uuas": chain.share,
-            "low": ends[0],
-            "high": ends[1],
-        }
-        table = pd.concat(
-            [
-                table.assign(
-                    measure=np.array([measure for measure, _ in self._maps], dtype=object)[number],
-                    head=np.array([head for _, head in self._maps])[number],
-                ),
-                pd.DataFrame([{key: _scalar(value) for key, value in baseline.items()}]),
-            ],
-            ignore_index=True,
-        ).assign(candidates=WORDS, edges=int(self.tree_arcs[0]))
-        return table[["layer", "head", "measure", "candidates", "uuas", "low", "high", "edges"]]
-
-    def _probe_table(self) -> pd.DataFrame:
-        rows = []
-        for result in self.probes:
-            low, high = result.moments.interval()
-            rows.append(
-                {
-                    "model": result.model,
-                    "measure": result.measure,
-                    "maps": result.maps,
-                    "candidates": WORDS,
-                    "uas": float(result.moments.share),
-                    "low": float(low),
-                    "high": float(high),
-                    "count": int(result.moments.arcs),
-                    "training_sentences": result.training_sentences,
-                }
-            )
-        return pd.DataFrame(rows)
-
     def _gains_and_drops(self, pooled: pd.DataFrame) -> dict[str, float]:
         """What norms add to weights, and how many arcs were excluded."""
         overall = pooled[pooled["relation"] == ALL].set_index(["measure", "candidates"])["accuracy"]
@@ -306,16 +247,8 @@ class SyntaxReport:
     def _summary(self, metrics: dict[str, float]) -> pd.DataFrame:
         rows = {}
         for measure in dict.fromkeys([*HEAD_MEASURES, *self.measures]):
-            rows[measure] = {
-                "best head %": 100 * metrics.get(f"{measure}/best/{ALL}", np.nan),
-                "UUAS %": 100 * metrics.get(f"{measure}/uuas", np.nan),
-                "probe UAS %": 100 * metrics.get(f"probe/trained/{measure}/raw", np.nan),
-                "random probe UAS %": 100 * metrics.get(f"probe/random/{measure}/raw", np.nan),
-            }
-        rows[RIGHT_BRANCHING] = {
-            "best head %": 100 * metrics.get(f"{RIGHT_BRANCHING}/{ALL}", np.nan),
-            "UUAS %": 100 * metrics.get(f"{RIGHT_BRANCHING}/uuas", np.nan),
-        }
+            rows[measure] = {"best head %": 100 * metrics.get(f"{measure}/best/{ALL}", np.nan)}
+        rows[RIGHT_BRANCHING] = {"best head %": 100 * metrics.get(f"{RIGHT_BRANCHING}/{ALL}", np.nan)}
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def _notes(self) -> list[str]:
@@ -358,7 +291,3 @@ _HEAD_COLUMNS = [
 def _moments(correct: np.ndarray, arcs: np.ndarray) -> Moments:
     """Moments whose first axes are those of `correct` (c, c², c n) and `arcs` (n, n², sentences)."""
     return Moments(*correct, *arcs)
-
-
-def _scalar(value: object) -> object:
-    return float(value) if isinstance(value, np.ndarray | np.floating) else value

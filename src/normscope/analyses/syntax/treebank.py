@@ -1,17 +1,11 @@
 """What the syntax analysis must know of a treebank before the first batch."""
 
 import dataclasses
-import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-
-import numpy as np
+from collections.abc import Sequence
 
 from normscope.analyses.syntax.options import SyntaxOptions
-from normscope.data.conllu_file import ConlluFile
-from normscope.data.corpora import NumberedCorpus
-from normscope.data.examples import ROOT, Annotation, Corpus, Example
+from normscope.data.examples import ROOT, Annotation, Example
 from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.errors import InputError
 
@@ -27,21 +21,12 @@ _MOST_RELATIONS = 200
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Treebank:
-    """The relations of a treebank, and access to its sentences."""
+    """The relations of a treebank."""
 
     relations: tuple[str, ...]
     """ALL, then the others in alphabetical order; the relation of the root is left out."""
-    open_corpus: Callable[[], Corpus]
     without_tree: int = 0
     """Number of sentences without a tree."""
-    training: Sequence[Example] | None = None
-    """The sentences that train probes, if they come from another file."""
-
-    def sentences(self, half: int | None = None) -> Iterator[Example]:
-        """Sentences with a tree, numbered by row: all, or those of one half (see `half_of`)."""
-        for example in NumberedCorpus(self.open_corpus()).examples():
-            if isinstance(example, Example) and _has_tree(example) and (half is None or half_of(example.row) == half):
-                yield example
 
 
 def half_of(row: int) -> int:
@@ -54,40 +39,11 @@ def relation_of(label: str, *, subtypes: bool) -> str:
     return label if subtypes else label.partition(":")[0]
 
 
-def sampled(examples: Iterator[Example], size: int, seed: int) -> list[Example]:
-    """At most `size` sentences, drawn by their rows, in the order of the rows."""
-    drawn: list[tuple[float, Example]] = []
-    for example in examples:
-        drawn.append((float(np.random.default_rng([seed, example.row]).random()), example))
-        if len(drawn) >= 2 * size:
-            drawn = sorted(drawn, key=lambda pair: pair[0])[:size]
-    chosen = sorted(drawn, key=lambda pair: pair[0])[:size]
-    return sorted((example for _, example in chosen), key=lambda example: example.row)
-
-
-def training_sentences(options: SyntaxOptions) -> list[Example] | None:
-    """The sentences of the file on which probes are trained; None if there is none.
-
-    Raises:
-        InputError: If it is not a treebank, or no sentence has a tree.
-    """
-    if not options.probes or options.train is None:
-        return None
-    corpus = ConlluFile(Path(options.train).expanduser(), key="analysis.syntax.train")
-    sentences = sampled(Treebank((), lambda: corpus).sentences(), options.train_sentences, options.seed)
-    if not sentences:
-        raise InputError(
-            f"analysis.syntax.train={options.train}: expected sentences with heads (column 7) and relations (column 8), got "
-            "none"
-        )
-    return sentences
-
-
 class TreebankResource(Resource[Treebank]):
     """Reads the relations of a treebank, in one pass that keeps nothing else.
 
     Args:
-        options: Whether relations keep their subtypes, and the file on which probes are trained.
+        options: Whether relations keep their subtypes.
     """
 
     reads_corpus = True
@@ -96,19 +52,12 @@ class TreebankResource(Resource[Treebank]):
 
     def __init__(self, options: SyntaxOptions) -> None:
         self._options = options
-        self._training = functools.cache(lambda: training_sentences(options))
 
     def start(self, context: ResourceContext) -> None:
-        """Prepare for the first sentences.
-
-        Raises:
-            InputError: If the training file is not a treebank.
-        """
+        """Prepare for the first sentences."""
         self._relations: set[str] = set()
         self._trees = self._others = 0
         self._path, self._conllu = context.dataset.path, context.dataset.kind == "conllu"
-        self._open = functools.partial(context.open_corpus, context.dataset)
-        self._training()  # which would be too late after hours of batches
 
     def read(self, examples: Sequence[Example | str]) -> None:
         """Collect the relations of the next sentences."""
@@ -159,7 +108,7 @@ class TreebankResource(Resource[Treebank]):
                 f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "
                 f"treebank has {len(self._relations)}"
             )
-        return Treebank((ALL, *sorted(self._relations)), self._open, self._others, self._training())
+        return Treebank((ALL, *sorted(self._relations)), self._others)
 
     def digest(self, value: Treebank) -> str:
         """A hash of the relations."""
