@@ -39,26 +39,18 @@ PHASES = ("pass", "interventions", "results", "maps", "publishing")
 """The phases from the first batch on, which are reported one by one."""
 
 
-def measured_commands(
-    repeats: int,
-    shapes: Sequence[str] = tuple(MODELS),
-    sizes: Sequence[int] = SIZES,
-    ways: Sequence[str] = WAYS,
-) -> Iterator[dict[str, object]]:
+def measured_commands(repeats: int) -> Iterator[dict[str, object]]:
     """One row per model, number of examples and command, as soon as it has been measured.
 
     Args:
         repeats: How often each command is run.
-        shapes: Keys of MODELS.
-        sizes: Numbers of examples.
-        ways: Names of analyses, several joined by +.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for shape, size in itertools.product(shapes, sizes):
+        for shape, size in itertools.product(MODELS, SIZES):
             corpus = Path(folder, f"{size}.jsonl")
             corpus.write_text("".join(examples(size)))
             settings = [f"model={MODELS[shape]}", "device=cpu", "dataset=text", f"dataset.path={corpus}"]
-            for way in ways:
+            for way in WAYS:
                 runs = [_measured(way, settings, Path(folder)) for _ in range(repeats)]
                 yield {"shape": shape, "examples": size, "way": way} | medians(runs)
 

@@ -1,9 +1,9 @@
 """Time and memory of the alternatives of a scenario.
 
-Time: the alternatives take turns, and each is divided by the bare pass just before it (what shares add: by the same analysis
-without them). The median of these ratios is reported, because the machine's load changes from second to second. Memory on the
-CPU: one process per alternative; `memory` is the process's peak (including weights and accumulators), `pass` how far memory
-rises during a pass. On CUDA, both count what torch has allocated.
+Time: the alternatives take turns, and each is divided by the bare pass just before it. The median of these ratios is reported,
+because the machine's load changes from second to second. Memory on the CPU: one process per alternative; `memory` is the
+process's peak (including weights and accumulators), `pass` how far memory rises during a pass. On CUDA, both count what torch
+has allocated.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.scenarios import SHAPES, SLOW, SLOWEST, Scenario, duration, prepare
+from benchmarks.scenarios import BARE, SHAPES, STRAIGHTFORWARD, Scenario, duration, prepare
 
 
 class Memory(NamedTuple):
@@ -38,10 +38,10 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
     seconds, ratios, notes = times(scenario, repeats)
     memory: dict[str, Memory] = {}
     for way in seconds:
-        if scenario.measures_memory(way):
+        if scenario.memory:
             with _noted(notes, way, "memory"):
                 memory[way] = _memory_of(scenario, way)
-    bare = memory.get(scenario.beside)
+    bare = memory.get(BARE)
     about = {
         "shape": scenario.shape,
         "device": scenario.device,
@@ -64,7 +64,7 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
         if way in memory:
             row["mebibytes"] = round(memory[way].whole / 2**20)
         rows.append(row | {"note": notes.get(way, "")})
-    return rows + [about | {"way": way, "note": f"skipped: {reason}"} for way, reason in scenario.skipped]
+    return rows
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def _noted(notes: dict[str, str], way: str, what: str) -> Iterator[None]:
 
 
 def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
-    """Seconds, and time relative to the bare pass or what a scenario names instead, of each alternative: medians.
+    """Seconds, and time relative to the bare pass, of each alternative: medians.
 
     Args:
         scenario: The scenario to run.
@@ -89,19 +89,18 @@ def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str,
     """
     prepared, notes = prepare(scenario), dict[str, str]()
     for way, forward in prepared.items():
-        if way not in SLOWEST:
-            with _noted(notes, way, "it"):
-                forward()
-    if scenario.beside in notes:
-        raise RuntimeError(f"{scenario.shape}, {scenario.length} tokens: {scenario.beside}: {notes[scenario.beside]}")
+        with _noted(notes, way, "it"):
+            forward()
+    if BARE in notes:
+        raise RuntimeError(f"{scenario.shape}, {scenario.length} tokens: {BARE}: {notes[BARE]}")
     ways = {way: forward for way, forward in prepared.items() if way not in notes}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         for way, forward in ways.items():
-            if (way in SLOW and repeat >= 3) or (way in SLOWEST and repeat >= 1):
+            if way == STRAIGHTFORWARD and repeat >= 3:
                 continue
-            bare = duration(ways[scenario.beside])
+            bare = duration(ways[BARE])
             with _noted(notes, way, "it"):
                 seconds[way].append(duration(forward))
                 ratios[way].append(seconds[way][-1] / bare)

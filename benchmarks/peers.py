@@ -21,22 +21,18 @@ import numpy as np
 
 from benchmarks.peer_tasks import CAUSAL, ENCODER, OURS, TASKS, Numbers, Task, Tool, save_causal
 
-CELL = ("task", "tool")
-"""The columns that say what a row is about."""
 
-
-def measured_peers(parts: Sequence[str] | None = None, repeats: int = 3) -> Iterator[dict[str, object]]:
+def measured_peers(repeats: int = 3) -> Iterator[dict[str, object]]:
     """One row per task and tool.
 
     Args:
-        parts: Some of TASKS; all by default.
         repeats: Processes per tool. The median time and the highest memory are reported.
     """
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
         (models / ENCODER).symlink_to(default_model())
         save_causal(models / CAUSAL)
-        for name in TASKS if parts is None else parts:
+        for name in TASKS:
             yield from _measured(name, models, repeats)
 
 

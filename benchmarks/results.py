@@ -3,7 +3,6 @@
 import os
 import platform
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -36,43 +35,23 @@ def show(rows: list[dict[str, object]]) -> None:
     print(pd.DataFrame(rows).to_string(index=False), flush=True)
 
 
-_CELL = ["shape", "device", "dtype", "sequences", "length", "layers", "examples", "way"]
-"""The columns that say what a row is about, if its suite has them."""
-
-
-def write(folder: Path, suite: str, rows: list[dict[str, object]], *, adds: bool = False) -> None:
+def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:
     """Write the measurements of a suite.
 
     Args:
         folder: Output folder, created if missing.
         suite: Name of the suite.
         rows: Its measurements.
-        adds: Whether they are a part, which replaces only its own rows of the file.
     """
     if not rows:
         return
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(rows).assign(machine=machine())
-    path = folder / f"{suite}.csv"
-    if adds:
-        table = with_rows(path, table, _CELL)
-    table.to_csv(path, index=False)
+    table.to_csv(folder / f"{suite}.csv", index=False)
     if suite == "lengths":
         _draw_lengths(table, folder / "lengths.png")
     if suite == "commands":
         _draw_commands(table, folder / "commands.png")
-
-
-def with_rows(path: Path, rows: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
-    """The table in a file, if there is one, with some rows added in place of earlier ones about the same.
-
-    Args:
-        cell: The columns that say what a row is about, if the table has them.
-    """
-    if not path.is_file():
-        return rows
-    both = pd.concat([pd.read_csv(path), rows], ignore_index=True)
-    return both.drop_duplicates([name for name in cell if name in both], keep="last", ignore_index=True)
 
 
 def _draw_lengths(table: pd.DataFrame, path: Path) -> None:

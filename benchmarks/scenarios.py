@@ -2,10 +2,8 @@
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import re
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -16,11 +14,9 @@ from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, ModernB
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from benchmarks import answers, without_shares
-from benchmarks.straightforward import decomposition, mixing_ratios, value_zeroing
-from normscope.analyses.base import Analysis, AnalysisContext, state_of
+from benchmarks.straightforward import mixing_ratios
+from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.frequency.analysis import FREQUENCIES
-from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.registry import analyses
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
@@ -37,8 +33,6 @@ from normscope.models.layouts import layout_of
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.running.memory import run_batch
-from normscope.statistics.pair_histogram import PairsPart
-from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
     "vocab_size": 1000,
@@ -86,18 +80,9 @@ SHAPES: dict[str, PretrainedConfig] = {
 BARE = "bare"
 STRAIGHTFORWARD = "straightforward"
 EXACT = "exact"
-NO_SHARES = "no shares"
 ONE_SCALAR = "attribution of a scalar"
-ALL_VECTORS = "straightforward attribution"
 VALUE_ZEROING = "value zeroing"
-ZEROED_ONE_BY_ONE = "straightforward value zeroing"
 SIMILARITY = "similarity"
-SLOW = (STRAIGHTFORWARD, ALL_VECTORS, ZEROED_ONE_BY_ONE)
-"""The alternatives that are measured three times at most."""
-SLOWEST = (answers.INTEGRATED_GRADIENTS, answers.INSEQ)
-"""Those that are measured once, and whose memory is measured only for short texts."""
-SHORT = 128
-"""Tokens of such texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,21 +93,14 @@ class Scenario:
     sequences: int
     length: int
     ways: tuple[str, ...]
-    """`bare`, `straightforward`, `attribution of a scalar`, the same by a straightforward decomposition into all vectors,
-    `value zeroing`, the same by one pass for each token, `similarity` of each sequence with itself, or names of analyses
-    joined by +; `, exact` keeps every pair for the correlation, `, no shares` leaves signed shares out."""
+    """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself, or
+    names of analyses joined by +; `, exact` keeps every pair for the correlation."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
     """Number of layers, if not the shape's."""
     memory: bool = True
     """Whether to measure memory, which takes a process per alternative on a CPU."""
-    head: bool = False
-    """Whether the model has its language-modelling head, whose predictions are attributed."""
-    skipped: tuple[tuple[str, str], ...] = ()
-    """Alternatives that are not measured, each with the reason."""
-    beside: str = BARE
-    """The alternative just before which each is measured, and by which it is divided."""
 
     def packed(self) -> str:
         """The scenario as JSON, for another process."""
@@ -132,19 +110,7 @@ class Scenario:
     def unpacked(cls, word: str) -> "Scenario":
         """The inverse of `packed`."""
         fields = json.loads(word)
-        return cls(**fields | {"ways": tuple(fields["ways"]), "skipped": ()})
-
-    def measures_memory(self, way: str) -> bool:
-        """Whether the memory of an alternative is measured."""
-        return self.memory and (way not in SLOWEST or self.length <= SHORT)
-
-    def only(self, ways: Collection[str]) -> "Scenario":
-        """The same with some of the alternatives, and the one beside which they are measured."""
-        return dataclasses.replace(
-            self,
-            ways=tuple(way for way in self.ways if way in ways or way == self.beside),
-            skipped=tuple(each for each in self.skipped if each[0] in ways),
-        )
+        return cls(**fields | {"ways": tuple(fields["ways"])})
 
 
 ALL_FOUR = "mixing+norms+outliers+score"
@@ -155,61 +121,10 @@ def shapes() -> Iterator[Scenario]:
     """Models and analyses."""
     yield Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "outliers+score", EVERYTHING))
     yield Scenario("BERT-base", 2, 512, (BARE, "mixing"))
-    yield Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING))
+    yield Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", "sinks", "feedforward", EVERYTHING))
     yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
-
-
-def signed_shares() -> Iterator[Scenario]:
-    """What signed shares add to the analyses that publish them."""
-    for shape, sequences in (("BERT-base", 2), ("BERT-base", 8), ("MiniLM", 16)):
-        for name in ("mixing", "norms"):
-            without = f"{name}, {NO_SHARES}"
-            yield Scenario(shape, sequences, 128, (without, name), memory=False, beside=without)
-
-
-def attributions() -> Iterator[Scenario]:
-    """Attribution through all layers: of one scalar per sequence, of similarities, and by value zeroing."""
-    yield Scenario("MiniLM", 1, 128, (BARE, ONE_SCALAR, ALL_VECTORS))
-    yield Scenario("BERT-base", 1, 128, (BARE, ONE_SCALAR))
-    # A process per alternative for its memory would take most of the time.
-    yield Scenario("BERT-base", 2, 512, (BARE, ONE_SCALAR), memory=False)
-    yield Scenario("MiniLM", 1, 128, (BARE, SIMILARITY, VALUE_ZEROING, ZEROED_ONE_BY_ONE), memory=False)
-    for shape in ("MiniLM", "BERT-base", "GPT-2", "Llama, base"):
-        for length in (128, 512, 2048):
-            skipped = _skipped(shape, length)
-            gradients = [way for way in SLOWEST if way not in skipped]
-            ways = (BARE, *answers.WAYS, *gradients)
-            yield Scenario(shape, 1, length, ways, head=True, skipped=tuple(skipped.items()))
-
-
-def _skipped(shape: str, length: int) -> dict[str, str]:
-    """Why an alternative is not measured."""
-    skipped = {}
-    if shape != "MiniLM" and length > 512:
-        skipped = dict.fromkeys(SLOWEST, "takes more than ten minutes")
-    if SHAPES[shape].model_type == "bert":
-        skipped[answers.INSEQ] = "the model is not causal"
-    elif importlib.util.find_spec("inseq") is None:
-        skipped[answers.INSEQ] = "inseq is not installed"
-    return skipped
-
-
-def feed_forward() -> Iterator[Scenario]:
-    """Mixing ratios of whole layers, gated and not. The maps of sampled sequences, which follow the pass, are left out."""
-    ways = (BARE, "mixing", "feedforward")
-    yield Scenario("BERT-base", 8, 128, ways)
-    yield Scenario("BERT-base", 2, 512, ways)
-    yield Scenario("Llama, base", 8, 128, ways)
-    yield Scenario("ModernBERT-base", 8, 128, ways)
-
-
-def sinks() -> Iterator[Scenario]:
-    """Vectors of sinks and sizes of activations. Sink rates follow the pass and do not grow with the corpus."""
-    for shape in ("BERT-base", "GPT-2", "Llama, base"):
-        for sequences, length in ((8, 128), (2, 512)):
-            yield Scenario(shape, sequences, length, (BARE, "sinks"))
-    for length in (1024, 2048, 4096, 8192):
-        yield Scenario("tiny Llama", 1, length, (BARE, "sinks"))
+    yield Scenario("MiniLM", 1, 128, (BARE, ONE_SCALAR, SIMILARITY, VALUE_ZEROING), memory=False)
+    yield Scenario("Llama, base", 8, 128, (BARE, "mixing", "feedforward"))
 
 
 def lengths() -> Iterator[Scenario]:
@@ -277,10 +192,6 @@ def dry_run(scenario: Scenario) -> Scenario:
 
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
-    "shares": signed_shares,
-    "attributions": attributions,
-    "feed-forward": feed_forward,
-    "sinks": sinks,
     "lengths": lengths,
     "cuda": cuda,
 }
@@ -293,8 +204,6 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     config.num_hidden_layers = scenario.layers or config.num_hidden_layers
     # Positions that a shape does not have change neither time nor memory of what is computed.
     config.max_position_embeddings = max(config.max_position_embeddings, scenario.length)
-    if scenario.head:
-        return _predicting(scenario, config)
     with torch.device(scenario.device):  # large models are made where they run
         model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
@@ -312,14 +221,8 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         with frozen_pass(model, layout, inputs) as passed:
             attribute_scalars(passed, (passed.hidden * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
 
-    def all_vectors() -> None:
-        decomposition(model, inputs)
-
     def zeroed() -> None:
         model_maps(model, layout, inputs, [MapMethod.VALUE_ZEROING])
-
-    def zeroed_one_by_one() -> None:
-        value_zeroing(model, inputs)
 
     def similar() -> None:
         embedder = Embedder(Pooling.mean)
@@ -333,27 +236,10 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         BARE: bare,
         STRAIGHTFORWARD: straightforward,
         ONE_SCALAR: one_scalar,
-        ALL_VECTORS: all_vectors,
         VALUE_ZEROING: zeroed,
-        ZEROED_ONE_BY_ONE: zeroed_one_by_one,
         SIMILARITY: similar,
     }
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
-
-
-def _predicting(scenario: Scenario, config: PretrainedConfig) -> dict[str, Callable[[], None]]:
-    """One function per alternative, for a model with its language-modelling head."""
-    head = answers.with_head(config, getattr(torch, scenario.dtype))
-    ids = torch.randint(10, config.vocab_size, (scenario.sequences, scenario.length))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-    def bare() -> None:
-        head.set_attn_implementation("sdpa")
-        with torch.inference_mode():
-            head(**inputs)
-
-    ways = {BARE: bare, **answers.ways_of(head, layout_of(head.config), inputs)}
-    return {way: ways[way] for way in scenario.ways}
 
 
 def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis]:
@@ -361,8 +247,7 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
 
     Args:
         model: A model of a known family.
-        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead, and if NO_SHARES is, signed
-            shares are left out.
+        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead.
     """
     changed: dict[str, dict[str, Any]] = {
         "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
@@ -372,11 +257,8 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         "sinks": {"seed": 0},
     }
     context = context_of(model)
-    infos = [analyses()[name] for name in names if name not in (EXACT, NO_SHARES)]
-    others = without_shares.ANALYSES if NO_SHARES in names else {}
-    return [
-        (others.get(info.name) or info.load())(info.options(**changed.get(info.name, {})), context) for info in infos
-    ]
+    infos = [analyses()[name] for name in names if name != EXACT]
+    return [info.load()(info.options(**changed.get(info.name, {})), context) for info in infos]
 
 
 def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> AnalysisContext:
@@ -417,34 +299,6 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
             run_batch(observer, batch.to(batch.input_ids.device), measured)
 
     return forward
-
-
-def state_sizes() -> Iterator[str]:
-    """Size of the analyses' state, which is all that processes send each other."""
-    model = AutoModel.from_config(SHAPES["BERT-base"]).eval().requires_grad_(False)
-    for names in ("mixing", "norms", "frequency", "outliers", "score"):
-        measured = analyses_of(model, [names])
-        analysing(model, random_batch((8, 128), model.config.vocab_size), measured)()
-        yield f"state of {names}, BERT-base: {sum(part.nbytes for part in state_of(measured).values()) / 2**20:.2f} MiB"
-
-
-def correlation_costs(repeats: int) -> Iterator[str]:
-    """Nanoseconds per pair of α and ‖f‖, estimated or exact, including the ranking at the end."""
-    torch.manual_seed(0)
-    weights = torch.softmax(torch.randn(8, 12, 128, 128) * 2, dim=-1)
-    norms, group = torch.rand(8, 12, 128) * 3 + 1, torch.zeros(8, 128, dtype=torch.long)
-    pairs, parts = weights.numel(), [PairsPart(weights)]
-    for name, budget in (("estimated", 0), ("exact", 10**12)):
-        updates, ends = [], []
-        for _ in range(repeats):
-            correlation = RankCorrelation(1, 1, WEIGHT_AXIS, NORM_AXIS, budget)
-            correlation.update(0, norms, group, parts)  # allocates memory
-            updates.append(duration(lambda: correlation.update(0, norms, group, parts)) / pairs)  # noqa: B023
-            ends.append(duration(lambda: correlation.compute()) / (4 * pairs))  # noqa: B023 - two updates, ranked twice
-        update, end = statistics.median(updates) * 1e9, statistics.median(ends) * 1e9
-        if name == "estimated":
-            end = 0.0  # the number of cells does not grow with the number of pairs
-        yield f"rank correlation, {name}: {update + end:.1f} ns per pair, so {2 * (update + end):.0f} s for 2·10⁹ pairs"
 
 
 def duration(forward: Callable[[], object]) -> float:

@@ -24,7 +24,6 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 from transformers import PreTrainedTokenizerFast
 
 import normscope
-from benchmarks.retrieval import CITIES, prompts, trained
 from docs import live_pictures
 from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
@@ -32,6 +31,7 @@ from normscope.data.toy_corpus import ToyCorpus
 from normscope.reporting.figure_text import caption_of
 from normscope.translation import toy
 from normscope.translation.training import train
+from tests.known_truth import CITIES, prompts, trained
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -190,7 +190,7 @@ def _from_python(folder: Path) -> Path:
 
 
 def _from_retrieval(folder: Path) -> Path:
-    """Figures of a small model that looks its answers up in the prompt; see `benchmarks/retrieval.py`."""
+    """Figures of a small model that looks its answers up in the prompt; see `tests/known_truth.py`."""
     figures = folder / "figures"
     figures.mkdir(parents=True)
     model = trained().model

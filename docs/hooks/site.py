@@ -4,7 +4,6 @@ formulas into MathML, so that no page needs a script."""
 import html
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -15,7 +14,6 @@ from docs.hooks import (
     citations,
     config_keys,
     gallery,
-    llms,
     measurements,
     models,
     outputs,
@@ -33,9 +31,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "citing.md": citations.page,
 }
 
-_pages: list[Any] = []
-"""All pages, in the order of the navigation."""
-
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.S)
 
 
@@ -49,25 +44,9 @@ def on_files(files: Files, *, config: Any) -> Files:
     return files
 
 
-def on_nav(nav: Any, **_: Any) -> None:
-    """Note the order of the pages."""
-    _pages[:] = nav.pages
-
-
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Add the captions of pictures and the tables of measurements."""
     return measurements.with_tables(captions.with_captions(markdown))
-
-
-def on_post_build(*, config: Any) -> None:
-    """Write the pages as text, in the order of the navigation."""
-    texts = [
-        llms.Text(page.ancestors[-1].title if page.ancestors else "", str(page.title), page.url, page.markdown)
-        for page in _pages
-    ]
-    folder = Path(config.site_dir)
-    (folder / "llms.txt").write_text(llms.overview(config.site_name, config.site_description, texts), encoding="utf-8")
-    (folder / "llms-full.txt").write_text(llms.whole(texts), encoding="utf-8")
 
 
 def on_page_content(content: str, **_: Any) -> str:

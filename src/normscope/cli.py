@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -106,7 +106,7 @@ def _finished(main: Callable[[], object]) -> int:
     if not _sweep.agrees:
         status = status or BUG
     for finish in (
-        *(_merge_sweep, _sweep.compare, _sweep.report_failures),
+        *(_sweep.compare, _sweep.report_failures),
         *(_sweep.check_assertions, _sweep.show_folder),
     ):
         try:
@@ -187,22 +187,6 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
     return None
 
 
-def _merge_sweep() -> int:
-    """Merge every complete set of shards among the runs of a sweep; returns 0.
-
-    Raises:
-        InputError: If a shard is damaged.
-    """
-    for folders, target in _sweep.shards_to_merge():
-        from normscope.running.pipeline import run as run_pipeline
-
-        trusting = [text for text in command_line.overrides() if text.partition("=")[0] in SCHEMA.keys_that_run_code]
-        options = _merging(options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge"), folders, None)
-        command = shlex.join([*program().split(), "merge", *map(str, folders)])
-        print(run_pipeline(options, target, command, fresh=True).folder, flush=True)
-    return 0
-
-
 def job(config: DictConfig) -> dict[str, float]:
     """One run of the pipeline, alone or in a sweep.
 
@@ -223,10 +207,6 @@ def job(config: DictConfig) -> dict[str, float]:
         SCHEMA.check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
-        if not sweeping and key != "resume" and (begun := _restarted_run()) is not None:
-            if is_complete(begun):
-                return {}
-            options = dataclasses.replace(options, resume=str(begun))
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
         if sweeping and options.tracking.group is None:
             group = _job_folder(hydra).parent.name[:NAME_LENGTH]
@@ -358,36 +338,12 @@ def _options(config: DictConfig, overrides: Sequence[str], key: str, earlier: Pa
     options = options_of(earlier, config, overrides, key)
     if key == "resume":
         return dataclasses.replace(options, resume=str(earlier))
-    if key == "merge":
-        return _merging(options, config.merge, config.output_dir)
     return dataclasses.replace(options, resume=None, reproduce=str(earlier), output_dir=config.output_dir)
-
-
-def _merging(options: RunOptions, folders: Iterable[str | Path], output_dir: str | None) -> RunOptions:
-    """The options of the run that merges all shards, from those of one shard."""
-    return dataclasses.replace(
-        options,
-        shard=None,
-        shards=1,
-        merge=[os.path.abspath(folder) for folder in folders],
-        resume=None,
-        reproduce=None,
-        output_dir=output_dir,
-    )
 
 
 def _several() -> bool:
     """Whether torchrun has started several processes."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
-
-
-def _restarted_run() -> Path | None:
-    """The folder of the run that torchrun has begun before it restarted its processes; None if it has begun none."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    from normscope.running.rendezvous import begun_run  # torch takes seconds to import
-
-    return begun_run()
 
 
 def _is_first() -> bool:

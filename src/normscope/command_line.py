@@ -35,22 +35,9 @@ def asks_for_json() -> bool:
 
 
 def translate_command() -> None:
-    """Turn `normscope merge RUN… KEY=VALUE…`, `normscope prepare KEY=VALUE…`, `--quiet` and `assert=…` into overrides.
-
-    Raises:
-        InputError: If there is no run.
-    """
+    """Turn `--quiet` and `assert=…` into overrides."""
     sys.argv[1:] = ["verbosity=quiet" if word == "--quiet" else word for word in sys.argv[1:]]
     sys.argv[1:] = [_assertions(word) if word.startswith(_ASSERT) else word for word in sys.argv[1:]]
-    if sys.argv[1:2] == ["prepare"]:
-        sys.argv[1] = "prepare=true"
-    if sys.argv[1:2] != ["merge"]:
-        return
-    runs = [word for word in sys.argv[2:] if Path(word).is_dir() or not ("=" in word or word.startswith("-"))]
-    if not runs:
-        raise InputError(f"merge: expected the folders of the runs of all shards: {program()} merge RUN…")
-    listed = ",".join(map(_quoted, runs))
-    sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
 
 
 def help_topics() -> list[str] | None:
@@ -63,7 +50,7 @@ def help_topics() -> list[str] | None:
     if not {"--help", "-h"} & set(words):
         return None
     given, _ = get_args_parser().parse_known_args(words)
-    return [word for word in given.overrides if "=" not in word and word not in ("merge", "prepare")]
+    return [word for word in given.overrides if "=" not in word]
 
 
 def preset_folders() -> list[Path]:
@@ -168,7 +155,7 @@ def overrides() -> list[str]:
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        refuse(f"{words[0]}: expected key=value, or merge, prepare, explain or serve as the first word")
+        refuse(f"{words[0]}: expected key=value, or explain or serve as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

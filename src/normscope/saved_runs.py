@@ -24,7 +24,7 @@ class SavedRun:
     schema: int
     """Version of the folder's layout."""
     status: str
-    """How the run ended: `completed`, `interrupted`, `failed`, `shard`, or `prepared` (by `normscope prepare`)."""
+    """How the run ended: `completed`, `interrupted` or `failed`."""
     metrics: Mapping[str, float]
     """Single numbers by name, `<analysis>/<metric>`; empty unless the run has completed."""
     provenance: Mapping[str, Any]

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -93,19 +93,6 @@ class Sweep:
 
         assert self.folder is not None
         record_failure(self.folder, overrides, reason)
-
-    def shards_to_merge(self) -> Iterator[tuple[list[Path], Path]]:
-        """Every complete set of shards among the runs, and the folder of the run that merges them.
-
-        Raises:
-            InputError: If a shard is damaged.
-        """
-        if self.folder is None or not any(self.folder.glob("*/shard.safetensors")):
-            return
-        from normscope.running.shards import merging_folders
-
-        for number, folders in enumerate(merging_folders(self.folder)):
-            yield folders, self.folder / ("merged" if number == 0 else f"merged_{number + 1}")
 
     def compare(self) -> int:
         """Compare the completed runs; returns 0.

@@ -114,31 +114,6 @@ def test_pages_lead_to_the_next_and_the_previous(site):
 
 
 @pytest.mark.slow
-def test_programs_get_every_page_as_text(site):
-    listed, text = (site / "llms.txt").read_text(), (site / "llms-full.txt").read_text()
-    assert listed.startswith(
-        "# normscope\n\n> What the attention blocks of a Transformer really do\n\n## Overview\n\n- ["
-    )
-    links = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\)(: .+)?$", listed, re.M)
-    assert len(links) == listed.count("\n- ") >= len(PAGES)
-    for title, url, sentence in links:
-        assert (site / url).is_file(), url
-        assert f"<!-- {url} -->\n" in text
-        assert len(sentence) > 20, f"{title} has no sentence that says what it is about"
-    (sentence,) = [sentence for title, _, sentence in links if title == "Word alignment"]
-    assert sentence == ": Which source word does a translation model attend to when it generates a target word?"
-    # Generated pages, included files and docstrings are in it, and nothing is left to be filled in.
-    for part in (
-        "`mixing_by_layer`",
-        "# Contributing",
-        "### `normscope.read(run: str | Path)",
-        "Mean mixing ratio of the tokens",
-    ):
-        assert part in text, part
-    assert not re.search(r"^(:::|--8<--)", text, re.M)
-
-
-@pytest.mark.slow
 @needs_browser
 def test_search_works_in_a_folder(site):
     shown, console = opened(site / "index.html", "?q=outlier")
@@ -179,11 +154,7 @@ def commands() -> list[tuple[str, list[str]]]:
 def test_every_command_composes(page, words, monkeypatch):
     assert page
     # A folder, runs and checkpoints of the reader's.
-    if (
-        "--config-dir" in words
-        or words[:1] == ["merge"]
-        or any(word.startswith("model.checkpoints=") for word in words)
-    ):
+    if "--config-dir" in words or any(word.startswith("model.checkpoints=") for word in words):
         words = []
     if words[:1] == ["explain"]:  # its text may be anything
         words = words[2:]

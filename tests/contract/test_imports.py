@@ -124,7 +124,6 @@ ALLOWED = {
         "running.token_maps",
         "statistics.tidy",
     },
-    "datatrove": {"running.options", "config", "running.shutdown", "reporting.earlier_runs"},
     "cli": {
         "command_line",
         "sweep",
@@ -176,7 +175,15 @@ ALLOWED = {
     "json_line": {"distribution", "reporting.earlier_runs"},
     "sweep": {"json_line", "data.corpus_memory", "options", "reporting", "running"},
     "__main__": {"cli"},
-    "testing": {"analyses.base", "declarations", "running", "saved_runs", "__init__"},
+    "testing": {
+        "analyses.base",
+        "analyses.findings",
+        "declarations",
+        "reporting.weights_and_biases",
+        "running",
+        "saved_runs",
+        "__init__",
+    },
     "saved_runs": {"declarations", "reporting.earlier_runs", "reporting.run_tables", "untrusted"},
     "__init__": {"api", "distribution", "live.notebook", "oldest_versions", "saved_runs"},
 }
@@ -186,7 +193,6 @@ LEAVES = {
     "alignment": {"analyses.registry"},
     "data.conversations": {"data.encoding", "data.rows", "models.text_batches"},
     "data.pickled_tokens": {"data.corpora"},
-    "datatrove": set(),
     "live.command": {"cli"},
     "live.notebook": {"__init__"},
     "models.offloading": {"models.loading"},
@@ -200,7 +206,6 @@ LEAVES = {
 OWNERS = {
     "hydra": {"cli.py", "command_line.py"},
     "wandb": {"reporting/weights_and_biases.py"},
-    "datatrove": {"datatrove.py"},
     "starlette": {"live/server.py"},
     "uvicorn": {"live/serving.py"},
     "matplotlib": {

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import normscope
-from benchmarks import agreement
-from benchmarks.agreement import AGREEMENT
-from benchmarks.retrieval import PAIRS, precision, prompts, trained
+from tests import agreement
+from tests.agreement import AGREEMENT
+from tests.known_truth import PAIRS, precision, prompts, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.networks]
 

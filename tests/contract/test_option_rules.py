@@ -21,7 +21,6 @@ WITHOUT_RULE = {
     "analysis.outliers.dimensions": "the model has the range",
     "analysis.planted.power": "its own check is what is tested",
     "dataset.stride": "the length of a window has the range",
-    "shard": "shards has the range",
 }
 
 

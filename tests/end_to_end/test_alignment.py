@@ -82,33 +82,6 @@ def run(capsys, monkeypatch, translator, corpus, folder, *more):
 
 
 @pytest.mark.slow
-def test_shards_compare_with_the_links_that_were_prepared(capsys, monkeypatch, translator, corpus, tmp_path):
-    """The files of links are read once: afterwards they may be gone."""
-    (tmp_path / "perfect").write_text((corpus / "perfect").read_text())
-    given = [f"analysis.alignment.baselines={{perfect: {tmp_path / 'perfect'}}}", "report.enabled=false"]
-    given += ["device.batch_tokens=64"]
-    shard = ["shards=2", "shard=0"]
-
-    def succeeds(name, *more):
-        outcome = run(capsys, monkeypatch, translator, corpus, tmp_path / name, *given, *more)
-        assert outcome.status == 0, outcome.err
-        return tmp_path / name
-
-    whole, prepared = succeeds("whole"), f"prepared={succeeds('prepared', 'prepare=true')}"
-    (tmp_path / "perfect").unlink()
-    refused = run(capsys, monkeypatch, translator, corpus, tmp_path / "refused", *given, *shard)
-    assert refused.status == 2
-    assert "analysis=alignment needs the alignments of the whole corpus: make them once" in refused.err
-    shards = [str(succeeds(f"shard {number}", prepared, "shards=2", f"shard={number}")) for number in (0, 1)]
-    outcome = run_here(capsys, monkeypatch, "merge", *shards, f"output_dir={tmp_path / 'merged'}")
-    assert outcome.status == 0, outcome.err
-    tables = [sorted((folder / "tables").glob("*.parquet")) for folder in (whole, tmp_path / "merged")]
-    assert [path.name for path in tables[0]] == [path.name for path in tables[1]]
-    for one, other in zip(*tables, strict=True):
-        pd.testing.assert_frame_equal(pd.read_parquet(one), pd.read_parquet(other), rtol=1e-9)
-
-
-@pytest.mark.slow
 def test_other_aligners_and_both_directions(capsys, monkeypatch, translator, corpus, tmp_path):
     flipped = f"{{path: {corpus / 'flipped'}, direction: target-source}}"
     baselines = f"analysis.alignment.baselines={{perfect: {corpus / 'perfect'}, flipped: {flipped}}}"

@@ -241,7 +241,6 @@ def test_translations_are_attributed_to_source_and_target(translations, tmp_path
         (["dataset.hallucinated_column=none"], "has no such column; expected one of text, text_pair, bad, lost"),
         (["analysis.attribution.omitted_below=5"], "omitted_below=5.0: expected a share above 0 and below 1"),
         (["analysis.attribution.methods=[globenc]"], "globenc is not defined for translations"),
-        (["dataset.text_column=text_pair", "dataset.pair_column=text", "shards=2", "shard=0"], "normscope prepare"),
         (["model.stack=decoder"], "set stack=encoder, or attribute translations with stack=cross"),
     ],
 )

@@ -11,7 +11,7 @@ from normscope.analyses.info import AnalysisConfig
 from normscope.config.rules import RUNS_CODE
 from normscope.config.schema import Schema
 from normscope.running.options import SCHEMA
-from tests.end_to_end.disturbed import SMALL, results
+from tests.end_to_end.disturbed import SMALL
 from tests.end_to_end.shell import run_here, run_once
 
 KEYS = ("model.trust_remote_code", "model.allow_pickle")
@@ -30,12 +30,10 @@ def test_these_keys_let_code_run():
 
 @pytest.fixture(scope="module")
 def runs(saved_model, tmp_path_factory):
-    """A completed run and two shards, none of which lets code run."""
+    """A completed run that lets no code run."""
     place = tmp_path_factory.mktemp("runs")
     given = [*SMALL, "analysis=mixing", "dataset.limit=4", f"model.name={saved_model}"]
-    shards = [(f"shard {number}", [f"shard={number}", "shards=2"]) for number in range(2)]
-    for name, more in [("whole", []), *shards]:
-        assert run_once(*given, *more, f"output_dir='{place / name}'").status == 0
+    assert run_once(*given, f"output_dir='{place / 'whole'}'").status == 0
     return place
 
 
@@ -69,23 +67,17 @@ def trusting(runs, tmp_path, monkeypatch):
 def commands(folder, tmp_path):
     return {
         "reproduce": [f"reproduce={folder / 'whole'}", f"output_dir={tmp_path / 'again'}"],
-        "resume": [f"resume={folder / 'shard 0'}"],
-        "merge": [
-            "merge",
-            *(str(folder / f"shard {number}") for number in range(2)),
-            f"output_dir={tmp_path / 'merged'}",
-        ],
+        "resume": [f"resume={folder / 'whole'}"],
     }
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("command", ["reproduce", "resume", "merge"])
+@pytest.mark.parametrize("command", ["reproduce", "resume"])
 @pytest.mark.spread(2)
 def test_a_run_does_not_decide_what_runs_here(capsys, monkeypatch, trusting, tmp_path, command, key):
     folder = trusting(key, evil=True)
-    for name in ("shard.safetensors", "results.json"):  # as a kill leaves it
-        if command == "resume":
-            (folder / "shard 0" / name).unlink()
+    if command == "resume":  # as a kill leaves it
+        (folder / "whole" / "results.json").unlink()
     outcome = run_here(capsys, monkeypatch, *commands(folder, tmp_path)[command])
     assert outcome.status == 2
     (line,) = outcome.err.splitlines()
@@ -95,7 +87,6 @@ def test_a_run_does_not_decide_what_runs_here(capsys, monkeypatch, trusting, tmp
     assert line.startswith(f"normscope: {command}={folder}")
     assert not (tmp_path / "obeyed").exists()
     assert not (tmp_path / "again").exists()
-    assert not (tmp_path / "merged").exists()
 
 
 def test_the_code_runs_if_the_user_says_so_again(capsys, monkeypatch, trusting, tmp_path):
@@ -114,14 +105,6 @@ def test_the_user_may_say_so_again(capsys, monkeypatch, trusting, tmp_path):
     outcome = run_here(capsys, monkeypatch, *commands(folder, tmp_path)["reproduce"], "model.trust_remote_code=true")
     assert outcome.status == 2
     assert "model.trust_remote_code was False in that run and is True now" in outcome.err
-
-
-@pytest.mark.slow
-def test_a_sweep_merges_what_it_has_been_told_to_trust(capsys, monkeypatch, tmp_path, saved_model):
-    given = [*SMALL, "analysis=mixing", "dataset.limit=4", f"model.name={saved_model}", "model.allow_pickle=true"]
-    outcome = run_here(capsys, monkeypatch, "-m", *given, "shard=0,1", "shards=2", f"output_dir={tmp_path / 'sweep'}")
-    assert outcome.status == 0, outcome.err
-    assert results(tmp_path / "sweep/merged")["status"] == "completed"
 
 
 def test_a_config_asks_this_machine_for_nothing(capsys, monkeypatch, runs, tmp_path):

@@ -272,7 +272,7 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
         "accumulate = pipeline.accumulate\n"
         "def accumulate_and_kill(session, tracker):\n"
         "    accumulate(session, tracker)\n"
-        "    tracker.curves({})\n"  # which waits until it has started
+        "    tracker.wait()\n"
         "    found = subprocess.check_output(['pgrep', '-P', str(os.getpid()), 'wandb'], text=True).split()\n"
         "    assert found\n"
         "    for process in found: os.kill(int(process), signal.SIGKILL)\n"
@@ -296,9 +296,9 @@ def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, s
     (tmp_path / "late.py").write_text(
         "import runpy, threading, time, wandb\n"
         "from pathlib import Path\n"
-        "from normscope.reporting import background\n"
+        "from normscope.reporting.weights_and_biases import Tracker\n"
         "from normscope.running import pipeline\n"
-        "init, wait, ending = wandb.init, background._StartingTracker.wait, threading.Event()\n"
+        "init, wait, ending = wandb.init, Tracker.wait, threading.Event()\n"
         "def start(**arguments):\n"
         "    ending.wait()\n"
         f"    {'' if waits else 'threading.Event().wait()'}\n"
@@ -310,7 +310,7 @@ def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, s
         "    ending.set()\n"
         f"    Path({str(folder)!r}, 'ending').touch()\n"
         "    return wait(tracker)\n"
-        "wandb.init, pipeline.accumulate, background._StartingTracker.wait = start, accumulate, end\n"
+        "wandb.init, pipeline.accumulate, Tracker.wait = start, accumulate, end\n"
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]

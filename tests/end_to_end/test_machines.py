@@ -52,7 +52,7 @@ def test_json_is_all_that_a_run_prints_to_stdout(command, tmp_path):
     outcome = command("--json", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
     assert ending(outcome) == {
-        "schema": 2,
+        "schema": 1,
         "status": "completed",
         "exit": 0,
         "folder": str(tmp_path / "run"),
@@ -67,7 +67,7 @@ def test_json_of_bad_input(command, tmp_path):
     assert outcome.status == 2
     assert outcome.err == f"normscope: {reason}\n"
     assert ending(outcome) == {
-        "schema": 2,
+        "schema": 1,
         "status": "failed",
         "exit": 2,
         "folder": None,

@@ -57,22 +57,6 @@ def test_a_run_names_its_phases_and_records_their_times(capsys, monkeypatch, tmp
     assert own > 0.5 * facts["seconds"]
 
 
-@pytest.mark.reports
-def test_shards_and_their_merge_record_theirs(capsys, monkeypatch, tmp_path, corpus, saved_model):
-    monkeypatch.chdir(ROOT)
-    model = (f"model.name={saved_model}", f"dataset.path={corpus}")
-    for shard in range(2):
-        of_shard = (f"shard={shard}", "shards=2", f"output_dir={tmp_path / str(shard)}")
-        outcome = run_here(capsys, monkeypatch, *SINKS, *model, *of_shard)
-        assert outcome.status == 0, outcome.err
-        assert list(facts_of(tmp_path / str(shard))["phases"]) == ["start", "model", "corpus", "pass", "publishing"]
-    shards = f"merge=[{tmp_path / '0'},{tmp_path / '1'}]"
-    outcome = run_here(capsys, monkeypatch, shards, f"output_dir={tmp_path / 'whole'}")
-    assert outcome.status == 0, outcome.err
-    phases = facts_of(tmp_path / "whole")["phases"]
-    assert list(phases) == ["merging" if name == "pass" else name for name in ALL]
-
-
 def test_a_run_that_fails_records_how_far_it_came(capsys, monkeypatch, tmp_path, corpus, saved_model):
     def fail(*_):
         raise RuntimeError("no results")

@@ -119,25 +119,6 @@ def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_pat
     assert set(pd.read_parquet(tmp_path / "sweep/comparison.parquet")["run"]) == {"0"}
 
 
-@launchers
-def test_launchers_merge_the_shards_that_they_ran(saved_model, tmp_path, launcher, more):
-    """Eight shards, each in a process of the launcher, against one run."""
-    pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
-    given = [f"model.name={saved_model}", "dataset.limit=40", "tracking=disabled", "device=cpu", "report.enabled=false"]
-    given += ["analysis=[mixing,norms]", "analysis.norms.exact_pairs=0", "device.batch_tokens=256"]
-    outcome = forks.run(
-        *("-m", f"hydra/launcher={launcher}", *more, *given),
-        *("shard=range(0,8)", "shards=8", f"output_dir={tmp_path / 'sweep'}"),
-    )
-    assert outcome.status == 0, outcome.err
-    assert {path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()} >= {*map(str, range(8)), "merged"}
-    assert set(pd.read_parquet(tmp_path / "sweep/comparison.parquet")["run"]) == {"merged"}
-    assert forks.run(*given, f"output_dir={tmp_path / 'whole'}").status == 0
-    merged, whole = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("sweep/merged", "whole"))
-    assert merged["metrics"] == pytest.approx(whole["metrics"], rel=1e-9)
-    assert merged["provenance"]["tokens_by_category"] == whole["provenance"]["tokens_by_category"]
-
-
 def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, monkeypatch, saved_model, tmp_path):
     wr = pytest.importorskip("wandb_workspaces.reports.v2")
     given = [f"model.name={saved_model}", "dataset.limit=3", "tracking=disabled", f"output_dir={tmp_path / '0'}"]

@@ -1,93 +1,33 @@
-"""The benchmark of large language models on CUDA, tried without one; and that of startup, without new processes."""
+"""The benchmark of large language models on CUDA, tried without one; and that of commands, without new processes."""
 
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
 import pandas as pd
 import pytest
-import torch
 
-from benchmarks import answers, commands, measuring, startup
+from benchmarks import commands, measuring
 from benchmarks.__main__ import main as benchmark
 from benchmarks.measuring import measured
-from benchmarks.results import write
 from benchmarks.scenarios import (
     BARE,
-    NO_SHARES,
     SHAPES,
-    SLOWEST,
     SUITES,
     Scenario,
-    analyses_of,
-    analysing,
-    dry_run,
     large_language_model,
     layers_that_fit,
-    random_batch,
 )
 from docs.hooks import measurements
 from normscope import cli
-from normscope.analyses.base import state_of
 from normscope.analyses.registry import analyses, plug_ins
-from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 GIBIBYTE = 2**30
 
 
-def test_a_dry_run_tries_every_alternative():
-    scenario = dry_run(large_language_model())
-    rows = measured(scenario, repeats=1)
-    assert [row["way"] for row in rows] == [BARE, "mixing", "norms", "sinks", "mixing+norms+sinks", "feedforward"]
-    assert {(row["device"], row["layers"], "memory_ratio" in row) for row in rows} == {("cpu", 2, False)}
-    assert all(row["seconds"] > 0 for row in rows)
-
-
-def test_without_shares_everything_else_is_measured_as_with_them():
-    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
-    batch = random_batch((2, 16), model.config.vocab_size)
-
-    def state(name: str) -> dict[str, torch.Tensor]:
-        analyses = analyses_of(model, name.split(", "))
-        analysing(model, batch, analyses)()
-        return state_of(analyses)
-
-    ways = {way for scenario in SUITES["shares"]() for way in scenario.ways}
-    assert ways == {"mixing", f"mixing, {NO_SHARES}", "norms", f"norms, {NO_SHARES}"}
-    mixing, norms = state("mixing"), state("norms")
-    del mixing["mixing/shares/total"], mixing["mixing/shares/count"]
-    totals = mixing["mixing/sequences/totals"]
-    mixing["mixing/sequences/totals"] = torch.cat([totals[:, :5], totals[:, 8:]], dim=1)  # no shares of three methods
-    for part in ("total", "weighted"):
-        shares = norms[f"norms/shares/{part}"][:, 2 * model.config.num_attention_heads :]
-        assert shares.any()
-        shares.zero_()
-    for name, kept in (("mixing", mixing), ("norms", norms)):
-        without = state(f"{name}, {NO_SHARES}")
-        assert without.keys() == kept.keys()
-        for key, tensor in without.items():
-            torch.testing.assert_close(kept[key], tensor, rtol=0, atol=0)
-
-
-def test_each_way_is_divided_by_the_one_it_stands_beside(monkeypatch):
-    scenario = dataclasses.replace(next(SUITES["shares"]()), beside="mixing, no shares")
-    order: list[str] = []
-    monkeypatch.setattr(
-        measuring, "prepare", lambda scenario: {way: (lambda way=way: order.append(way)) for way in scenario.ways}
-    )
-    monkeypatch.setattr(measuring, "duration", lambda forward: forward() or {"mixing": 3.0}.get(order[-1], 2.0))
-    assert measuring.times(scenario, 2) == (
-        {"mixing, no shares": 2.0, "mixing": 3.0},
-        {"mixing, no shares": 1.0, "mixing": 1.5},
-        {},
-    )
-    assert order[2:6] == ["mixing, no shares"] * 3 + ["mixing"]  # after a pass of each
-
-
-def test_what_fails_or_is_skipped_is_named_and_loses_nothing_else(monkeypatch):
+def test_what_fails_is_named_and_loses_nothing_else(monkeypatch):
     def fail() -> None:
         raise MemoryError("not enough\nof it")
 
@@ -98,7 +38,7 @@ def test_what_fails_or_is_skipped_is_named_and_loses_nothing_else(monkeypatch):
             raise ValueError("later")
 
     ways = {BARE: lambda: None, "mixing": fail, "norms": fail_later, "score": lambda: None}
-    scenario = Scenario("MiniLM", 1, 128, tuple(ways), skipped=(("sinks", "no need"),))
+    scenario = Scenario("MiniLM", 1, 128, tuple(ways))
     monkeypatch.setattr(measuring, "prepare", lambda _scenario: ways)
 
     def memory(_scenario: Scenario, way: str) -> measuring.Memory:
@@ -113,44 +53,12 @@ def test_what_fails_or_is_skipped_is_named_and_loses_nothing_else(monkeypatch):
         "mixing": "it failed: MemoryError: of it",
         "norms": "it failed: ValueError: later",
         "score": "memory failed: RuntimeError: killed",
-        "sinks": "skipped: no need",
     }
     assert {way for way, row in rows.items() if "seconds" in row} == {BARE, "score"}
     assert {way for way, row in rows.items() if "memory_ratio" in row} == {BARE}
     monkeypatch.setitem(ways, BARE, fail)
     with pytest.raises(RuntimeError, match="MiniLM, 128 tokens: bare: it failed: MemoryError"):
         measured(scenario, repeats=1)
-
-
-def test_a_part_of_a_suite_replaces_its_own_rows_of_the_file(tmp_path):
-    cell = {"shape": "MiniLM", "device": "cpu", "dtype": "float32", "sequences": 1, "length": 128, "layers": 6}
-    write(tmp_path, "attributions", [cell | {"way": way, "seconds": 1.0} for way in ("a", "b")])
-    write(tmp_path, "attributions", [cell | {"way": way, "seconds": 2.0} for way in ("b", "c")], adds=True)
-    table = pd.read_csv(tmp_path / "attributions.csv")
-    assert dict(zip(table["way"], table["seconds"], strict=True)) == {"a": 1.0, "b": 2.0, "c": 2.0}
-    write(tmp_path, "attributions", [cell | {"way": "d", "seconds": 3.0}])
-    assert pd.read_csv(tmp_path / "attributions.csv")["way"].tolist() == ["d"]
-
-
-def test_attributions_cover_every_shape_and_length_and_name_what_they_skip():
-    cells = [scenario for scenario in SUITES["attributions"]() if scenario.head]
-    shapes = ("MiniLM", "BERT-base", "GPT-2", "Llama, base")
-    assert [(cell.shape, cell.length) for cell in cells] == [(s, n) for s in shapes for n in (128, 512, 2048)]
-    for cell in cells:
-        assert {*cell.ways} | {way for way, _ in cell.skipped} == {BARE, *answers.WAYS, *SLOWEST}
-        assert {*cell.ways} >= {BARE, *answers.WAYS}
-        assert cell.measures_memory(answers.ONE_LOGIT)
-        part = cell.only([answers.ONE_LOGIT])
-        assert (part.ways, part.skipped) == ((BARE, answers.ONE_LOGIT), ())
-    assert (answers.INTEGRATED_GRADIENTS, "takes more than ten minutes") in cells[-1].skipped
-
-
-@pytest.mark.parametrize("length", [128, 512, 2048])
-def test_many_logits_are_as_many_as_the_name_says(length):
-    positions, tokens = answers.many_logits(length - 1)
-    assert answers.LOGITS == "250 logits"
-    assert len({*zip(positions.tolist(), tokens.tolist(), strict=True)}) == 250
-    assert length // 2 - 1 <= int(positions.min()) <= int(positions.max()) == length - 1
 
 
 def test_the_shape_is_llamas_and_the_batch_that_of_the_target():
@@ -179,33 +87,6 @@ def test_without_cuda_its_suite_is_empty(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert not list(SUITES["cuda"]())
     assert dataclasses.replace(large_language_model(), memory=False).packed()
-
-
-def test_startup_is_measured_by_a_run_that_notes_its_first_and_last_batch(monkeypatch, saved_model, tmp_path):
-    monkeypatch.setattr(cli, "_import_pipeline", cli._import_pipeline)
-    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
-    monkeypatch.setattr(sys, "argv", ["startup.py", *arguments])
-    started = time.monotonic()
-    with pytest.raises(SystemExit, match="0"):
-        startup._run(tmp_path / "times")
-    mock.patch.stopall()
-    first, last = json.loads((tmp_path / "times").read_text())
-    assert started < first < last < time.monotonic()
-
-
-def test_phases_are_medians_and_add_up(monkeypatch):
-    measurements = iter(range(1000))
-
-    def timed(_flag: str, *command: str) -> tuple[float, float]:
-        number = next(measurements)
-        if command[0] == "benchmarks.startup":
-            startup.Path(command[1]).write_text(json.dumps([100 + number, 101 + number]))
-        return 100.0, 2.0 * number
-
-    monkeypatch.setattr(startup, "_timed", timed)
-    bare, run = startup.measured_startup()
-    assert bare == {"way": "bare imports", "whole": 12.0}
-    assert run == {"way": "default run", "to_first_batch": 7, "pass": 1, "after_last_batch": 6, "whole": 14.0}
 
 
 def test_a_bare_command_runs_the_untouched_model_on_all_batches(monkeypatch, saved_model, tmp_path):
@@ -305,8 +186,9 @@ def test_commands_are_measured_beside_bare_passes_and_drawn(monkeypatch, tmp_pat
 
     monkeypatch.setattr(commands, "_timed", timed)
     ways = ["mixing", commands.TOGETHER]
+    monkeypatch.setattr(commands, "WAYS", ways)
     asked = ["benchmarks", "--only", "commands", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*asked, "--repeats", "2", "--ways", *ways])
+    monkeypatch.setattr(sys, "argv", [*asked, "--repeats", "2"])
     benchmark()
     table = pd.read_csv(tmp_path / "commands.csv")
     assert table[["shape", "examples"]].drop_duplicates().to_numpy().tolist() == [
@@ -324,12 +206,6 @@ def test_commands_are_measured_beside_bare_passes_and_drawn(monkeypatch, tmp_pat
         in measurements.TABLES["commands"]()
     )
     assert "| BERT-base | 2,000 | all eight | 8 |" in measurements.TABLES["commands"]()
-    only = ["--shapes", "MiniLM", "--examples", "120", "--ways", "mixing"]
-    monkeypatch.setattr(sys, "argv", [*asked, "--repeats", "1", *only])
-    benchmark()
-    table = pd.read_csv(tmp_path / "commands.csv")
-    assert len(table) == 4 * len(ways)
-    assert table["repeats"].tolist().count(1) == 1
 
 
 def test_a_command_that_fails_says_why():

@@ -1,9 +1,12 @@
 """What a pass asks of torch: as many operations whatever the batch, and nothing twice."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.profiling import operations
 from benchmarks.scenarios import analyses_of, analysing, random_batch
 from normscope.analyses.outliers import hidden_moments
 from normscope.maths.attention_weights import AttentionWeights
@@ -13,6 +16,23 @@ from tests.tiny import FAMILY_CONFIGS, tiny_model
 FAMILIES = ("bert", "llama")
 # A sample that overflows is cut back to its size, at most once per layer and batch.
 CUTS = {"norms": 20}
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(forward: Callable[[], object]) -> int:
+    """The number of operations that a call dispatches to torch."""
+    with _Counter() as counter:
+        forward()
+    return counter.count
 
 
 def prepared(model_type, sequences, names):

@@ -5,12 +5,11 @@ import json
 import types
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from benchmarks import parted, peer_tasks, peers
+from benchmarks import peer_tasks, peers
 from benchmarks.peer_tasks import CAUSAL, ENCODER, TASKS, Task, Tool
-from docs.hooks import tables_in_parts
+from docs.hooks import measurements
 from docs.hooks.markdown import ROOT
 
 TOLERANCES = {
@@ -125,23 +124,7 @@ def test_a_process_that_is_killed_is_a_failure(monkeypatch, tmp_path):
     assert peers._in_its_own_process("word", 0, tmp_path) == {"failed": "ended with status -9: last words"}
 
 
-def test_parts_replace_their_own_rows(monkeypatch, tmp_path):
-    asked = []
-
-    def measured(parts, repeats):
-        asked.append((parts, repeats))
-        yield from ({"task": part, "tool": "a", "seconds": len(asked)} for part in parts)
-
-    monkeypatch.setattr(peers, "measured_peers", measured)
-    for parts in (None, ["word", "layers"]):
-        parted.measure("peers", parts, 2, parted.growth.Sizes(), tmp_path)
-    table = pd.read_csv(tmp_path / "peers.csv").set_index("task")
-    assert asked == [([*TASKS], 2), (["word"], 2)]
-    assert {task: table.loc[task, "seconds"] for task in TASKS} == {task: 1 + (task == "word") for task in TASKS}
-    assert table["machine"].notna().all()
-
-
-def test_the_table_of_a_page_names_versions_agreement_and_reasons():
+def test_the_table_of_a_page_names_versions_agreement_and_reasons(monkeypatch):
     tools = TASKS["zeroing"].tools
     rows = [
         {
@@ -159,7 +142,8 @@ def test_the_table_of_a_page_names_versions_agreement_and_reasons():
         },
         {"task": "zeroing", "tool": tools[1].name, "version": "0.2.0", "inputs": 5, "note": "fails: TypeError: no"},
     ]
-    _, _, first, second = tables_in_parts.peers(rows).splitlines()
+    monkeypatch.setattr(measurements, "_rows", lambda _suite: rows)
+    _, _, first, second = measurements.TABLES["peers"]().splitlines()
     assert first == (
         "| value zeroing (5) | inseq 1.2, value_zeroing | 1.2 | 61.0 | 1,234 | value zeroing: within 8e-05 of normscope's |"
     )

@@ -26,9 +26,6 @@ class Clock:
     [
         ({}, ALL),
         ({"report": {"enabled": False}}, [name for name in ALL if name != "maps"]),
-        ({"shard": 0, "shards": 2}, ["start", "model", "corpus", "pass", "publishing"]),
-        ({"merge": ["a", "b"]}, ["merging" if name == "pass" else name for name in ALL]),
-        ({"prepare": True}, ["start", "model", "corpus", "publishing"]),
     ],
 )
 def test_a_run_knows_its_phases_from_its_options(settings, names):

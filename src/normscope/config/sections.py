@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 INCIDENTAL = (
-    *("resume", "reproduce", "prepared", "merge"),
+    *("resume", "reproduce"),
     *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe", "assertions"),
 )
 """Keys that no number depends on: where results go, how they are shown, and what they are compared with. Only they may change

@@ -16,7 +16,6 @@ from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, Example
 from normscope.data.options import DatasetOptions
-from normscope.errors import InputError, one_line
 
 T = TypeVar("T")
 
@@ -104,8 +103,6 @@ class Prepared:
     value: Any
     digest: str
     """Its hash."""
-    state: Callable[[], State] | None = None
-    """Returns what it is made from, if it needs the corpus."""
 
 
 def prepare_resources(
@@ -113,7 +110,6 @@ def prepare_resources(
     context: ResourceContext,
     open_corpus: Callable[[DatasetOptions], Corpus],
     readers: Readers = ALONE,
-    saved: Mapping[str, State] | None = None,
 ) -> dict[str, Prepared]:
     """Prepare resources, in one pass over the corpus if any of them needs it.
 
@@ -124,18 +120,16 @@ def prepare_resources(
         context: What they are made from.
         open_corpus: Opens the corpus of dataset options.
         readers: The processes that read the corpus.
-        saved: States of resources that need not be read again, by name.
 
     Returns:
         The resources, by name.
 
     Raises:
-        InputError: If a resource cannot be made, or a saved state is not that of the resource.
+        InputError: If a resource cannot be made.
     """
-    saved = saved or {}
     for resource in resources.values():
         resource.start(context)
-    reading = {name: resource for name, resource in resources.items() if resource.reads_corpus and name not in saved}
+    reading = {name: resource for name, resource in resources.items() if resource.reads_corpus}
     for ignores_limit, divisible in itertools.product((False, True), repeat=2):
         same = {
             name: resource
@@ -151,13 +145,6 @@ def prepare_resources(
                     resource.read(window)
         if divisible:
             _add_up(same, context, readers.gathered({name: resource.state() for name, resource in same.items()}))
-    for name, state in saved.items():
-        try:
-            _add_up({name: resources[name]}, context, [{name: state}])
-        except (LookupError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
-            raise InputError(
-                f"prepared: {resources[name].content} of the whole corpus cannot be used: {one_line(error)}; prepare them again"
-            ) from error
     return {name: _prepared(resource) for name, resource in resources.items()}
 
 
@@ -173,7 +160,7 @@ def _add_up(
 
 def _prepared(resource: Resource[Any]) -> Prepared:
     value = resource.finish()
-    return Prepared(value, resource.digest(value), resource.state if resource.reads_corpus else None)
+    return Prepared(value, resource.digest(value))
 
 
 def packed(value: Any) -> State:

@@ -1,4 +1,4 @@
-"""What a run has left in its folder, for commands that continue, repeat, merge or compare it.
+"""What a run has left in its folder, for commands that continue, repeat or compare it.
 
 A folder may come from someone else, or be damaged: everything is read with size limits and validated.
 """
@@ -25,14 +25,7 @@ class Status(enum.StrEnum):
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
-    SHARD = "shard"
-    """It has analysed its part of a corpus; its results are those of the run that merges the parts."""
-    PREPARED = "prepared"
-    """It has made what the runs of shards need of the whole corpus."""
 
-
-DONE = (Status.COMPLETED, Status.SHARD, Status.PREPARED)
-"""How runs end that have nothing left to do."""
 
 _KINDS: dict[Type, Kind] = {
     "string": "a text",
@@ -71,7 +64,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 def is_complete(folder: Path) -> bool:
     """Whether a folder holds a run that has nothing left to do."""
     try:
-        return read_results(folder)["status"] in DONE
+        return read_results(folder)["status"] == Status.COMPLETED
     except InputError:
         return False
 

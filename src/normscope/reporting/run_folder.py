@@ -16,14 +16,14 @@ import yaml
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.earlier_runs import CONFIG, DONE, RESULTS, Status, read_results
+from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_results
 from normscope.reporting.run_tables import metadata
 from normscope.reporting.spreadsheets import as_csv
 
 CSV_ROWS = 20_000
 
 # Temporary files that a killed process may leave behind (see `write_atomically`).
-_LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*", ".shard.*")
+_LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*")
 
 
 class PeerFolder:
@@ -173,7 +173,7 @@ class RunFolder:
             raise InputError(
                 f"resume={self.path}: {RESULTS} does not say how the run ended ({error}); delete it to resume the run"
             ) from error
-        if status in DONE:
+        if status == Status.COMPLETED:
             raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:

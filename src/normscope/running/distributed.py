@@ -14,11 +14,9 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from normscope.errors import InputError, PeerError, one_line
 from normscope.models.options import DeviceOptions
-from normscope.running.rendezvous import launcher_store, new_store
 
 T = TypeVar("T")
 
@@ -33,8 +31,6 @@ class ProcessGroup:
 
     rank: int = 0
     size: int = 1
-    store: Store | None = None
-    """torchrun's store, which outlives the processes."""
 
     @property
     def is_main(self) -> bool:
@@ -199,18 +195,14 @@ def process_group() -> Iterator[ProcessGroup]:
     """
     size = _from_environment("WORLD_SIZE", "1", "the number of processes", range(1, _MOST_PROCESSES))
     if size == 1:
-        with _reaching(size):
-            store = launcher_store(_TIMEOUT)
-        yield ProcessGroup(store=store)
+        yield ProcessGroup()
         return
     rank = _from_environment("RANK", "0", f"the rank of this process among {size}", range(size))
     _from_environment("LOCAL_RANK", "0", "the rank of this process on its machine", range(size))
     with _reaching(size):
-        store = launcher_store(_TIMEOUT)
-        own = None if store is None else new_store(store, rank, size, _TIMEOUT)
         # States are small, so they are sent from CPU memory: gloo is available everywhere.
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=_TIMEOUT)
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
-        yield ProcessGroup(rank, size, store)
+        yield ProcessGroup(rank, size)
     finally:
         dist.destroy_process_group()

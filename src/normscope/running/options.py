@@ -65,16 +65,6 @@ class RunOptions:
     """Directory of a stopped run to resume."""
     reproduce: str | None = field(default=None, metadata=IS_PATH)
     """Directory of a run to repeat; the numbers are compared."""
-    shard: int | None = None
-    """The part of the corpus to analyse, from 0; null analyses all of it. `normscope merge RUN…` combines all shards."""
-    shards: int = field(default=1, metadata=at_least(1))
-    """The number of parts into which the corpus is divided."""
-    prepare: bool = False
-    """Only prepare what shards need from the whole corpus; `normscope prepare` sets it."""
-    prepared: str | None = None
-    """Directory that `normscope prepare` has written."""
-    merge: list[str] | None = None
-    """Run directories of all shards; `normscope merge` sets it."""
     verbosity: Verbosity = Verbosity.normal
     """`normal`, or `quiet` (`--quiet`): only the folder of the results and errors are printed."""
     assertions: list[str] = field(default_factory=list)
@@ -135,16 +125,6 @@ def check(options: RunOptions) -> None:
     check_assertions(options.assertions, enabled_analyses(options.analysis))
     settled(options)
     _check_level(options.level, options.analysis)
-    _check_shards(options)
-
-
-def _check_shards(options: RunOptions) -> None:
-    if options.prepare and (options.shard is not None or options.merge is not None or options.prepared is not None):
-        raise InputError("prepare=true: expected no shard, merge or prepared, since it prepares the whole corpus")
-    if options.shard is None and options.shards > 1:
-        raise InputError(f"shards={options.shards}: expected shard as well, from 0 to {options.shards - 1}")
-    if options.shard is not None and not 0 <= options.shard < options.shards:
-        raise InputError(f"shard={options.shard}: expected a number from 0 to {options.shards - 1} (shards - 1)")
 
 
 def _check_level(level: Level, options: AnalysisOptions) -> None:

@@ -22,8 +22,6 @@ class Phase(StrEnum):
     """The corpus is opened, and read if an analysis needs all of it beforehand; up to the first batch."""
     PASS = "pass"
     """Batches run through the model and the analyses."""
-    MERGING = "merging"
-    """The states of shards are merged, in place of the pass."""
     INTERVENTIONS = "interventions"
     """The model runs again: with something replaced, or on sampled sequences."""
     RESULTS = "results"
@@ -129,10 +127,5 @@ class Phases:
 def coming(options: RunOptions) -> list[Phase]:
     """The phases of a run with these options, in order."""
     begins = [Phase.START, Phase.MODEL, Phase.CORPUS]
-    if options.prepare:
-        return [*begins, Phase.PUBLISHING]
-    if options.shard is not None:
-        return [*begins, Phase.PASS, Phase.PUBLISHING]
-    reads = Phase.PASS if options.merge is None else Phase.MERGING
     maps = [Phase.MAPS] if options.report.enabled else []
-    return [*begins, reads, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]
+    return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]

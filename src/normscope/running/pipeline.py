@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from normscope.data.corpus_memory import CorpusMemory
-from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
@@ -16,10 +15,8 @@ from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.options import RunOptions, check, settled
 from normscope.running.phases import Phase, Phases
-from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
 from normscope.running.run import Run
-from normscope.running.shards import complete_set, keep, merge
 from normscope.running.status import tracked
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ class Finished(NamedTuple):
     """A run that has completed."""
 
     metrics: dict[str, float]
-    """Empty for shards and preparations, and except in the main process."""
+    """Empty except in the main process."""
     folder: Path | None
     """None except in the main process."""
 
@@ -74,14 +71,10 @@ def run(
         run = Run.prepare(
             options, results, group, origin, phases, memory
         )  # everything that can fail before the first batch
-        if options.merge is not None:
-            merge(run, options.merge)
         with tracked(run) as tracker:
-            if options.merge is None and not options.prepare:
-                accumulate(run, tracker)
-                run.reduce()
-            finish = prepare if options.prepare else _publish if options.shard is None else keep
-            publication = finish(run, results, tracker) if results is not None else None
+            accumulate(run, tracker)
+            run.reduce()
+            publication = _publish(run, results, tracker) if results is not None else None
         if results is None or publication is None:
             return Finished({}, None)
         return Finished(publication.complete(), results.path)
@@ -114,12 +107,6 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     """
     with group.agreeing():
         check(options)
-        for key in ("shard", "merge"):
-            value = getattr(options, key)
-            if value is not None and group.size > 1:
-                raise InputError(f"{key}={value}: not supported with several processes; start it without torchrun")
-        if options.merge is not None:
-            complete_set(options.merge)  # before a model is loaded
         if options.recipe.paper is not None:
             published(options.recipe.paper)  # fail before the run if it is missing
         results = RunFolder(folder, resumed=options.resume is not None, fresh=fresh) if group.is_main else None

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -20,7 +20,7 @@ from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetOptions, Level
-from normscope.data.resources import Prepared, Readers, Resource, ResourceContext, State, prepare_resources
+from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
@@ -46,8 +46,6 @@ from normscope.running.options import (
     enabled_analyses,
 )
 from normscope.running.phases import Phase, Phases
-from normscope.running.prepared import identity as prepared_identity
-from normscope.running.prepared import saved_states
 from normscope.running.shares import Share, Shares
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
 from normscope.running.views import View, batches_of_views
@@ -85,8 +83,6 @@ class Plan:
     maps: Maps
     resources: Mapping[str, Prepared]
     """What analyses need that is made before the first batch, by name."""
-    users: Mapping[str, str]
-    """The name of an analysis that needs each resource."""
     corpus: NumberedCorpus
     shares: Shares
     look: Appearance
@@ -106,8 +102,6 @@ class Plan:
         torch.manual_seed(options.seed)
         look = appearance(options.figures)
         needs = _needs(options.analysis, options.model.stack, options.level, inputs)
-        if options.prepare:
-            _refuse_nothing_to_prepare(needs)
         model = inputs.load()
         feed_forward = any(requirements.feed_forward for requirements in needs.values())
         verification = model.layers_verification if feed_forward else model.verification
@@ -119,19 +113,14 @@ class Plan:
         corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
         observer = _observer(model, layers, needs.values())
         context = _context(all_options(options.analysis), model, encoders[0], observer, layers, categories)
-        config = flat(plain(options))
-        saved = functools.partial(saved_states, options.prepared, config, of_shard=options.shards > 1)
         resources = {
             name: resource
             for own in encoders
-            for name, resource in _resources(
-                options.dataset, model, own, _of_view(needs, own), inputs, group, saved
-            ).items()
+            for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
         if group.is_main and corpus.undivided and any(share.of > 1 for share in shares.own):
             say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
-        report = options.report if options.shard is None else ReportOptions(enabled=False)
         return cls(
             options=options,
             model=model,
@@ -141,9 +130,8 @@ class Plan:
             layers=layers,
             categories=categories,
             analyses=analyses,
-            maps=_maps(options.dataset, report, model, encoders[0], layers, needs, inputs),
+            maps=_maps(options.dataset, options.report, model, encoders[0], layers, needs, inputs),
             resources=resources,
-            users=_users(needs),
             corpus=corpus,
             shares=shares,
             look=look,
@@ -166,21 +154,14 @@ class Plan:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What a resumed run must share with the stopped one, and the runs of all shards with each other."""
+        """What a resumed run must share with the stopped one."""
         config = flat(plain(self.options))
-        return {
-            key: value for key, value in config.items() if key.split(".")[0] not in (*INCIDENTAL, "shard", "shards")
-        } | {
+        return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
             "the model's weights": self.model.weights_sha256,
             "torch": torch.__version__,
             "normscope": metadata.version("normscope"),
             **{f"the resource {name}": resource.digest for name, resource in self.resources.items()},
         }
-
-    @property
-    def prepared_identity(self) -> dict[str, Any]:
-        """The keys that resources depend on."""
-        return prepared_identity(flat(plain(self.options)), self.users)
 
 
 def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
@@ -220,14 +201,6 @@ def _needs(
     _refuse_missing_feed_forward(needs, stack, inputs.info)
     _refuse_missing_parts(needs, level, inputs.info)
     return needs
-
-
-def _refuse_nothing_to_prepare(needs: Mapping[type[Analysis], Requirements]) -> None:
-    resources = [resource for requirements in needs.values() for resource in requirements.resources.values()]
-    if not any(resource.reads_corpus for resource in resources):
-        raise InputError(
-            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
-        )
 
 
 def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
@@ -395,22 +368,12 @@ def _resources(
     needs: Mapping[type[Analysis], Requirements],
     inputs: Inputs,
     group: ProcessGroup,
-    saved: Callable[[Mapping[str, Resource[Any]], Mapping[str, str]], dict[str, State]],
 ) -> dict[str, Prepared]:
-    """The resources of all analyses, by name; one that several need is prepared once.
-
-    Args:
-        saved: Gives the states of resources that have been prepared already, from the analyses that need each.
-    """
+    """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
     context = ResourceContext(options, encoder, model.vocabulary, inputs.open_corpus)
     readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
-    return prepare_resources(wanted, context, inputs.open_corpus, readers, saved(wanted, _users(needs)))
-
-
-def _users(needs: Mapping[type[Analysis], Requirements]) -> dict[str, str]:
-    """The name of an analysis that needs each resource."""
-    return {name: kind.info.name for kind, requirements in needs.items() for name in requirements.resources}
+    return prepare_resources(wanted, context, inputs.open_corpus, readers)
 
 
 def _analyses(

@@ -19,7 +19,7 @@ AGREEMENT = 1e-5
 
 
 def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
-    """`resume`, `reproduce` or `merge`, and the folder of that run, or of the first to merge; None if none is set.
+    """`resume` or `reproduce`, and the folder of that run; None if none is set.
 
     Args:
         config: The composed config of this command.
@@ -28,12 +28,6 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
     Raises:
         InputError: If both are set, or a run is to be resumed in another folder.
     """
-    if config.merge is not None:
-        if config.resume is not None or config.reproduce is not None or not config.merge:
-            raise InputError(
-                f"merge={list(config.merge)}: expected the folders of all shards, without resume and reproduce"
-            )
-        return "merge", Path(config.merge[0]).expanduser()
     given = [key for key in ("resume", "reproduce") if config[key] is not None]
     if not given:
         return "", None

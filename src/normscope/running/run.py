@@ -29,8 +29,7 @@ from normscope.running.phases import Phases
 from normscope.running.plan import Plan
 from normscope.running.provenance import Origin, Provenance
 from normscope.running.reduction import Reduction, State
-from normscope.running.rendezvous import remember_run
-from normscope.running.shares import SHARD, Share, Shares
+from normscope.running.shares import Share, Shares
 from normscope.running.state_file import received
 from normscope.running.views import counts_of
 
@@ -81,8 +80,7 @@ class Run:
         options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
-            shard = None if options.shard is None else Share(options.shard, options.shards)
-            shares = Shares.of(shard, folder, group, resumed=options.resume is not None)
+            shares = Shares.of(folder, group, resumed=options.resume is not None)
             plan = Plan.of(
                 options, ConfiguredInputs(options.model, options.device, group, memory), shares, group, phases
             )
@@ -126,7 +124,6 @@ class Run:
                 for warning in self.warnings:
                     say(warning)
                 self.results.begin(plain(self.plan.options), self._first_checkpoint())
-                remember_run(self.group.store, self.results.path)
 
     def begin(self, share: Share) -> None:
         """Turn to one of the shares, and continue where it was stopped if the run is resumed.
@@ -147,7 +144,7 @@ class Run:
             self.stream = BatchStream(lambda _counts: iter(()), self.counts)
             return
         self.stream = BatchStream(functools.partial(self.plan.batches, share), self.counts)
-        if share.of == 1 and self.plan.options.merge is None:
+        if share.of == 1:
             self._require_first_batches()
         if before is not None:
             self.position = before.resume(self.plan.analyses, self.stream)
@@ -166,7 +163,7 @@ class Run:
 
     def finish_share(self, position: Position) -> None:
         """Save the state of a finished share, if it is not the only one."""
-        alone = self.plan.shares.number == self.group.size == 1 and self.plan.options.shard is None
+        alone = self.plan.shares.number == self.group.size == 1
         if self.checkpoint is not None and not self.finished and not alone:
             self.checkpoint.save(self.plan.analyses, position, self.counts)
 
@@ -205,17 +202,15 @@ class Run:
         """The first checkpoint of a new run, by file name. It records the number of shares, so that a run killed before its
         first batch is continued with the same shares and gives the same bytes.
         """
-        reads_corpus = self.plan.options.merge is None and not self.plan.options.prepare
         checkpoint = self._checkpoint(self.plan.shares.all[0])
         begun = self.plan.options.resume is not None and checkpoint.path.exists()
-        return {checkpoint.path.name: checkpoint.of_nothing()} if self.saves and reads_corpus and not begun else {}
+        return {checkpoint.path.name: checkpoint.of_nothing()} if self.saves and not begun else {}
 
     def _checkpoint(self, share: Share) -> Checkpoint:
         """The checkpoint of one of the shares."""
         options = self.plan.options
         folder = PeerFolder(self.folder) if self.results is None else self.results
-        name = share.file if options.shard is None else SHARD
-        return Checkpoint(folder, name, share, self.plan.identity, options.checkpoint.every_seconds)
+        return Checkpoint(folder, share.file, share, self.plan.identity, options.checkpoint.every_seconds)
 
     def _announce(self) -> None:
         model = self.plan.model

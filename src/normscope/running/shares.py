@@ -1,4 +1,4 @@
-"""The shares of a corpus: one for each process of a run, or for each run of a set of shards.
+"""The shares of a corpus: one for each process of a run.
 
 A process that is killed loses what it has added to its share since the last checkpoint. Shares do not depend on each other
 until they are merged, so any number of processes can continue them, one after another if there are fewer processes than shares:
@@ -20,7 +20,6 @@ from normscope.rounding import counted
 from normscope.running.distributed import ProcessGroup
 
 CHECKPOINT = "checkpoint.safetensors"
-SHARD = "shard.safetensors"
 _CHECKPOINT_OF_SHARE = re.compile(r"checkpoint\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
 
 # Number of windows at the start of a stream that all processes tokenise.
@@ -104,24 +103,22 @@ class Shares:
     """The shares of a run, and those of this process."""
 
     number: int
-    """The number of shares of the run; 1 for the run of a shard, which analyses only that share of the corpus."""
+    """The number of shares of the run."""
     own: Sequence[Share]
     """The shares of the corpus that this process analyses, one after another."""
 
     @property
     def all(self) -> Sequence[Share]:
         """The shares of all processes."""
-        return self.own if self.number == 1 else [Share(number, self.number) for number in range(self.number)]
+        return [Share(number, self.number) for number in range(self.number)]
 
     @classmethod
-    def of(cls, shard: Share | None, folder: Path, group: ProcessGroup, *, resumed: bool) -> "Shares":
-        """The shares of a new run, one per process, or those of a run that is resumed; of a shard, its share alone.
+    def of(cls, folder: Path, group: ProcessGroup, *, resumed: bool) -> "Shares":
+        """The shares of a new run, one per process, or those of a run that is resumed.
 
         Raises:
             InputError: If this process does not see the folder of a resumed run, or the folder has checkpoints of several runs.
         """
-        if shard is not None:
-            return cls(1, [shard])
         number = group.size
         if resumed:
             if not PeerFolder(folder).visible:

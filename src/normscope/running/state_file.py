@@ -1,4 +1,4 @@
-"""Files of tensors with a header and a checksum: checkpoints, shards, and what is prepared for shards.
+"""Files of tensors with a header and a checksum: checkpoints, and what processes send each other.
 
 The format is safetensors: reading executes nothing from a file. The checksum detects damage, not forgery.
 """

@@ -68,11 +68,6 @@ class Runs:
         runs = cls(stock)
         few = [*stock.common(), "analysis=[mixing,norms,score,feedforward]", "analysis.outliers.dimensions=[3,5]"]
         succeed(runs["finished"], [*few, f"output_dir={runs['finished']}"], 0)
-        counted = [*stock.common(), "analysis=frequency", "dataset.limit=4"]
-        succeed(stock.folder, ["prepare", *counted, f"output_dir={runs['prepared']}"], 0)
-        for number in range(2):
-            shard = [f"shard={number}", "shards=2", f"output_dir={runs[f'shard {number}']}"]
-            succeed(stock.folder, [*stock.common(), *shard], 0)
         return runs
 
 
@@ -216,7 +211,7 @@ _YAML = {
 _CONFIG_KEYS = (
     *("model", "model.name", "model.step", "model.revision", "model.trust_remote_code", "model.architecture"),
     *("dataset", "dataset.kind", "dataset.categories", "analysis", "analysis.mixing", "analysis.mixing.enabled"),
-    *("layers", "seed", "shards", "tracking.tags", "merge", "report", "nonsense"),
+    *("layers", "seed", "tracking.tags", "report", "nonsense"),
 )
 
 
@@ -340,9 +335,7 @@ def _states(file: str) -> Iterator[Damage]:
 
 
 _HEADERS = {
-    "shard.safetensors": ("shard", "shards", "identity", "batches", "digest", "counts"),
     "checkpoint.safetensors": ("shard", "shards", "identity", "batches", "digest", "counts"),
-    "prepared.safetensors": ("identity", "resources"),
 }
 _GOOD_COUNTS = {
     "read": 1,
@@ -444,27 +437,6 @@ def _resumed(runs: Runs, damage: Damage) -> Case:
     )
 
 
-def _merged(runs: Runs, damage: Damage) -> Case:
-    return Case(
-        f"merge: {damage.file}: {damage.what}",
-        ["merge", "before", str(runs["shard 1"]), "output_dir=out"],
-        ["before", "merge", *_NAMED],
-        _damaged(runs["shard 0"], damage),
-        statuses=EITHER,
-    )
-
-
-def _sharded(runs: Runs, damage: Damage) -> Case:
-    shard = ["analysis=frequency", "prepared=before", "shard=0", "shards=2"]
-    return Case(
-        f"prepared: {damage.what}",
-        [*runs.stock.common(), "dataset.limit=4", *shard],
-        ["before", "prepared"],
-        _damaged(runs["prepared"], damage),
-        statuses=EITHER,
-    )
-
-
 def _symmetrised(runs: Runs, damage: Damage) -> Case:
     return Case(
         f"reverse: {damage.file}: {damage.what}",
@@ -477,7 +449,7 @@ def _symmetrised(runs: Runs, damage: Damage) -> Case:
 
 _NAMED = (
     *("model.", "dataset.", "dataset=", "analysis", "device.", "layers", "categories", "seed", "shard", "tracking"),
-    *("checkpoint", "report", "figures", "level", "merge"),
+    *("checkpoint", "report", "figures", "level"),
 )
 """What a message may name instead of the file: a key with a value that no run accepts."""
 
@@ -486,8 +458,6 @@ _CASES: Mapping[str, Callable[[Runs, Damage], Case]] = {
     "report": _reported,
     "reproduce": _reproduced,
     "resume": _resumed,
-    "merge": _merged,
-    "prepared": _sharded,
     "reverse": _symmetrised,
 }
 _READ_BY: Mapping[str, Sequence[str]] = {
@@ -498,8 +468,6 @@ _READ_BY: Mapping[str, Sequence[str]] = {
     "report": ("results.json", "config.yaml", "tables/curves.parquet"),
     "reproduce": ("config.yaml", "results.json"),
     "resume": ("config.yaml", "results.json", "checkpoint.safetensors"),
-    "merge": ("config.yaml", "shard.safetensors"),
-    "prepared": ("prepared.safetensors",),
     "reverse": ("tables/alignment_aer.parquet", "tables/alignment_links.parquet"),
 }
 

@@ -13,7 +13,7 @@ import pandas as pd
 from normscope.config.sections import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
-from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_config, read_results
+from normscope.reporting.earlier_runs import CONFIG, RESULTS, read_config, read_results
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.untrusted.files import MIB, text
 from normscope.untrusted.plain_data import require, shown
@@ -75,9 +75,10 @@ def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     Raises:
         InputError: If there is no run.
     """
-    runs, failures = [], []
+    runs: list[Run] = []
+    failures: list[str] = []
     for folder in folders:
-        runs += [run for run in map(_run, _folders(folder)) if run.status != Status.SHARD]
+        runs += map(_run, _folders(folder))
         failures += recorded_failures(folder)
     if not runs and not failures:
         raise InputError(f"{', '.join(map(str, folders))}: no run found; expected folders that contain a {RESULTS}")

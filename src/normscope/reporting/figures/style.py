@@ -38,7 +38,9 @@ SMALL = 0.8125
 def styled() -> Iterator[None]:
     """Draw in our style. What differs from matplotlib's defaults (a `matplotlibrc`, `matplotlib.rc_context`) stays on top."""
     defaults = mpl.rcParamsDefault
-    chosen = {name: value for name, value in mpl.rcParams.items() if name in defaults and value != defaults[name]}
+    chosen: dict[str, Any] = {
+        str(name): value for name, value in mpl.rcParams.items() if name in defaults and value != defaults[name]
+    }
     with mpl.rc_context():
         mpl.rcdefaults()
         with warnings.catch_warnings():

@@ -178,15 +178,3 @@ def precision(learner: Trained, count: int, seed: int = 1, baselines: bool = Tru
         of_all, of_first = np.mean(pairs, axis=0)
         rows.append({"way": way, "precision": round(float(of_all), 3), "first": round(float(of_first), 3)})
     return sorted(rows, key=lambda row: -row["precision"])
-
-
-def measured(task: Task) -> list[dict[str, object]]:
-    """Precision of every method for one trained model."""
-    learner = trained(task=task)
-    shared = {"accuracy": round(learner.accuracy, 4), "prompts": 200}
-    return [{**row, **shared} for row in precision(learner, 200)]
-
-
-def measured_retrieval() -> list[dict[str, object]]:
-    """Precision of every method where an answer is looked up."""
-    return measured(RETRIEVAL)

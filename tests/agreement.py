@@ -2,14 +2,14 @@
 
 `near the doors the key beside the cabinets behind the box` goes on with `is`, because its subject is `key`. The subject is the
 noun whose article follows no preposition, and its place varies. The other nouns are singular or plural at random, so only the
-subject decides the verb. See `retrieval.py`.
+subject decides the verb. See `known_truth.py`.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.retrieval import Task, measured
+from tests.known_truth import Task
 
 NOUNS = ("key", "door", "box", "cabinet", "lamp", "chair", "window", "garden")
 PREPOSITIONS = ("near", "beside", "behind")
@@ -60,8 +60,3 @@ AGREEMENT = Task(
     _lesson,
     tuple(_LENGTH - 1 + number * (_LENGTH + 2) for number in range(_SENTENCES)),
 )
-
-
-def measured_agreement() -> list[dict[str, object]]:
-    """Precision of every method where a subject decides the verb."""
-    return measured(AGREEMENT)
