@@ -223,11 +223,8 @@ def job(config: DictConfig) -> dict[str, float]:
             return {}
         with starting(quiet=options.verbosity is Verbosity.quiet or not _is_first()):
             run_pipeline = _import_pipeline(options.dataset)
-        memory = _sweep.corpora() if sweeping else None
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
-        done = run_pipeline(
-            options, run_folder, command, fresh=fresh, memory=memory, claimed=_sweep.note_run, begun=started
-        )
+        done = run_pipeline(options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started)
         _show(done, before)
         return done.metrics
     except Exception as error:

@@ -6,12 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from normscope.errors import InputError, message
-
-if TYPE_CHECKING:
-    from normscope.data.corpus_memory import CorpusMemory
 
 _HYDRA_RECORD = "multirun.yaml"
 """File in a sweep's folder that Hydra writes before the first job."""
@@ -38,8 +35,6 @@ class Sweep:
     """Paths that did not exist when the sweep chose its folder, innermost first."""
     earlier: int = 0
     """How many failures an earlier sweep had recorded there."""
-    memory: "CorpusMemory | None" = None
-    """The corpora that its jobs in this process have read."""
     quiet: bool = False
     """Whether to print nothing at the end but the folder."""
     json: bool = False
@@ -72,13 +67,6 @@ class Sweep:
     def note_run(self, folder: Path) -> None:
         """Keep the folder that a run has claimed."""
         self.run = folder
-
-    def corpora(self) -> "CorpusMemory":
-        """The memory that the jobs share."""
-        from normscope.data.corpus_memory import CorpusMemory
-
-        self.memory = self.memory or CorpusMemory()
-        return self.memory
 
     def has_failures(self) -> bool:
         """Whether any job has failed."""

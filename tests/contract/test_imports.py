@@ -173,7 +173,7 @@ ALLOWED = {
     },
     "command_line": {"config"},
     "json_line": {"distribution", "reporting.earlier_runs"},
-    "sweep": {"json_line", "data.corpus_memory", "options", "reporting", "running"},
+    "sweep": {"json_line", "options", "reporting", "running"},
     "__main__": {"cli"},
     "testing": {
         "analyses.base",

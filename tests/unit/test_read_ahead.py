@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+import types
 from functools import partial
 
 import pytest
@@ -12,13 +13,20 @@ from normscope.data import batching
 from normscope.data.batching import Batch
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.running import batch_stream
 from normscope.running.batch_stream import BatchStream
 from normscope.running.read_ahead import read_ahead
 from normscope.running.shares import Share
-from tests.unit.test_corpus_memory import model, options
 
 CPU = torch.device("cpu")
+
+
+def model(tokenizer):
+    facts = {"causal": False, "decoder_inputs": None, "translates": False, "is_cross_attention": False, "pads": True}
+    return types.SimpleNamespace(
+        tokenizer=tokenizer, vocabulary=len(tokenizer), max_length=8, takes_segments=True, name="m", **facts
+    )
 
 
 def workers() -> list[threading.Thread]:
@@ -124,7 +132,7 @@ def opened(tokenizer, monkeypatch, tmp_path):
     """Opens the batches of a corpus in windows of four examples, with at most three batches ahead."""
     monkeypatch.setattr(batching, "LOOKAHEAD", 4)
     monkeypatch.setattr(batch_stream, "READ_AHEAD", 3)
-    encoder = Encoder(model(tokenizer), options(tmp_path))
+    encoder = Encoder(model(tokenizer), DatasetOptions(kind=DatasetKind.text, path=str(tmp_path), seed=0))
 
     def opened(rows: Rows, counts: CorpusCounts) -> BatchStream:
         window = partial(batching.batches_of_window, encoder=encoder, batch_tokens=12)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
-from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.encoders import (
     NO_PROMPTS,
     AnnotatedSentences,
@@ -79,7 +78,7 @@ class Encoder:
         self.separate = separate
         """Whether the texts of a pair are sequences of their own."""
         self._prompts = prompts
-        self._translates, self._decodes = model.translates, model.decoder_inputs is not None
+        self._decodes = model.decoder_inputs is not None
         self._windows = options.segmentation is Segmentation.window
         # WikiText writes unknown words as <unk>; they become the tokenizer's unknown token.
         self._unknown = str(model.tokenizer.unk_token or "") if options.wikitext else None
@@ -94,8 +93,6 @@ class Encoder:
         )
         self._units = Units(model.tokenizer, model.name)
         self._kind = self._of_kind(model, options, words, column, asks)
-        self.memory: SequenceMemory | None = None
-        """Token sequences of the same corpus that an earlier encoder of this identity has made."""
 
     def _of_kind(
         self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None, asks: bool
@@ -139,20 +136,6 @@ class Encoder:
         first: int | None = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return first
 
-    @property
-    def identity(self) -> tuple[object, ...] | None:
-        """What token sequences depend on besides the options of the data set; None if that is not known.
-
-        Two encoders of one identity encode examples alike. Slow tokenizers have no description that could be compared.
-        """
-        tokenizer = self.tokenizer
-        if not tokenizer.is_fast or self._decodes:
-            return None
-        own = (self.max_length, self._sequences.segments, self._translates, self.separate, self.level, self._prompts)
-        names = tuple(self.categories.names)
-        special = tuple(sorted(tokenizer.special_tokens_map.items(), key=str))
-        return *own, names, str(special), str(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str()
-
     def unmasked(self) -> "Encoder":
         """The same encoder without masking."""
         copied = self._copied(mask_fraction=0.0)
@@ -191,17 +174,11 @@ class Encoder:
 
     def _copied(self, **changes: object) -> "Encoder":
         copied = copy.copy(self)
-        copied.memory = None
         copied._sequences = dataclasses.replace(self._sequences, **changes)  # type: ignore[arg-type]
         return copied
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Token sequences of examples, in order. Truncated examples are counted, and skipped ones by reason."""
-        if self.memory is not None:
-            return self.memory.encoded(examples, counts, self._encoded)
-        return self._encoded(examples, counts)
-
-    def _encoded(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         if self._unknown is not None:
             examples = [_with_unknown(example, self._unknown) for example in examples]
         sequences = self._kind.encode([self._shortened(example) for example in examples], counts)

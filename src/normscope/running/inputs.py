@@ -5,7 +5,6 @@ import dataclasses
 from functools import cached_property
 
 from normscope.data.corpora import arranged, open_corpus
-from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import Corpus
 from normscope.data.options import DatasetOptions
 from normscope.models.factories import BuiltModel
@@ -19,9 +18,6 @@ from normscope.running.distributed import ProcessGroup
 
 class Inputs(abc.ABC):
     """The model and the texts of a run."""
-
-    memory: CorpusMemory | None = None
-    """What earlier runs of a sweep have read and tokenised; None outside a sweep."""
 
     @property
     @abc.abstractmethod
@@ -46,13 +42,10 @@ class ConfiguredInputs(Inputs):
 
     Args:
         group: The processes of the run; each has a device of its own.
-        memory: What earlier runs of a sweep have read.
     """
 
-    def __init__(
-        self, model: ModelOptions, device: DeviceOptions, group: ProcessGroup, memory: CorpusMemory | None = None
-    ) -> None:
-        self._model, self._device, self._group, self.memory = model, device, group, memory
+    def __init__(self, model: ModelOptions, device: DeviceOptions, group: ProcessGroup) -> None:
+        self._model, self._device, self._group = model, device, group
 
     @property
     def info(self) -> ModelInfo:
@@ -70,7 +63,7 @@ class ConfiguredInputs(Inputs):
 
     def open_corpus(self, options: DatasetOptions) -> Corpus:
         """Open the corpus."""
-        return open_corpus(options) if self.memory is None else self.memory.corpus(options, open_corpus)
+        return open_corpus(options)
 
     @cached_property
     def _opened(self) -> OpenedModel | BuiltModel:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from normscope.data.corpus_memory import CorpusMemory
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
@@ -38,7 +37,6 @@ def run(
     command: str = "",
     *,
     fresh: bool = False,
-    memory: CorpusMemory | None = None,
     claimed: Callable[[Path], None] = lambda _: None,
     begun: float | None = None,
 ) -> Finished:
@@ -48,7 +46,6 @@ def run(
         folder: The run folder; created if it does not exist.
         command: What the user typed, for the record.
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
-        memory: What earlier runs of a sweep have read and tokenised, which this one does not read again.
         claimed: Receives the run folder as soon as the main process has claimed it.
         begun: When the first phase began, by `time.monotonic`, if that was before this call.
 
@@ -68,9 +65,7 @@ def run(
     ):
         if results is not None:
             claimed(results.path)
-        run = Run.prepare(
-            options, results, group, origin, phases, memory
-        )  # everything that can fail before the first batch
+        run = Run.prepare(options, results, group, origin, phases)  # everything that can fail before the first batch
         with tracked(run) as tracker:
             accumulate(run, tracker)
             run.reduce()

@@ -276,14 +276,10 @@ def _encoders(
     values = _annotated_categories(options, inputs)
     asked = next((requirements.prompts for requirements in needs.values() if requirements.prompts is not None), None)
     prompts = NO_PROMPTS if asked is None else asked(lambda: model.embedder)
-    encoders = [
+    return [
         Encoder(model, options, _words(needs), values, separate=separate, level=level, prompts=prompts)
         for separate in sorted({requirements.pairs for requirements in needs.values()})
     ]
-    if inputs.memory is not None:
-        for encoder in encoders:
-            encoder.memory = inputs.memory.sequences(options, encoder.identity)
-    return encoders
 
 
 def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:

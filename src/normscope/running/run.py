@@ -10,7 +10,6 @@ from normscope.analyses.base import state_of
 from normscope.config.sections import plain
 from normscope.data.batching import Batch
 from normscope.data.corpora import text_keys
-from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
@@ -66,7 +65,6 @@ class Run:
         group: ProcessGroup,
         origin: Origin,
         phases: Phases,
-        memory: CorpusMemory | None = None,
     ) -> "Run":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
@@ -81,9 +79,7 @@ class Run:
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
             shares = Shares.of(folder, group, resumed=options.resume is not None)
-            plan = Plan.of(
-                options, ConfiguredInputs(options.model, options.device, group, memory), shares, group, phases
-            )
+            plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group), shares, group, phases)
         run = cls(plan, group, results, folder, Provenance.of(plan, origin, phases), warnings)
         run.saves = all(group.gathered(PeerFolder(folder).visible))
         with group.agreeing():
