@@ -21,6 +21,10 @@ _MARKS = ("▁", "Ġ", "##", "", "</w>")
 
 _APOSTROPHES = "'’"
 
+_JOINER = "\u200d"
+"""Joins what stands on both sides, as in emoji."""
+_ZERO_WIDTH_SPACE = "\u200b"
+
 # How byte-level tokenizers write bytes: printable ones of Latin-1 as they are, the others as characters from 256 on.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
@@ -122,7 +126,8 @@ def written_words(encoding: Encoding, texts: Sequence[str]) -> np.ndarray:
     """The word of each token of a fast tokenizer, or NO_WORD.
 
     Words are the tokenizer's own, except that they end at white space, that punctuation is no part of them unless it is an
-    apostrophe between letters (`don't`), and that neighbouring digits are one number.
+    apostrophe between letters (`don't`), that neighbouring digits are one number, and that a mark belongs to the letter before
+    it. Characters that the tokenizer drops, such as the accents that an uncased one strips, end no word.
 
     Args:
         encoding: The tokens.
@@ -166,15 +171,54 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
         return first == end  # white space alone belongs to the next word
     if start < end:  # bytes of one character
         return True
-    if start > end:
+    gap = text[end:start]  # characters that the tokenizer dropped
+    if any(map(str.isspace, gap)) or not (same or all(map(_extends, gap))):
         return False
-    last, next_ = text[end - 1], text[start]
+    next_, beside = text[start], text[start - 1]
+    if _extends(next_) or beside == _JOINER:
+        return True
+    last = _before(text, start)
+    if not last:
+        return same
     if last in _APOSTROPHES or next_ in _APOSTROPHES:
-        place = end - 1 if last in _APOSTROPHES else start
-        return 0 < place < len(text) - 1 and text[place - 1].isalpha() and text[place + 1].isalpha()
+        return _between_letters(text, end if last in _APOSTROPHES else start + 1)
     if last.isdigit() and next_.isdigit():
         return True
-    return same and _spells(last) == _spells(next_)
+    # A tokenizer that does not count marks as letters splits a word around each.
+    around_mark = _extends(beside) and _alphabetic(last) and _alphabetic(next_)
+    return around_mark or (same and last.isalnum() == next_.isalnum())
+
+
+def _before(text: str, place: int) -> str:
+    """The character before a place, apart from what extends it; empty if there is none."""
+    while place and _extends(text[place - 1]):
+        place -= 1
+    return text[place - 1 : place]
+
+
+def _between_letters(text: str, after: int) -> bool:
+    """Whether an apostrophe, with the place after it and its marks, stands between letters."""
+    while after < len(text) and _extends(text[after]):
+        after += 1
+    place = after - 1
+    while _extends(text[place]):
+        place -= 1
+    return _before(text, place).isalpha() and text[after : after + 1].isalpha()
+
+
+def _extends(character: str) -> bool:
+    """Whether a character belongs to the one before it and neither begins nor ends a word: a mark on a letter, a variation
+    selector, a joiner, a soft hyphen.
+
+    Source: rule WB4 of Unicode's UAX 29. A zero-width space separates words.
+    """
+    category = unicodedata.category(character)
+    return category.startswith("M") or (category == "Cf" and character != _ZERO_WIDTH_SPACE)
+
+
+def _alphabetic(character: str) -> bool:
+    """Whether a character is a letter of a script that spells words with several; ideographs are words by themselves."""
+    return character.isalpha() and not unicodedata.name(character, "").startswith("CJK")
 
 
 def _trimmed(text: str, span: Span) -> Span:
@@ -185,11 +229,6 @@ def _trimmed(text: str, span: Span) -> Span:
     while start < end and text[end - 1].isspace():
         end -= 1
     return start, end
-
-
-def _spells(character: str) -> bool:
-    """Whether a character is part of words: a letter, a digit, or a mark on one."""
-    return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> np.ndarray:
