@@ -177,7 +177,7 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
     next_, beside = text[start], text[start - 1]
     if _extends(next_) or beside == _JOINER:
         return True
-    last = _before(text, start)
+    last = _before(text, end)
     if not last:
         return same
     if last in _APOSTROPHES or next_ in _APOSTROPHES:
