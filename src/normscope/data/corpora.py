@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
+from normscope.data.annotation import SPACES
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
@@ -265,7 +266,7 @@ class SplitLines(Corpus):
             if isinstance(line, str):
                 yield line
                 continue
-            sides = [side.strip() for side in line.text.split(self.separator)]
+            sides = [side.strip(SPACES) for side in line.text.split(self.separator)]
             if len(sides) != 2:
                 raise InputError(
                     f"dataset.path={self.corpus.path}: line {number}: expected {self.separator!r} once, got it "

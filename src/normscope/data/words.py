@@ -172,10 +172,10 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
     if start < end:  # bytes of one character
         return True
     gap = text[end:start]  # characters that the tokenizer dropped
-    if any(map(str.isspace, gap)) or not (same or all(map(_extends, gap))):
+    if any(map(str.isspace, gap)) or not (same or all(map(extends, gap))):
         return False
     next_, beside = text[start], text[start - 1]
-    if _extends(next_) or beside == _JOINER:
+    if extends(next_) or beside == _JOINER:
         return True
     last = _before(text, end)
     if not last:
@@ -185,28 +185,28 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
     if last.isdigit() and next_.isdigit():
         return True
     # A tokenizer that does not count marks as letters splits a word around each.
-    around_mark = _extends(beside) and _alphabetic(last) and _alphabetic(next_)
+    around_mark = extends(beside) and _alphabetic(last) and _alphabetic(next_)
     return around_mark or (same and last.isalnum() == next_.isalnum())
 
 
 def _before(text: str, place: int) -> str:
     """The character before a place, apart from what extends it; empty if there is none."""
-    while place and _extends(text[place - 1]):
+    while place and extends(text[place - 1]):
         place -= 1
     return text[place - 1 : place]
 
 
 def _between_letters(text: str, after: int) -> bool:
     """Whether an apostrophe, with the place after it and its marks, stands between letters."""
-    while after < len(text) and _extends(text[after]):
+    while after < len(text) and extends(text[after]):
         after += 1
     place = after - 1
-    while _extends(text[place]):
+    while extends(text[place]):
         place -= 1
     return _before(text, place).isalpha() and text[after : after + 1].isalpha()
 
 
-def _extends(character: str) -> bool:
+def extends(character: str) -> bool:
     """Whether a character belongs to the one before it and neither begins nor ends a word: a mark on a letter, a variation
     selector, a joiner, a soft hyphen.
 
