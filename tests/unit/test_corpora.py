@@ -108,6 +108,10 @@ def test_odd_lines_are_text_like_any_other(tmp_path, tokenizer):
 def test_sentences_and_paragraph_pairs_of_documents(tmp_path):
     path = tmp_path / "corpus.jsonl"
     document = "One here. Two there!\nAnd three? Yes.\n\nThe fourth."
+    # Lines end as those of files do: not at Unicode's separators, nor at control characters.
+    (tmp_path / "lines.jsonl").write_text(json.dumps({"text": "One\u2028still one\x1cstill\x0bone\x85one\r\nTwo"}))
+    (lines,) = read(tmp_path / "lines.jsonl", segmentation=Segmentation.pair)
+    assert (lines.text, lines.text_pair) == ("One\u2028still one\x1cstill\x0bone\x85one", "Two")
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (document, "alone")))
     sentences = ["One here.", "Two there!", "And three?", "Yes.", "The fourth."]
     assert texts(path, segmentation=Segmentation.sentence) == [*sentences, "alone"]
