@@ -18,7 +18,7 @@ from conllu.parser import parse_dict_value, parse_id_value, parse_int_value
 from normscope.data.annotation import UNSPECIFIED
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
 from normscope.data.legibility import why_not_text
-from normscope.data.lines import Malformed, lines
+from normscope.data.lines import Malformed, is_gzipped, lines
 from normscope.errors import InputError, printable
 from normscope.rounding import counted
 
@@ -51,7 +51,7 @@ class ConlluFile(Corpus):
     @property
     def total(self) -> int | None:
         """The number of sentences, if they are cheap to count."""
-        if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES:
+        if is_gzipped(self.path) or self.path.stat().st_size > _COUNTED_BYTES:
             return None
         with self.path.open("rb") as stream:
             return sum(line.startswith(b"1\t") for line in stream)

@@ -145,8 +145,8 @@ def detokenized(text: str) -> str:
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _SPACE = re.compile(r"\s")
-# What ends a sentence in any script (Unicode's UAX 29: Chinese, Hindi, Arabic, Amharic, …), with the closing marks that belong to
-# it. syntok knows the marks of European languages, and needs a space after them; these need none.
+# What ends a sentence in any script (Unicode's UAX 29: Chinese, Hindi, Arabic, Amharic, …), with the closing marks that belong
+# to it. syntok knows the marks of European languages, and needs a space after them; these need none.
 _END = regex.compile(r"([\p{Sentence_Break=STerm}.．…]++)[\p{Pe}\p{Pf}\"']*+")
 _LEFT_TO_SYNTOK = ".…!?"
 # German and French close quotations with marks that open them in English; syntok accepts plain marks for both. One
