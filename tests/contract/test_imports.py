@@ -118,6 +118,7 @@ ALLOWED = {
         "reporting.latex",
         "reporting.explorer",
         "reporting.page.explorer_page",
+        "reporting.run_facts",
         "reporting.terminal",
         "reporting.trackers.weights_and_biases",
         "running.conclusions",

@@ -267,6 +267,9 @@ class ComparedPairs(ExampleEncoder):
                 counts.skipped["special tokens only"] += 1
                 continue
             counts.cut += first.cut or second.cut
+            counts.remarks.update(
+                filter(None, {self.sequences.repeated_end(side.input_ids) for side in (first, second)})
+            )
             before, behind = (lengths[prompt] for prompt in self.prompts.of(pair))
             second = dataclasses.replace(second, last=False, row=pair.row, prompt=behind)
             ranked = (pair.query, pair.document)

@@ -255,8 +255,8 @@ def _refuse(entries: Sequence[Path], where: str, pattern: str) -> None:
     if entries:
         names = printable(", ".join(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries), 300)
         raise InputError(
-            f"{where}: expected files with extension {', '.join(_ROWS)}, got also {names}{_hint(*entries)}; move it away, or name "
-            f"the files by a pattern such as '{pattern}'"
+            f"{where}: expected files with extension {', '.join(_ROWS)}, got also {names}{_hint(*entries)}; move it away, or "
+            f"name the files by a pattern such as '{pattern}'"
         )
 
 
