@@ -15,6 +15,9 @@ SPACES = " \t\n\r\v\f"
 No-break spaces, as before French punctuation, are part of words."""
 _SPACED = re.compile(f"[^{SPACES}]+")
 
+WITHOUT_FORMS = f"words without their text: every form is {UNSPECIFIED}"
+"""The reason for sentences of data that come without their text, for want of a licence: only annotation is left."""
+
 # Every value of a column becomes a category with its own rows and figures.
 _MOST_VALUES = 100
 
@@ -22,6 +25,11 @@ _MOST_VALUES = 100
 def spaced_words(text: str) -> list[tuple[int, int]]:
     """Spans of the words between SPACES."""
     return [match.span() for match in _SPACED.finditer(text)]
+
+
+def lack_forms(words: Sequence[str]) -> bool:
+    """Whether the forms of all words are left out."""
+    return bool(words) and set(words) == {UNSPECIFIED}
 
 
 def spaced(words: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:

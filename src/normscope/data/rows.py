@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.data.annotation import SPACES, spaced, spaced_words
+from normscope.data.annotation import SPACES, WITHOUT_FORMS, lack_forms, spaced, spaced_words
 from normscope.data.examples import Annotation, Example, WrongWords
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.data.rankings import QUERY, SCORES, is_ranking, pairs_of_ranking
@@ -80,6 +80,8 @@ class RowReader:
             return NOT_TEXT
         if text is None or not text.strip():
             return "empty"
+        if _is_words(cell) and lack_forms(cell):
+            return WITHOUT_FORMS
         if (reason := why_not_text(text.strip(SPACES))) is not None:
             return reason
         if not pair or not pair.strip():

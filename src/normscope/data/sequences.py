@@ -108,7 +108,7 @@ class Sequences:
 
     @cached_property
     def token_kinds(self) -> np.ndarray:
-        """For each token id: 0 if it is special, 1 if it is ordinary, 2 if it stands for text that the tokenizer does not know."""
+        """For each token id: 0 if it is special, 1 if it is ordinary, 2 if it stands for text the tokenizer does not know."""
         kinds = np.ones(len(self.categories.of_token), dtype=np.int64)
         kinds[[token for token in self.categories.special if token < len(kinds)]] = 0
         unknown = _unknown_token(self.tokenizer)
