@@ -166,7 +166,7 @@ ALLOWED = {
         "typed_texts",
     },
     "typed_texts": {"models"},
-    "predictions": {"api", "maths.choices", "models"},
+    "predictions": {"api", "data.token_texts", "maths.choices", "models"},
     "explaining": {
         "api",
         "models",

@@ -126,7 +126,7 @@ def without_text(treebank):
 def test_a_treebank_without_its_text_is_refused(tmp_path):
     path = tmp_path / "stripped.conllu"
     path.write_text(without_text(TREEBANK))
-    with pytest.raises(InputError, match=r"dataset\.path=.*: expected words, got a treebank without its text \(every FORM is _\)"):
+    with pytest.raises(InputError, match=r"dataset\.path=.*: expected words, got a treebank without its text"):
         read(path)
     with pytest.raises(InputError, match="without its text"):
         column_values(open_corpus(options(path)), "upos")

@@ -238,7 +238,8 @@ def test_parts_of_messages_are_read_as_transformers_writes_them(bytes_tokenizer)
     messages = messages_of(row, "row 1")
     assert messages == (Message("user", "What is this?", ("image",)), Message("assistant", "A cat."))
     lists = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
-    lists += "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<end>{% endfor %}"
+    lists += "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    lists += "{% endif %}<end>{% endfor %}"
     tokenizer = with_template(bytes_tokenizer, lists)
     written = written_by(tokenizer, messages)
     expected = tokenizer.apply_chat_template(row, tokenize=True, return_dict=False)

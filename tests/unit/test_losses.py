@@ -77,7 +77,7 @@ def test_unknown_tokens_of_sources_count():
     encoder = Encoder(reader(words), DatasetOptions(kind=DatasetKind.text, seed=0))
     made = encoder.encode([Example("a")], CorpusCounts())[0]
     counts = CorpusCounts()
-    encoder.encode = lambda examples, counts: [
+    encoder.encode = lambda *_: [
         dataclasses.replace(made, input_ids=sequences[1], source_ids=sequences[0])
     ]
     for _ in batches([Example("a")], encoder, 64, counts):

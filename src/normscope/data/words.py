@@ -10,6 +10,8 @@ import numpy as np
 from tokenizers import Encoding
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.token_texts import BYTES, TokenTexts
+
 Span = tuple[int, int]
 """Start and end offset in characters."""
 
@@ -24,12 +26,6 @@ _APOSTROPHES = "'’"
 _JOINER = "\u200d"
 """Joins what stands on both sides, as in emoji."""
 _ZERO_WIDTH_SPACE = "\u200b"
-
-# How byte-level tokenizers write bytes: printable ones of Latin-1 as they are, the others as characters from 256 on.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
-    chr(256 + number): bytes([byte]) for number, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
 
 
 class WordTokens(NamedTuple):
@@ -102,24 +98,29 @@ def unit_numbers(words: Sequence[int]) -> np.ndarray:
 def unit_texts(
     tokenizer: PreTrainedTokenizerBase, input_ids: Sequence[int], units: Sequence[int] | None
 ) -> tuple[str, ...]:
-    """What each unit spells, without the tokenizer's marks; without units, the tokens as they are.
+    """What each unit spells, without the tokenizer's marks; without units, the tokens as people read them.
 
     Args:
         input_ids: The tokens of a sequence.
         units: The unit of each, if words are measured.
     """
-    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(input_ids))]
+    texts = TokenTexts(tokenizer)
     if units is None:
-        return tuple(tokens)
+        return tuple(texts.of(input_ids))
     special = set(map(str, tokenizer.all_special_tokens))
     members: list[list[str]] = [[] for _ in range(max(units) + 1)]
-    for unit, token in zip(units, tokens, strict=True):
-        members[unit].append(token)
+    for unit, token in zip(units, tokenizer.convert_ids_to_tokens(list(input_ids)), strict=True):
+        members[unit].append(str(token))
     return tuple(
-        ("" if special & set(pieces) else "".join(tokenizer.convert_tokens_to_string(pieces).split()))
-        or "".join(pieces)
+        ("" if special & set(pieces) else _joined_pieces(tokenizer, pieces)) or "".join(map(texts.shown, pieces))
         for pieces in members
     )
+
+
+def _joined_pieces(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> str:
+    """What tokens spell together, without white space; empty if that is no text, as with bytes that are no whole character."""
+    text = "".join(tokenizer.convert_tokens_to_string(pieces).split())
+    return "" if "\ufffd" in text else text
 
 
 def written_words(encoding: Encoding, texts: Sequence[str]) -> np.ndarray:
@@ -275,7 +276,7 @@ def _byte_level(tokens: Sequence[str], special: Collection[str]) -> tuple[str, d
             data += b" "
             continue
         start = len(data)
-        data += b"".join(_BYTES.get(character) or character.encode() for character in token)
+        data += b"".join(BYTES.get(character) or character.encode() for character in token)
         places[position] = start, len(data)
     text = data.decode(errors="surrogateescape")
     numbers = [number for number, character in enumerate(text) for _ in character.encode(errors="surrogateescape")]
