@@ -220,7 +220,10 @@ def test_the_date_of_a_template_is_always_the_same(bytes_tokenizer):
 
 def test_messages_in_rows():
     row = [{"role": "developer", "content": "x"}, {"role": "tool", "content": "y", "name": "search"}]
-    assert messages_of(row, "row 1") == (Message("developer", "x"), Message("tool", "y"))
+    assert messages_of(row, "row 1") == (
+        Message("developer", "x"),
+        Message("tool", "y", ("the field name",)),
+    )
     assert [PART_OF_ROLE[message.role] for message in messages_of(row, "row 1")] == ["system", "user"]
     assert messages_of([], "row 1") == messages_of([{"role": "user", "content": " "}], "row 1") == "empty"
     for content in ([{"type": "image"}], [{"type": "text", "text": 5}], ["x"], None, 5):
@@ -234,9 +237,15 @@ def test_messages_in_rows():
 def test_parts_of_messages_are_read_as_transformers_writes_them(bytes_tokenizer):
     """By templates that take a list of parts, the texts are written one after the other; others are named."""
     parts = [{"type": "text", "text": "What is "}, {"type": "image", "url": "x.png"}, {"type": "text", "text": "this?"}]
-    row = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]
+    row = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": [{"type": "text", "text": "A cat."}], "tool_calls": []},
+    ]
     messages = messages_of(row, "row 1")
-    assert messages == (Message("user", "What is this?", ("image",)), Message("assistant", "A cat."))
+    assert messages == (
+        Message("user", "What is this?", ("the parts of type image",)),
+        Message("assistant", "A cat.", ("the field tool_calls",)),
+    )
     lists = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     lists += "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
     lists += "{% endif %}<end>{% endfor %}"
@@ -248,9 +257,10 @@ def test_parts_of_messages_are_read_as_transformers_writes_them(bytes_tokenizer)
     counts = CorpusCounts()
     (sequence,) = Encoder(BytesReader(tokenizer), options).encode([Example("", messages=messages)], counts)
     assert sequence.input_ids.tolist() == expected
-    assert lost(counts.facts()) == [
-        "1 example read without parts of type image: only text is read (dataset.chat_template)"
-    ]
+    assert set(lost(counts.facts())) == {
+        f"1 example read without {part} of messages: only roles and texts are read (dataset.chat_template)"
+        for part in ("the parts of type image", "the field tool_calls")
+    }
 
 
 @pytest.mark.parametrize("text", ["<s>hi", "hi</s>", "<s>hi</s>"])

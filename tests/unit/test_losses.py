@@ -50,7 +50,9 @@ def test_the_share_of_unknown_tokens(model, named):
     assert (counts.ordinary, counts.unknown) == (9, 2)
     assert counts.facts()["unknown_share"] == pytest.approx(2 / 9)
     (said,) = lost(counts.facts())
-    assert said == "warning: the tokenizer does not know 22% of the ordinary tokens; do it and the texts share a language?"
+    assert (
+        said == "warning: the tokenizer does not know 22% of the ordinary tokens; do it and the texts share a language?"
+    )
     few = counts_of(tokenizer, *["a b a b"] * 12, "x")
     assert lost(few.facts()) == ["the tokenizer does not know 2.0% of the ordinary tokens"]
     assert lost(counts_of(tokenizer, "a b").facts()) == []
@@ -77,9 +79,7 @@ def test_unknown_tokens_of_sources_count():
     encoder = Encoder(reader(words), DatasetOptions(kind=DatasetKind.text, seed=0))
     made = encoder.encode([Example("a")], CorpusCounts())[0]
     counts = CorpusCounts()
-    encoder.encode = lambda *_: [
-        dataclasses.replace(made, input_ids=sequences[1], source_ids=sequences[0])
-    ]
+    encoder.encode = lambda *_: [dataclasses.replace(made, input_ids=sequences[1], source_ids=sequences[0])]
     for _ in batches([Example("a")], encoder, 64, counts):
         pass
     assert (counts.ordinary, counts.unknown) == (5, 2)

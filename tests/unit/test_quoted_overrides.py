@@ -26,7 +26,7 @@ def read(word):
 @example("data/year=2020/a.jsonl")
 @example("reviews (1).jsonl")
 @example("Süd.jsonl")
-@example("it's \"good\" \\")
+@example('it\'s "good" \\')
 @example(r"a\"b\\")
 @example("${x")
 @example("a,b.txt")

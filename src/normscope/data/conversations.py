@@ -30,7 +30,7 @@ PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool
 """Instructions of developers count as `system`, outputs of tools as `user`."""
 
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
-PART_LEFT_OUT = "read without parts of type {kind}: only text is read (dataset.chat_template)"
+LEFT_OUT = "read without {part} of messages: only roles and texts are read (dataset.chat_template)"
 REJECTED = "messages that the chat template rejects: {reason} (dataset.chat_template)"
 
 
@@ -74,14 +74,19 @@ def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
             return NOT_TEXT
         if content.strip() and (reason := why_not_text(content.strip())) is not None:
             return reason
-        messages.append(Message(role, content, others))
+        fields = [
+            f"the field {printable(str(name), 40)}"
+            for name, value in message.items()
+            if name not in ("role", "content") and value not in (None, "", [], {})
+        ]
+        messages.append(Message(role, content, (*others, *fields)))
     if any(message.content.strip() for message in messages):
         return tuple(messages)
     return NOT_TEXT if any(message.others for message in messages) else "empty"
 
 
 def _content(content: Any) -> tuple[str | None, tuple[str, ...]]:
-    """What a message says, None if it is no text, and the kinds of its parts that are none.
+    """What a message says, None if it is no text, and its parts that are none.
 
     Content may be a list of parts, as for models that also read images. Templates write the texts among them one after the
     other.
@@ -93,8 +98,8 @@ def _content(content: Any) -> tuple[str | None, tuple[str, ...]]:
     texts = [part.get("text") for part in content if part.get("type") == "text"]
     if not all(isinstance(text, str) for text in texts):
         return None, ()
-    others = tuple(str(part.get("type")) for part in content if part.get("type") != "text")
-    return "".join(map(str, texts)), others
+    kinds = {printable(str(part.get("type")), 40): None for part in content if part.get("type") != "text"}
+    return "".join(map(str, texts)), tuple(f"the parts of type {kind}" for kind in kinds)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
@@ -202,7 +207,7 @@ class Conversations(ExampleEncoder):
                 continue
             ids, parts, _ = tokens_of(self.sequences.tokenizer, written)
             sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
-            for kind in sorted({kind for message in messages for kind in message.others}):
-                counts.remarks[PART_LEFT_OUT.format(kind=printable(kind, 40))] += 1
+            for part in {part for message in messages for part in message.others}:
+                counts.remarks[LEFT_OUT.format(part=part)] += 1
             inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
             yield [dataclasses.replace(sequence, inherited=inherited)]

@@ -18,7 +18,7 @@ class Message(NamedTuple):
     role: str
     content: str
     others: tuple[str, ...] = ()
-    """The types of its parts that are no text, such as images; they are left out."""
+    """What else it has, such as images and calls of tools, which is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +158,8 @@ class CorpusCounts:
         for number in itertools.chain(single.values(), *(numbers.values() for numbers in by_name.values())):
             if type(number) is not int or not 0 <= number < 2**63:
                 raise ValueError("expected the counts of a corpus as whole numbers")
-        counters = {name: collections.Counter(numbers) for name, numbers in by_name.items()}
-        return cls(**single, **counters, compared=compared)
+        skipped, remarks, categories = (collections.Counter(by_name[name]) for name in _BY_NAME)
+        return cls(**single, skipped=skipped, remarks=remarks, categories=categories, compared=compared)
 
     def copy(self) -> "CorpusCounts":
         """Counts that do not change with these."""
