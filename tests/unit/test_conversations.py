@@ -237,10 +237,13 @@ def test_messages_in_rows():
 def test_parts_of_messages_are_read_as_transformers_writes_them(bytes_tokenizer):
     """By templates that take a list of parts, the texts are written one after the other; others are named."""
     parts = [{"type": "text", "text": "What is "}, {"type": "image", "url": "x.png"}, {"type": "text", "text": "this?"}]
-    row = [
-        {"role": "user", "content": parts},
-        {"role": "assistant", "content": [{"type": "text", "text": "A cat."}], "tool_calls": []},
-    ]
+    answer = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "A cat."}],
+        "tool_calls": [{"id": 1}],
+        "name": None,
+    }
+    row = [{"role": "user", "content": parts}, answer]
     messages = messages_of(row, "row 1")
     assert messages == (
         Message("user", "What is this?", ("the parts of type image",)),
