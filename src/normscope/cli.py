@@ -176,7 +176,7 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
     if isinstance(error, InputError):
         return error
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return InputError(explain(error, SCHEMA))
+        return InputError(explain(error, SCHEMA, command_line.quoted_override))
     before_jobs = _sweep.jobs == 0
     if before_jobs and isinstance(error, OSError) and error.filename is not None:
         return InputError(

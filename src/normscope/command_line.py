@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
@@ -197,7 +199,35 @@ def complaint(error: Exception) -> str:
     return one_line(error)
 
 
+def quoted_override(typed: str) -> str | None:
+    """The word for a shell that gives a key the value as it was typed, by quoting it for Hydra; None if none does.
+
+    Args:
+        typed: An override that Hydra does not read, or not as one value.
+    """
+    key, _, value = typed.partition("=")
+    if not value or not typed.isprintable():
+        return None
+    wanted: list[tuple[str, object]] = []
+    if value.startswith("[") and value.endswith("]"):
+        items = [item.strip() for item in value[1:-1].split(",")]
+        wanted.append((f"[{','.join(map(_quoted, items))}]", items))
+    wanted += [(_quoted(value), value), (_quoted(value.replace("${", r"\${")), value)]
+    return next((shlex.quote(f"{key}={written}") for written, meant in wanted if _reads(key, written, meant)), None)
+
+
+def _reads(key: str, written: str, meant: object) -> bool:
+    """Whether Hydra and OmegaConf read a value as it is meant."""
+    try:
+        read = OverridesParser.create().parse_override(f"{key}={written}").value()
+        value = OmegaConf.create({"value": read})
+        return bool(read == meant or OmegaConf.to_container(value, resolve=True) == {"value": meant})
+    except Exception:  # the grammar fails in many ways
+        return False
+
+
 def _quoted(text: str) -> str:
-    """A string for Hydra's grammar, whatever signs it has."""
-    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    """A string for Hydra's grammar, whatever signs it has. Only before a quotation mark does a backslash escape."""
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
     return f'"{escaped}"'

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_number
+from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import batch_from_texts
@@ -93,7 +94,8 @@ def _most_likely_tokens(
 ) -> list[tuple[str, float]]:
     numbers = [number for name in also if (number := token_number(model, name)) is not None]
     found = _probabilities(logits, count, numbers)
-    return [(str(model.tokenizer.convert_ids_to_tokens(number)), each) for number, each in found]
+    texts = TokenTexts(model.tokenizer)
+    return [(texts.of([number])[0], each) for number, each in found]
 
 
 def _probabilities(logits: Float[Tensor, " choice"], count: int, also: Sequence[int]) -> list[tuple[int, float]]:

@@ -115,6 +115,7 @@ ALLOWED = {
         "reporting.figure_text",
         "reporting.explorer",
         "reporting.page.explorer_page",
+        "reporting.run_facts",
         "reporting.terminal",
         "reporting.weights_and_biases",
         "running.conclusions",
@@ -161,7 +162,7 @@ ALLOWED = {
         "typed_texts",
     },
     "typed_texts": {"models"},
-    "predictions": {"api", "maths.choices", "models"},
+    "predictions": {"api", "data.token_texts", "maths.choices", "models"},
     "explaining": {
         "api",
         "models",

@@ -20,12 +20,15 @@ from normscope.alignment import gold, link_scores
 from normscope.alignment.aligners import align
 from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.figures import describe_figures
-from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
-from normscope.alignment.options import AlignmentOptions
+from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words
+from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.alignment.published import PUBLISHED
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
+from normscope.data.annotation import spaced_words
+from normscope.data.corpora import open_corpus
 from normscope.data.examples import Example, Links
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
 from normscope.errors import InputError
@@ -373,3 +376,36 @@ def test_a_file_of_links_that_is_not_text_is_named(tmp_path):
     path.write_bytes(b"0-0\n\xff\xfe\n")
     with pytest.raises(InputError, match=f"key={path}: .*line 2"):
         LinkFile(path, "key").read([(1, 1), (1, 1)])
+
+
+def test_no_break_spaces_separate_no_words(subwords, slow_tokenizer, tokenizer):
+    """Links count words as fast_align, eflomal and awk do: at spaces and tabs of ASCII."""
+    text = "der\u00a0Hund : die\u202f»\u3000Katze\tsieht\x1c \u2028der"
+    words = [text[start:end] for start, end in spaced_words(text)]
+    assert words == [word.decode() for word in text.encode().split()]
+    assert words == ["der\u00a0Hund", ":", "die\u202f»\u3000Katze", "sieht\x1c", "\u2028der"]
+    for each in (subwords, slow_tokenizer, tokenizer):
+        _, found, _ = token_words(each, text, spaced_words(text))
+        assert set(found.tolist()) <= {NO_WORD, 0, 1, 2, 3, 4}
+        assert {0, 1, 3} <= set(found.tolist())
+
+
+def test_links_of_a_sentence_with_a_no_break_space(tmp_path):
+    """Both texts come from lines, the first of which begins with a no-break space that is a word."""
+    lines = {"de": "\u00a0 der Hund\u00a0: ja\n", "en": "the dog\u00a0: yes\n", "gold": "0-0 1-0 2-1 3-2\n"}
+    for name, line in lines.items():
+        (tmp_path / name).write_text(line)
+    paths = {"path": str(tmp_path / "de"), "pair_path": str(tmp_path / "en")}
+    corpus = open_corpus(DatasetOptions(kind=DatasetKind.parallel, seed=0, **paths))
+    options = AlignmentOptions(gold=LinkFileOptions(path=str(tmp_path / "gold")))
+    (pair,) = gold.reference(list(corpus.examples()), options).pairs.values()
+    assert pair.source == ("\u00a0", "der", "Hund\u00a0:", "ja")
+    assert {(pair.source[i], pair.target[j]) for i, j in pair.links.sure} == {
+        *{("\u00a0", "the"), ("der", "the"), ("Hund\u00a0:", "dog\u00a0:"), ("ja", "yes")}
+    }
+
+
+def test_marks_are_no_words_beside_punctuation():
+    text = "हिन्दी, می\u200cخواهم e\u0301te\u0301."
+    words = [text[start:end] for start, end in punctuated_words(text)]
+    assert words == ["हिन्दी", ",", "می\u200cخواهم", "e\u0301te\u0301", "."]

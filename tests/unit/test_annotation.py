@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normscope.data.annotation import column_values, spaced
+from normscope.data.annotation import WITHOUT_FORMS, column_values, spaced
 from normscope.data.batching import batches, collate, unpacked
 from normscope.data.corpora import NumberedCorpus, open_corpus
 from normscope.data.encoding import Encoder
@@ -115,6 +115,34 @@ def test_another_encoding_is_located(tmp_path):
     path.write_text(LINE, encoding="utf-16")
     with pytest.raises(InputError, match="line 1, byte 0: not UTF-8"):
         read(path)
+
+
+def without_text(treebank):
+    """What is published of a treebank whose text may not be: `_` in place of every form."""
+    lines = [line.split("\t") for line in treebank.splitlines()]
+    return "".join("\t".join([line[0], "_", *line[2:]] if len(line) > 1 else line) + "\n" for line in lines)
+
+
+def test_a_treebank_without_its_text_is_refused(tmp_path):
+    path = tmp_path / "stripped.conllu"
+    path.write_text(without_text(TREEBANK))
+    with pytest.raises(InputError, match=r"dataset\.path=.*: expected words, got a treebank without its text"):
+        read(path)
+    with pytest.raises(InputError, match="without its text"):
+        column_values(open_corpus(options(path)), "upos")
+    # Sentences without text among others are skipped and counted; a word `_` among others is a word.
+    path.write_text(without_text(TREEBANK) + "\n" + TREEBANK)
+    whole = read(write_treebank(tmp_path))
+    assert read(path) == [WITHOUT_FORMS] * len(whole) + whole
+    path.write_text("1\t_\t_\tSYM\t_\t_\t0\troot\t_\t_\n2\ta\t_\tDET\t_\t_\t1\tdet\t_\t_\n")
+    assert [example.text for example in read(path)] == ["_ a"]
+
+
+def test_rows_of_words_without_their_text_are_skipped(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"words": ["_", "_"], "tags": ["A", "B"]}\n{"words": ["_", "a"]}\n{"text": "_"}\n')
+    found = list(open_corpus(DatasetOptions(kind=DatasetKind.text, path=str(path), seed=0)).examples())
+    assert [each if isinstance(each, str) else each.text for each in found] == [WITHOUT_FORMS, "_ a", "_"]
 
 
 def test_a_missing_treebank_is_named(tmp_path):

@@ -11,6 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from normscope.data import template_process
@@ -26,14 +27,24 @@ from normscope.data.conversations import (
     tokens_of,
 )
 from normscope.data.corpora import open_corpus
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
+from normscope.reporting.run_facts import lost
 from tests.end_to_end.shell import run_here
+from tests.unit.test_data import Reader
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}<end>\n{% endfor %}<assistant>"
 )
 MESSAGES = (Message("system", "be brief."), Message("user", " user<end> "), Message("assistant", "no"))
+
+
+class BytesReader(Reader):
+    vocabulary = 258
+    max_length = 200
+    takes_segments = False
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +66,10 @@ def with_template(tokenizer, template):
 def written_by(tokenizer, messages=MESSAGES):
     """Messages in the template of a tokenizer."""
     return conversation(template_of(tokenizer, "tiny"), messages)
+
+
+def as_row(message):
+    return {"role": message.role, "content": message.content}
 
 
 def test_every_character_belongs_to_its_part(bytes_tokenizer):
@@ -92,7 +107,7 @@ def test_the_text_is_that_of_transformers(bytes_tokenizer):
         "{{ bos_token }}{%- for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}"
         "{% endif %}\n  {{ m | tojson }}\n{% endfor %}{{ eos_token }}{{ tools is none }}{{ add_generation_prompt }}"
     )
-    given = [message._asdict() for message in MESSAGES]
+    given = [as_row(message) for message in MESSAGES]
     written = written_by(tokenizer)
     assert written.text == tokenizer.apply_chat_template(given, tokenize=False)
     assert written.parts.count("assistant") == 1
@@ -205,13 +220,74 @@ def test_the_date_of_a_template_is_always_the_same(bytes_tokenizer):
 
 def test_messages_in_rows():
     row = [{"role": "developer", "content": "x"}, {"role": "tool", "content": "y", "name": "search"}]
-    assert messages_of(row, "row 1") == (Message("developer", "x"), Message("tool", "y"))
+    assert messages_of(row, "row 1") == (
+        Message("developer", "x"),
+        Message("tool", "y", ("the field name",)),
+    )
     assert [PART_OF_ROLE[message.role] for message in messages_of(row, "row 1")] == ["system", "user"]
     assert messages_of([], "row 1") == messages_of([{"role": "user", "content": " "}], "row 1") == "empty"
+    for content in ([{"type": "image"}], [{"type": "text", "text": 5}], ["x"], None, 5):
+        assert messages_of([{"role": "user", "content": content}], "row 1") in ("not text", "empty")
     assert messages_of([{"role": "user", "content": [{"type": "image"}]}], "row 1") == "not text"
     for cell in ("text", [{"role": "judge", "content": "x"}], [{"content": "x"}], [["user", "x"]]):
         with pytest.raises(InputError, match="row 7: expected a list of messages with a role of system"):
             messages_of(cell, "row 7")
+
+
+def test_parts_of_messages_are_read_as_transformers_writes_them(bytes_tokenizer):
+    """By templates that take a list of parts, the texts are written one after the other; others are named."""
+    parts = [{"type": "text", "text": "What is "}, {"type": "image", "url": "x.png"}, {"type": "text", "text": "this?"}]
+    answer = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "A cat."}],
+        "tool_calls": [{"id": 1}],
+        "name": None,
+    }
+    row = [{"role": "user", "content": parts}, answer]
+    messages = messages_of(row, "row 1")
+    assert messages == (
+        Message("user", "What is this?", ("the parts of type image",)),
+        Message("assistant", "A cat.", ("the field tool_calls",)),
+    )
+    lists = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    lists += "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    lists += "{% endif %}<end>{% endfor %}"
+    tokenizer = with_template(bytes_tokenizer, lists)
+    written = written_by(tokenizer, messages)
+    expected = tokenizer.apply_chat_template(row, tokenize=True, return_dict=False)
+    assert tokens_of(tokenizer, written).ids == expected
+    options = DatasetOptions(kind=DatasetKind.text, chat_template=True, seed=0)
+    counts = CorpusCounts()
+    (sequence,) = Encoder(BytesReader(tokenizer), options).encode([Example("", messages=messages)], counts)
+    assert sequence.input_ids.tolist() == expected
+    assert set(lost(counts.facts())) == {
+        f"1 example read without {part} of messages: only roles and texts are read (dataset.chat_template)"
+        for part in ("the parts of type image", "the field tool_calls")
+    }
+
+
+@pytest.mark.parametrize("text", ["<s>hi", "hi</s>", "<s>hi</s>"])
+def test_rendered_texts_with_special_tokens_of_their_own_are_named(bytes_tokenizer, text):
+    tokenizer = copy.deepcopy(bytes_tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    ends = [("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    counts = CorpusCounts()
+    encoder = Encoder(BytesReader(tokenizer), DatasetOptions(kind=DatasetKind.text, seed=0))
+    (sequence,) = encoder.encode([Example(text)], counts)
+    assert sequence.input_ids.tolist() == tokenizer(text)["input_ids"]
+    (said,) = lost(counts.facts())
+    assert said.startswith(
+        f"1 example with {'<s> twice at the beginning' if '<s>' in text else '</s> twice at the end'}: the"
+    )
+    # As messages, in a template that writes the same, there is one of each.
+    tokenizer.chat_template = "<s>{{ messages[0].content }}</s>"
+    chat = DatasetOptions(kind=DatasetKind.text, chat_template=True, seed=0)
+    (sequence,) = Encoder(BytesReader(tokenizer), chat).encode([Example("", messages=(Message("user", "hi"),))], counts)
+    given = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=True, return_dict=False)
+    assert sequence.input_ids.tolist() == given
+    assert given.count(tokenizer.bos_token_id) == given.count(tokenizer.eos_token_id) == 1
+    assert len(lost(counts.facts())) == 1
 
 
 @pytest.mark.parametrize(
@@ -234,7 +310,7 @@ def test_conversations_without_the_option_are_recognised(tmp_path):
 
 
 def chats(path, *conversations):
-    rows = ({"messages": [message._asdict() for message in messages]} for messages in conversations)
+    rows = ({"messages": [as_row(message) for message in messages]} for messages in conversations)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 import pickle
 import time
 
@@ -21,7 +22,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
 from normscope.data.pickles import load
 from normscope.data.segmentation import detokenized
-from normscope.data.text_files import TextFile
+from normscope.data.text_files import TextFile, files_left_out
 from normscope.errors import InputError
 from tests.unit.test_data import Reader
 
@@ -59,8 +60,13 @@ def test_every_format_agrees(tmp_path, ending, line_end, mark):
 def test_a_folder_and_a_pattern_are_read_in_order_of_names(tmp_path):
     for number, sentence in enumerate(SENTENCES):
         (tmp_path / f"{number}.txt").write_text(sentence + "\n")
-    (tmp_path / "notes.pdf").write_text("no text")
+    (tmp_path / ".hidden.txt").write_text("no text")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "README.md").write_text("no text")
+    (tmp_path / "LICENSE").write_text("no text")
     assert texts(tmp_path) == SENTENCES
+    assert files_left_out(str(tmp_path)) == [".cache", ".hidden.txt", "LICENSE", "README.md"]
+    assert files_left_out(str(tmp_path / "0.txt")) == files_left_out("corpus/*") == []
     assert texts(tmp_path / "[12].txt") == SENTENCES[1:]
     assert open_corpus(options(tmp_path)).total == 3
     with pytest.raises(InputError, match=r"dataset.path=.*\*\.csv: no file matches"):
@@ -68,6 +74,42 @@ def test_a_folder_and_a_pattern_are_read_in_order_of_names(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="the folder has no file with extension .txt"):
         open_corpus(options(tmp_path / "empty"))
+
+
+def test_every_file_of_a_folder_is_read_or_named(tmp_path):
+    row = json.dumps({"text": "One."}) + "\n"
+    for name in ("a.jsonl", "b.JSONL"):
+        (tmp_path / name).write_text(row)
+    (tmp_path / "c.TXT.GZ").write_bytes(gzip.compress(b"Two.\n"))
+    assert texts(tmp_path) == ["One.", "One.", "Two."]
+    assert open_corpus(options(tmp_path / "b.JSONL")).total == 1
+    for name in ("d.json", "e.txt.bz2", "f.jsonl.zst", "g.xz", "h", "i.pdf", "j.conllu", "README.d"):
+        (tmp_path / name).write_text(row)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/k.jsonl").write_text(row)
+    (tmp_path / "sub/k.txt").write_text("Three.")
+    (tmp_path / "readme").mkdir()  # no file about the corpus
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    with pytest.raises(InputError) as refused:
+        open_corpus(options(tmp_path))
+    assert (
+        "got also d.json, e.txt.bz2, f.jsonl.zst, g.xz, gone.txt, h, i.pdf, j.conllu, pipe.txt, readme/, sub/; if each"
+        in str(refused.value)
+    )
+    # What the message advises reads the files of one kind, wherever they lie.
+    pattern = str(refused.value).split("'")[1]
+    assert pattern == f"{tmp_path}/**/*.jsonl"
+    assert texts(pattern) == ["One.", "One."]
+    with pytest.raises(InputError, match=r"got also readme/, sub/; move it away"):
+        open_corpus(options(tmp_path / "[brs]*[!z]"))
+    for name, hint in {
+        "e.txt.bz2": "decompress it",
+        "d.json": "name it .jsonl",
+        "j.conllu": "set dataset=conllu",
+    }.items():
+        with pytest.raises(InputError, match=hint):
+            open_corpus(options(tmp_path / name))
 
 
 def test_a_wrong_delimiter_is_named(tmp_path):
@@ -108,6 +150,10 @@ def test_odd_lines_are_text_like_any_other(tmp_path, tokenizer):
 def test_sentences_and_paragraph_pairs_of_documents(tmp_path):
     path = tmp_path / "corpus.jsonl"
     document = "One here. Two there!\nAnd three? Yes.\n\nThe fourth."
+    # Lines end as those of files do: not at Unicode's separators, nor at control characters.
+    (tmp_path / "lines.jsonl").write_text(json.dumps({"text": "One\u2028still one\x1cstill\x0bone\x85one\r\nTwo"}))
+    (lines,) = read(tmp_path / "lines.jsonl", segmentation=Segmentation.pair)
+    assert (lines.text, lines.text_pair) == ("One\u2028still one\x1cstill\x0bone\x85one", "Two")
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (document, "alone")))
     sentences = ["One here.", "Two there!", "And three?", "Yes.", "The fourth."]
     assert texts(path, segmentation=Segmentation.sentence) == [*sentences, "alone"]

@@ -19,10 +19,16 @@ DOCUMENTS = (
     ("Er sagte: „Hallo.“", "Dann ging er."),
     ("Er ist z. B. oft krank, d. h. selten da.", "Prof. Dr. Weber nicht."),
     ("»Komm!«, rief sie.", "Er kam."),
+    ("राम घर गया ।", "वह सो गया॥", "क्यों?", "बस।"),
+    ("هل ذهبت؟", "«لماذا؟»", "نعم."),
+    ("کیا آپ گئے؟", "میں گیا۔۔۔", "اچھا!"),
+    ("ሰላም ነው።", "ለምን፧", "እሺ።"),
+    ("Ի՞նչ է։", "Լավ։"),
+    ("我走了｡", "“真的吗？！”", "是．", "値は３．５だ．", "「そう。」", "「ええ」"),
 )
 # What ends sentences or seems to, what closes them, every kind of white space, and what syntok does not make tokens of.
 PIECES = [*".!?…。\"'“”„»()]」_-\u00ad\u200b\ufeff\x00 \t\n\u00a0\x85\x1cAbß中😀1", "\n\n", "\r\n", "e\u0301"]
-PIECES += ["U.S.", "e.g.", "Dr.", "don't", "http://a.b/c.d", "3.5", "Then"]
+PIECES += ["।", "؟", "．", "U.S.", "e.g.", "Dr.", "don't", "http://a.b/c.d", "3.5", "Then"]
 
 
 def without_space(text: str) -> str:
@@ -36,6 +42,9 @@ def test_sentences_end_where_a_reader_ends_them(expected):
 
 def test_sentences_without_spaces_between_them():
     assert sentences("他说：「走吧。」然后走了。好！") == ["他说：「走吧。」", "然后走了。", "好！"]
+    assert sentences("वह गया।राम आया॥१॥कब") == ["वह गया।", "राम आया॥", "१॥", "कब"]
+    assert sentences("هل ذهبت؟!نعم؟؟؟لا") == ["هل ذهبت؟!", "نعم؟؟؟", "لا"]
+    assert sentences("「行く。」「来る。」") == ["「行く。」", "「来る。」"]
 
 
 def test_blank_lines_end_sentences_and_ends_of_lines_do_not():

@@ -18,7 +18,8 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Level, Segmentation
 from normscope.data.token_sequence import TokenSequence
-from normscope.data.words import _BYTES, NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
+from normscope.data.token_texts import BYTES
+from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
 from normscope.maths import attention_weights
 from normscope.maths.words import Pieces
@@ -298,7 +299,7 @@ def test_marks_of_tokenizers_without_offsets():
     assert marked_words(pieces, {"</s>"}, "▁").tolist() == [0, 1, 2, 3, 3, 3, 4, 5, 6, 6, 6, 6, -1, 7]
     # A dash in three tokens, a quotation mark after a letter, and a character that was cut off.
     assert marked_words(["ĠcafÃ", "©", ",", "Ġâ", "Ģ", "ĵ"], (), "Ġ").tolist() == [0, 0, 1, 2, 2, 2]
-    assert set(_BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert set(BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
     quoted = byte_level().convert_ids_to_tokens(byte_level()("ja“né “é")["input_ids"])
     assert marked_words(quoted, (), "Ġ").tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4]
     assert marked_words(["</s>", "a", "</s>", "bÃ", "</s>", "ĠÃ"], {"</s>"}, "Ġ").tolist() == [-1, 0, -1, 1, -1, 2]

@@ -4,6 +4,7 @@ eflomal is licensed under the GPL: we run it and never ship it.
 """
 
 import importlib
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ Words = tuple[str, ...]
 Alignments = dict[int, frozenset[Link]]
 
 KEY = "analysis.alignment.aligners"
+
+_SPACE = re.compile(r"\s")
 
 
 def align(name: str, pairs: Mapping[int, tuple[Words, Words]], model: str, heuristic: Heuristic) -> Alignments:
@@ -51,8 +54,8 @@ def _eflomal(
     """Both directions, trained on the pairs themselves, symmetrised."""
     with tempfile.TemporaryDirectory() as folder:
         forward, backward = Path(folder, "forward"), Path(folder, "backward")
-        # eflomal separates words by spaces, so no word may contain one.
-        sides = [[" ".join(word.replace(" ", "_") for word in pair[side]) for pair in pairs] for side in (0, 1)]
+        # eflomal separates words by any white space, so no word may contain some.
+        sides = [[" ".join(_SPACE.sub("_", word) for word in pair[side]) for pair in pairs] for side in (0, 1)]
         library.Aligner().align(*sides, links_filename_fwd=str(forward), links_filename_rev=str(backward))
         directions = [[parsed(line) for line in path.read_text().splitlines()] for path in (forward, backward)]
     return [symmetrised(first, second, heuristic) for first, second in zip(*directions, strict=True)]

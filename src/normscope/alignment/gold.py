@@ -8,10 +8,11 @@ from typing import Any
 
 from normscope.alignment import reverse_run
 from normscope.alignment.aligners import align
-from normscope.alignment.links import LinkFile, punctuated_words, spaced_words, words_of
+from normscope.alignment.links import LinkFile, punctuated_words, words_of
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions, WordsAre
 from normscope.alignment.reverse_run import ReverseAlignment
 from normscope.alignment.symmetrisation import Heuristic
+from normscope.data.annotation import spaced_words
 from normscope.data.examples import Example, Link, Links
 from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.data.token_sequence import Segmenter

@@ -9,6 +9,7 @@ from typing import Literal
 from normscope.data.examples import Link, Links
 from normscope.data.lines import Malformed, lines
 from normscope.data.token_sequence import Segmenter
+from normscope.data.words import extends
 from normscope.errors import InputError
 from normscope.rounding import counted
 
@@ -112,18 +113,16 @@ def parsed(line: str) -> frozenset[Link]:
     return frozenset((int(source), int(target)) for source, target in pairs)
 
 
-_SPACED = re.compile(r"\S+")
 _PUNCTUATED = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
 
 
-def spaced_words(text: str) -> list[tuple[int, int]]:
-    """Spans of words separated by white space."""
-    return [match.span() for match in _SPACED.finditer(text)]
-
-
 def punctuated_words(text: str) -> list[tuple[int, int]]:
-    """Spans of words: runs of letters and digits with hyphens and apostrophes inside, or single punctuation marks."""
-    return [match.span() for match in _PUNCTUATED.finditer(text)]
+    """Spans of words: runs of letters and digits with hyphens and apostrophes inside, or single punctuation marks.
+
+    Accents and joiners belong to the letters before them.
+    """
+    letters = "".join("x" if extends(character) else character for character in text)
+    return [match.span() for match in _PUNCTUATED.finditer(letters)]
 
 
 def words_of(text: str, segmenter: Segmenter) -> Iterator[str]:

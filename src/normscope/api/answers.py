@@ -21,6 +21,7 @@ from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
+from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.maths.choices import AnswerMeasure, ValueBias
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
@@ -69,7 +70,7 @@ def attributed_answer(
     by_token = found[0].by_token
     matrix = None
     if by_token is not None:
-        rows = model.tokenizer.convert_ids_to_tokens(list(found[0].answer))
+        rows = TokenTexts(model.tokenizer).of(found[0].answer)
         matrix = pd.DataFrame([np.bincount(numbers[0], row) for row in by_token.cpu().numpy()], rows, list(names[0]))
     in_prompt = np.sum([scores[:length] for scores in signed], axis=0)
     said = " minus that of ".join(repr(model.tokenizer.decode(each.answer)) for each in found)

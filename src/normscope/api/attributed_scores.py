@@ -21,6 +21,7 @@ from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_translation
 from normscope.data.batching import Batch
 from normscope.data.options import Level
+from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
@@ -331,7 +332,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Att
         bias=float(parts.bias),
         remainder=0.0,
         target=float(parts.target),
-        what=f"logit of {model.tokenizer.convert_ids_to_tokens(best)!r} as the next token",
+        what=f"logit of {TokenTexts(model.tokenizer).of([best])[0]!r} as the next token",
         error=float(parts.error),
         sides={"source": len(source), "target": len(tokens)},
     )

@@ -11,7 +11,7 @@ import pandas as pd
 from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
-from normscope.data.examples import lost
+from normscope.reporting.run_facts import lost
 from normscope.running.conclusions import metrics_of, tables_of, tables_of_all
 
 
@@ -59,7 +59,7 @@ class Results:
     def notes(self) -> list[str]:
         """Caveats to read with the numbers, and how many texts were truncated or skipped."""
         facts: Mapping[str, Any] = self.provenance
-        of_corpus = lost(facts.get("cut", 0), facts.get("skipped", {}), "the maximum number of tokens (max_length)")
+        of_corpus = lost(facts, "the maximum number of tokens (max_length)")
         return list(dict.fromkeys([*of_corpus, *(note for result in self.findings.values() for note in result.notes)]))
 
     @property

@@ -12,6 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked
 from normscope.data.batching import Batch
+from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
@@ -222,7 +223,7 @@ def _logit(
     model: LoadedModel, passed: FrozenPass, position: int, numbers: tuple[int | None, int | None], where: str
 ) -> tuple[Tensor, str]:
     def name(number: int) -> str:
-        return repr(model.tokenizer.convert_ids_to_tokens(number))
+        return repr(TokenTexts(model.tokenizer).of([number])[0])
 
     return _chosen_logit(passed.output.logits[0, position], *numbers, name, f" {where}")
 
@@ -243,13 +244,13 @@ def token_number(model: LoadedModel, token: str | int | None, argument: str = "t
         return token
     if isinstance(token, str):
         require_unicode(token)
-        if token in tokenizer.get_vocab():
-            return int(tokenizer.get_vocab()[token])
+        if (known := TokenTexts(tokenizer).token(token)) is not None:
+            return int(tokenizer.get_vocab()[known])
         pieces = tokenizer.encode(token, add_special_tokens=False)
         if len(pieces) == 1:
             return int(pieces[0])
         raise InputError(
-            f"{argument}={token!r}: expected a single token, got {len(pieces)}: {tokenizer.tokenize(token)}"
+            f"{argument}={token!r}: expected a single token, got {len(pieces)}: {TokenTexts(tokenizer).of(pieces)}"
         )
     raise InputError(f"{argument}={token!r}: expected a token, or its number from 0 to {len(tokenizer) - 1}")
 

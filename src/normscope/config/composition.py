@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import get_args, get_type_hints
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -27,12 +27,13 @@ _NOT_A_MAPPING = "Cannot merge DictConfig with ListConfig"
 _ASIDES = ("full_key:", "object_type=", "reference_type=", "To append to your", "See https://", "^")
 
 
-def explain(error: Exception, schema: Schema) -> str:
+def explain(error: Exception, schema: Schema, quoted: Callable[[str], str | None] = lambda _typed: None) -> str:
     """The reason for an error of Hydra's or OmegaConf's, with the key or override that it is about.
 
     Args:
         error: Whatever composing a config or reading a value of it has raised.
         schema: The keys that there are.
+        quoted: Returns an override whose value is quoted so that it can be read, as a word for a shell; None if it cannot.
     """
     causes = list(_causes(error))
     ours = str(error).partition(_FROM_RESOLVER)[2]
@@ -43,10 +44,17 @@ def explain(error: Exception, schema: Schema) -> str:
         return _missing_preset(missing, getattr(error, "options", None))
     typed = getattr(error, "override", None)  # where the grammar cannot read it
     if isinstance(typed, str):
-        return f"{typed}: expected key=value: {_reason(error)}"
+        word = quoted(typed)
+        return f"{typed}: expected key=value" + (
+            f", with this value in quotes: {word}" if word is not None else f": {_reason(error)}"
+        )
     if _SEVERAL in str(error):
         name, _, values = str(error).partition(_SEVERAL)[2].partition("'")[0].partition("=")
-        return f"{name}={values}: expected one value, or a list: '{name}=[{values}]'; --multirun makes it a sweep"
+        # Groups have no values with commas.
+        word = quoted(f"{name}={values}") if "." in name else None
+        return f"{name}={values}: expected one value, or a list: '{name}=[{values}]'; --multirun makes it a sweep" + (
+            f"; if the comma is part of the value: {word}" if word is not None else ""
+        )
     about = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
     if about is None:
         return _reason(error)

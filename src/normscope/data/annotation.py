@@ -1,6 +1,7 @@
 """Texts that come as words with annotations: parts of speech, heads, relations, labels."""
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 
 from normscope.data.examples import Annotation, Corpus, Example
@@ -9,15 +10,33 @@ from normscope.errors import InputError, printable
 UNSPECIFIED = "_"
 """What CoNLL-U writes where a column has no value."""
 
+SPACES = " \t\n\r\v\f"
+"""White space of ASCII. It alone separates the words to which links and labels refer: the programs that write them split at it.
+No-break spaces, as before French punctuation, are part of words."""
+_SPACED = re.compile(f"[^{SPACES}]+")
+
+WITHOUT_FORMS = f"words without their text: every form is {UNSPECIFIED}"
+"""The reason for sentences of data that come without their text, for want of a licence: only annotation is left."""
+
 # Every value of a column becomes a category with its own rows and figures.
 _MOST_VALUES = 100
+
+
+def spaced_words(text: str) -> list[tuple[int, int]]:
+    """Spans of the words between SPACES."""
+    return [match.span() for match in _SPACED.finditer(text)]
+
+
+def lack_forms(words: Sequence[str]) -> bool:
+    """Whether the forms of all words are left out."""
+    return bool(words) and set(words) == {UNSPECIFIED}
 
 
 def spaced(words: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Words joined by spaces, without white space at either end, and the span of each."""
     joined = " ".join(words)
-    start = len(joined) - len(joined.lstrip())
-    text = joined.strip()
+    start = len(joined) - len(joined.lstrip(SPACES))
+    text = joined.strip(SPACES)
     ends = itertools.accumulate(len(word) + 1 for word in words)
     spans = [(end - 1 - len(word) - start, end - 1 - start) for word, end in zip(words, ends, strict=True)]
     return text, tuple((max(0, first), min(len(text), max(0, last))) for first, last in spans)

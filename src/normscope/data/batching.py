@@ -292,6 +292,11 @@ def batches_of_window(
             counts.tokens += len(categories)
             numbers = np.bincount(categories, minlength=len(names))
             counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
+        for side in (batch,) if batch.source is None else (batch, batch.source):
+            kinds = encoder.token_kinds[side.input_ids.numpy()[side.token_mask.numpy()]]
+            _, ordinary, unknown = np.bincount(kinds, minlength=3).tolist()
+            counts.ordinary += ordinary + unknown
+            counts.unknown += unknown
         yield batch
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from conllu.exceptions import ParseException
 from conllu.parser import parse_dict_value, parse_id_value, parse_int_value
 
-from normscope.data.annotation import UNSPECIFIED
+from normscope.data.annotation import UNSPECIFIED, WITHOUT_FORMS, lack_forms
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
 from normscope.data.legibility import why_not_text
-from normscope.data.lines import Malformed, lines
+from normscope.data.lines import Malformed, is_gzipped, lines
 from normscope.errors import InputError, printable
 from normscope.rounding import counted
 
@@ -51,7 +51,7 @@ class ConlluFile(Corpus):
     @property
     def total(self) -> int | None:
         """The number of sentences, if they are cheap to count."""
-        if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES:
+        if is_gzipped(self.path) or self.path.stat().st_size > _COUNTED_BYTES:
             return None
         with self.path.open("rb") as stream:
             return sum(line.startswith(b"1\t") for line in stream)
@@ -60,15 +60,24 @@ class ConlluFile(Corpus):
         """Sentences in the order of the file, or the reason why one is skipped.
 
         Raises:
-            InputError: If the file is not CoNLL-U; the message names the line.
+            InputError: If the file is not CoNLL-U; the message names the line. If it has annotation and no text.
         """
+        has_text = lacks_text = False
         try:
             for block in _blocks(self.path):
-                yield _example(block)
+                example = _example(block)
+                has_text |= isinstance(example, Example)
+                lacks_text |= example == WITHOUT_FORMS
+                yield example
         except Malformed as error:
             raise InputError(f"{self.key}={self.path}: {error}") from error
         except OSError as error:
             raise InputError(f"{self.key}={self.path}: cannot be read: {error.strerror or error}") from error
+        if lacks_text and not has_text:
+            raise InputError(
+                f"{self.key}={self.path}: expected words, got a treebank without its text (every FORM is {UNSPECIFIED}); merge "
+                "the text into it with the script that its authors provide"
+            )
 
 
 _EXPECTED = {
@@ -115,6 +124,8 @@ def _example(block: Sequence[_Line]) -> Example | str:
     for expected, (number, cells) in enumerate(words, start=1):
         if cells["id"] != str(expected):
             raise Malformed(f"line {number}: expected word {expected} of the sentence, got {cells['id']}")
+    if lack_forms([surface.form for surface in surfaces]):
+        return WITHOUT_FORMS
     text, places = _placed(surfaces, comments)
     if (reason := why_not_text(text)) is not None:
         return reason

@@ -30,6 +30,7 @@ PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool
 """Instructions of developers count as `system`, outputs of tools as `user`."""
 
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
+LEFT_OUT = "read without {part} of messages: only roles and texts are read (dataset.chat_template)"
 REJECTED = "messages that the chat template rejects: {reason} (dataset.chat_template)"
 
 
@@ -68,13 +69,37 @@ def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
                 f"dataset.chat_template=true: {place}: expected a list of messages with a role of {', '.join(PART_OF_ROLE)} "
                 f"and a content, got {printable(repr(message), 60)}"
             )
-        content = message.get("content")
-        if not isinstance(content, str):
+        content, others = _content(message.get("content"))
+        if content is None:
             return NOT_TEXT
         if content.strip() and (reason := why_not_text(content.strip())) is not None:
             return reason
-        messages.append(Message(role, content))
-    return tuple(messages) if any(message.content.strip() for message in messages) else "empty"
+        fields = [
+            f"the field {printable(str(name), 40)}"
+            for name, value in message.items()
+            if name not in ("role", "content") and value not in (None, "", [], {})
+        ]
+        messages.append(Message(role, content, (*others, *fields)))
+    if any(message.content.strip() for message in messages):
+        return tuple(messages)
+    return NOT_TEXT if any(message.others for message in messages) else "empty"
+
+
+def _content(content: Any) -> tuple[str | None, tuple[str, ...]]:
+    """What a message says, None if it is no text, and its parts that are none.
+
+    Content may be a list of parts, as for models that also read images. Templates write the texts among them one after the
+    other.
+    """
+    if isinstance(content, str) or content is None:
+        return content, ()
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return None, ()
+    texts = [part.get("text") for part in content if part.get("type") == "text"]
+    if not all(isinstance(text, str) for text in texts):
+        return None, ()
+    kinds = {printable(str(part.get("type")), 40): None for part in content if part.get("type") != "text"}
+    return "".join(map(str, texts)), tuple(f"the parts of type {kind}" for kind in kinds)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
@@ -116,7 +141,7 @@ def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt:
     marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
     placeholders = [Message(each.role, mark) for each, mark in zip(messages, marks, strict=True)]
     try:
-        both = [[each._asdict() for each in given] for given in (messages, placeholders)]
+        both = [[{"role": each.role, "content": each.content} for each in given] for given in (messages, placeholders)]
         text, pattern = template.rendered(both, prompt=prompt)
     except RejectedError as error:
         return REJECTED.format(reason=error)
@@ -182,5 +207,7 @@ class Conversations(ExampleEncoder):
                 continue
             ids, parts, _ = tokens_of(self.sequences.tokenizer, written)
             sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
+            for part in {part for message in messages for part in message.others}:
+                counts.remarks[LEFT_OUT.format(part=part)] += 1
             inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
             yield [dataclasses.replace(sequence, inherited=inherited)]

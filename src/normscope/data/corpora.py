@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
+from normscope.data.annotation import SPACES
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
 from normscope.data.options import GOLD_COLUMNS, DatasetKind, DatasetOptions, Segmentation
 from normscope.data.rows import GoldColumns
 from normscope.data.segmentation import Segmented, WikiText
-from normscope.data.text_files import TextFile, TextFiles, find_files, has_columns
+from normscope.data.text_files import TextFile, TextFiles, files_left_out, find_files, has_columns
 from normscope.data.toy_corpus import PAIRS as TOY_PAIRS
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.errors import InputError
@@ -83,6 +84,13 @@ def text_keys(options: DatasetOptions) -> list[str]:
             return ["dataset.path", "dataset.text_column"]
         case _:
             return ["dataset.path"]
+
+
+def left_out(options: DatasetOptions) -> list[str]:
+    """The files in the folder of a corpus that are no part of it."""
+    if options.kind not in (DatasetKind.text, DatasetKind.parallel) or options.path is None:
+        return []
+    return files_left_out(options.path)
 
 
 def _label_column(options: DatasetOptions) -> str | None:
@@ -265,7 +273,7 @@ class SplitLines(Corpus):
             if isinstance(line, str):
                 yield line
                 continue
-            sides = [side.strip() for side in line.text.split(self.separator)]
+            sides = [side.strip(SPACES) for side in line.text.split(self.separator)]
             if len(sides) != 2:
                 raise InputError(
                     f"dataset.path={self.corpus.path}: line {number}: expected {self.separator!r} once, got it "

@@ -88,6 +88,10 @@ class Texts(ExampleEncoder):
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Sequences of the examples that contain text."""
         if self.first_alone:
+            pairs = sum(example.text_pair is not None for example in examples)
+            counts.remarks.update(
+                {"read without the second text, which is no input of the encoder": pairs} if pairs else {}
+            )
             examples = [dataclasses.replace(example, text_pair=None, tokens=None, links=None) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {
             index: [self.annotated.encoded(example, example.annotation, self.sequences)]
@@ -267,6 +271,9 @@ class ComparedPairs(ExampleEncoder):
                 counts.skipped["special tokens only"] += 1
                 continue
             counts.cut += first.cut or second.cut
+            counts.remarks.update(
+                filter(None, {self.sequences.repeated_end(side.input_ids) for side in (first, second)})
+            )
             before, behind = (lengths[prompt] for prompt in self.prompts.of(pair))
             second = dataclasses.replace(second, last=False, row=pair.row, prompt=behind)
             ranked = (pair.query, pair.document)

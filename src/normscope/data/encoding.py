@@ -125,6 +125,15 @@ class Encoder:
         return self._sequences.max_length
 
     @property
+    def token_kinds(self) -> np.ndarray:
+        """See `Sequences.token_kinds`."""
+        return self._sequences.token_kinds
+
+    def remark_on(self, input_ids: np.ndarray) -> str:
+        """See `Sequences.repeated_end`."""
+        return self._sequences.repeated_end(input_ids)
+
+    @property
     def first_token(self) -> int | None:
         """Id of the token that begins a sequence, whether or not the tokenizer adds it; None if it has none.
 

@@ -8,8 +8,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from normscope.rounding import counted
-
 Link = tuple[int, int]
 """Source word, target word; both counted from 0."""
 
@@ -19,6 +17,8 @@ class Message(NamedTuple):
 
     role: str
     content: str
+    others: tuple[str, ...] = ()
+    """What else it has, such as images and calls of tools, which is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +89,6 @@ class Example:
     """Which words of a translation and its source are wrong, if the corpus has labels."""
 
 
-def lost(cut: int, skipped: Mapping[str, int], longest: str) -> list[str]:
-    """What was lost of a corpus, in sentences.
-
-    Args:
-        cut: Number of examples that were truncated.
-        skipped: Numbers of examples that were skipped, by reason.
-        longest: What they were truncated to.
-    """
-    sentences = {f"truncated to {longest}": cut} | {f"skipped: {reason}": number for reason, number in skipped.items()}
-    return [f"{counted(number, 'example was', 'examples were')} {what}" for what, number in sentences.items() if number]
-
-
 @dataclasses.dataclass
 class CorpusCounts:
     """What became of the examples of a corpus: read = used + skipped."""
@@ -112,8 +100,14 @@ class CorpusCounts:
     cut: int = 0
     """Examples used that were truncated to the maximum length."""
     tokens: int = 0
+    ordinary: int = 0
+    """Tokens that are not special, or unknown."""
+    unknown: int = 0
+    """Those among them that the tokenizer does not know."""
     skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Examples by the reason why they were skipped."""
+    remarks: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Examples that were used, by what was lost of them or is unusual about them."""
     categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Tokens by category."""
     compared: "CorpusCounts | None" = None
@@ -123,6 +117,18 @@ class CorpusCounts:
     def all_tokens(self) -> int:
         """The tokens that the model reads, however often."""
         return self.tokens + (0 if self.compared is None else self.compared.all_tokens)
+
+    def facts(self) -> dict[str, Any]:
+        """What results say about the corpus."""
+        return {
+            "skipped": dict(self.skipped),
+            "remarks": dict(self.remarks),
+            "examples_used": self.used,
+            "sequences": self.sequences,
+            "cut": self.cut,
+            "tokens": self.tokens,
+            "unknown_share": self.unknown / self.ordinary if self.ordinary else None,
+        }
 
     def packed(self) -> str:
         """The counts as JSON, for another process."""
@@ -145,22 +151,21 @@ class CorpusCounts:
         if not isinstance(fields, dict) or fields.keys() != vars(cls()).keys():
             raise ValueError("expected the counts of a corpus")
         compared = None if fields["compared"] is None else cls._of(fields["compared"])
-        by_name = {name: fields[name] for name in ("skipped", "categories")}
+        by_name = {name: fields[name] for name in _BY_NAME}
         if not all(isinstance(numbers, dict) for numbers in by_name.values()):
             raise ValueError("expected the counts of a corpus by reason and category")
         single = {name: number for name, number in fields.items() if name not in (*by_name, "compared")}
         for number in itertools.chain(single.values(), *(numbers.values() for numbers in by_name.values())):
             if type(number) is not int or not 0 <= number < 2**63:
                 raise ValueError("expected the counts of a corpus as whole numbers")
-        skipped, categories = (collections.Counter(numbers) for numbers in by_name.values())
-        return cls(**single, skipped=skipped, categories=categories, compared=compared)
+        skipped, remarks, categories = (collections.Counter(by_name[name]) for name in _BY_NAME)
+        return cls(**single, skipped=skipped, remarks=remarks, categories=categories, compared=compared)
 
     def copy(self) -> "CorpusCounts":
         """Counts that do not change with these."""
         compared = None if self.compared is None else self.compared.copy()
-        return dataclasses.replace(
-            self, skipped=self.skipped.copy(), categories=self.categories.copy(), compared=compared
-        )
+        counters = {name: getattr(self, name).copy() for name in _BY_NAME}
+        return dataclasses.replace(self, **counters, compared=compared)
 
     def become(self, other: "CorpusCounts") -> None:
         """Take the values of other counts, which must not change afterwards."""
@@ -172,10 +177,10 @@ class CorpusCounts:
 
     def add(self, other: "CorpusCounts") -> None:
         """Add the counts of another part of the corpus."""
-        for name in ("read", "used", "sequences", "cut", "tokens"):
+        for name in ("read", "used", "sequences", "cut", "tokens", "ordinary", "unknown"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.skipped.update(other.skipped)
-        self.categories.update(other.categories)
+        for name in _BY_NAME:
+            getattr(self, name).update(getattr(other, name))
         if other.compared is not None:
             self.of_compared().add(other.compared)
 
@@ -184,6 +189,10 @@ class CorpusCounts:
         if self.compared is None:
             self.compared = CorpusCounts()
         return self.compared
+
+
+_BY_NAME = ("skipped", "remarks", "categories")
+"""The counts that are counters."""
 
 
 class Corpus(abc.ABC):

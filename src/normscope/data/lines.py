@@ -14,8 +14,13 @@ class Malformed(Exception):
 
 
 def kind(path: Path) -> str:
-    """The extension of a file, apart from .gz."""
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    """The extension of a file in lower case, apart from .gz."""
+    return (path.with_suffix("") if is_gzipped(path) else path).suffix.lower()
+
+
+def is_gzipped(path: Path) -> bool:
+    """Whether a file's name says that it is compressed by gzip."""
+    return path.suffix.lower() == ".gz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +46,7 @@ def lines(path: Path, span: Span = WHOLE) -> Iterator[str]:
         OSError: If the file cannot be read.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with gzip.open(path) if is_gzipped(path) else path.open("rb") as stream:
             offset = span.start
             if span.start:  # what is left of a line that began before
                 stream.seek(span.start - 1)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from normscope.data.annotation import SPACES
 from normscope.data.examples import Example
 from normscope.data.legibility import why_not_text
 from normscope.errors import InputError, printable
@@ -48,7 +49,7 @@ def pairs_of_ranking(
                     "expected each document once"
                 )
         _check_text(document, place)
-        yield Example(text.strip(), document.strip(), score=gold[number - 1], document=number)
+        yield Example(text.strip(SPACES), document.strip(SPACES), score=gold[number - 1], document=number)
 
 
 def _check_text(text: object, where: str) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.data.annotation import spaced
+from normscope.data.annotation import SPACES, WITHOUT_FORMS, lack_forms, spaced, spaced_words
 from normscope.data.examples import Annotation, Example, WrongWords
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.data.rankings import QUERY, SCORES, is_ranking, pairs_of_ranking
@@ -80,11 +80,13 @@ class RowReader:
             return NOT_TEXT
         if text is None or not text.strip():
             return "empty"
-        if (reason := why_not_text(text.strip())) is not None:
+        if _is_words(cell) and lack_forms(cell):
+            return WITHOUT_FORMS
+        if (reason := why_not_text(text.strip(SPACES))) is not None:
             return reason
         if not pair or not pair.strip():
-            return Example(text.strip(), annotation=self._annotation(cell, row, number))
-        reason = why_not_text(pair.strip())
+            return Example(text.strip(SPACES), annotation=self._annotation(cell, row, number))
+        reason = why_not_text(pair.strip(SPACES))
         score = self._score(row, number)
         if reason is not None:
             return f"{reason} in the second text"
@@ -92,7 +94,7 @@ class RowReader:
             hallucinated=self._labels(row, number, "hallucinated_column", self.gold.hallucinated, pair),
             omitted=self._labels(row, number, "omitted_column", self.gold.omitted, text),
         )
-        return Example(text.strip(), pair.strip(), score=score, wrong=wrong if wrong.known else None)
+        return Example(text.strip(SPACES), pair.strip(SPACES), score=score, wrong=wrong if wrong.known else None)
 
     def _conversation(self, row: Row, number: int) -> Example | str:
         from normscope.data.conversations import messages_of
@@ -130,7 +132,7 @@ class RowReader:
         labels = cell.split() if isinstance(cell, str) else cell
         if labels is None or labels == []:
             return None
-        where, words = f"dataset.{key}={column}: row {number} of {self.source}", len(text.split())
+        where, words = f"dataset.{key}={column}: row {number} of {self.source}", len(spaced_words(text))
         if not isinstance(labels, list):
             raise InputError(
                 f"{where}: expected a label for each of {counted(words, 'word')}, got {_described(labels)}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
+import regex
 from syntok import segmenter
 
 from normscope.data.examples import Corpus, Example
@@ -27,7 +28,7 @@ _DETOKENIZE = (
 
 @dataclasses.dataclass(frozen=True)
 class Segmented(Corpus):
-    """A corpus whose documents are cut into examples. The paragraphs of a document are its lines.
+    """A corpus whose documents are cut into examples. The paragraphs of a document are its lines, as those of a file are.
 
     Args:
         corpus: The documents; pairs are left as they are.
@@ -70,7 +71,7 @@ class Segmented(Corpus):
                 yield self._pair(document.text)
 
     def _pair(self, document: str) -> Example | str:
-        paragraphs = [line.strip() for line in document.splitlines() if line.strip()]
+        paragraphs = [line.strip() for line in _LINE_BREAK.split(document) if line.strip()]
         if len(paragraphs) < 2:
             return "one paragraph"
         content = hashlib.sha256(document.encode()).digest()
@@ -141,10 +142,13 @@ def detokenized(text: str) -> str:
     return text
 
 
+_LINE_BREAK = re.compile(r"\r\n|\n|\r")
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _SPACE = re.compile(r"\s")
-# Chinese and Japanese put no space between sentences, and syntok needs one. Closing marks belong to the sentence.
-_IDEOGRAPHIC_END = re.compile(r"[。！？]+[」』”’）》〉】\"')\]]*")
+# What ends a sentence in any script (Unicode's UAX 29: Chinese, Hindi, Arabic, Amharic, …), with the closing marks that belong
+# to it. syntok knows the marks of European languages, and needs a space after them; these need none.
+_END = regex.compile(r"([\p{Sentence_Break=STerm}.．…]++)[\p{Pe}\p{Pf}\"']*+")
+_LEFT_TO_SYNTOK = ".…!?"
 # German and French close quotations with marks that open them in English; syntok accepts plain marks for both. One
 # character replaces one, so that offsets stay valid.
 _PLAIN_QUOTES = str.maketrans(dict.fromkeys("„“”«»", '"'))
@@ -157,7 +161,7 @@ def sentences(document: str) -> list[str]:
 
     A blank line ends a sentence; a single line break does not. Joined, the sentences are the document up to white space.
     """
-    cuts = {0, len(document), *(match.end() for match in _IDEOGRAPHIC_END.finditer(document))}
+    cuts = {0, len(document), *_ends(document)}
     start = 0
     for blank in (*_BLANK_LINE.finditer(document), None):
         end = len(document) if blank is None else blank.start()
@@ -165,6 +169,14 @@ def sentences(document: str) -> list[str]:
         start = len(document) if blank is None else blank.end()
     parts = (document[first:last].strip() for first, last in itertools.pairwise(sorted(cuts)))
     return [part for part in parts if part]
+
+
+def _ends(document: str) -> Iterator[int]:
+    """Offsets behind the marks that end sentences and that syntok does not know."""
+    for match in _END.finditer(document):
+        in_number = match[1] == "．" and document[match.end() : match.end() + 1].isdigit()
+        if match[1].strip(_LEFT_TO_SYNTOK) and not in_number:
+            yield match.end()
 
 
 def _cuts(paragraph: str) -> Iterator[int]:

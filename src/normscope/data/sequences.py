@@ -76,9 +76,24 @@ class Sequences:
             if self.has_text(sides) and (not sources or self.has_text(sources)):
                 kept += sequences
                 counts.cut += any(sequence.cut for sequence in sequences)
+                counts.remarks.update(remark for ids in [*sides, *sources] if (remark := self.repeated_end(ids)))
             else:
                 counts.skipped["special tokens only" if all(map(len, [*sides, *sources])) else "no tokens"] += 1
         return kept
+
+    def repeated_end(self, input_ids: np.ndarray) -> str:
+        """The remark on a sequence that begins or ends with the same special token twice; empty if it does not.
+
+        A text that a chat template or a tokenizer has written has special tokens of its own, and the tokenizer adds more.
+        """
+        for ids, place in ((input_ids[:2], "beginning"), (input_ids[:-3:-1], "end")):
+            if len(ids) == 2 and ids[0] == ids[1] and int(ids[0]) in self._ends:
+                (token,) = self.tokenizer.convert_ids_to_tokens([int(ids[0])])
+                return (
+                    f"with {token} twice at the {place}: the text has one, and the tokenizer adds another; to a conversation "
+                    "that is given as messages it adds none (dataset.chat_template)"
+                )
+        return ""
 
     def has_text(self, sides: Iterable[np.ndarray]) -> bool:
         """Whether any side has a token that is not special."""
@@ -87,16 +102,41 @@ class Sequences:
     @cached_property
     def _without_text(self) -> frozenset[int]:
         """Ids of special tokens that never stand for a word."""
-        tokenizer = self.tokenizer
-        others = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
-        unknown = tokenizer.unk_token_id
+        unknown = self.tokenizer.unk_token_id
         # The mask and the unknown token stand for words, unless the tokenizer also marks the ends of a text with the latter.
-        return self.categories.special - {tokenizer.mask_token_id} - ({unknown} if unknown not in others else set())
+        return self.categories.special - {self.tokenizer.mask_token_id} - ({unknown} - self._ends)
+
+    @cached_property
+    def token_kinds(self) -> np.ndarray:
+        """For each token id: 0 if it is special, 1 if it is ordinary, 2 if it stands for text the tokenizer does not know."""
+        kinds = np.ones(len(self.categories.of_token), dtype=np.int64)
+        kinds[[token for token in self.categories.special if token < len(kinds)]] = 0
+        unknown = _unknown_token(self.tokenizer)
+        # Where the unknown token also ends or begins texts, as in GPT-2, no text is written with it.
+        if unknown is not None and unknown < len(kinds) and unknown not in self._ends:
+            kinds[unknown] = 2
+        return kinds
+
+    @cached_property
+    def _ends(self) -> frozenset[int | None]:
+        """Ids of the tokens that begin and end texts."""
+        tokenizer = self.tokenizer
+        return frozenset(
+            {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
+        )
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """The tokenizer's tokens and their ids."""
         return dict(self.tokenizer.get_vocab())
+
+
+def _unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id of the token that stands for text that is not in the vocabulary; None if there is none."""
+    if tokenizer.unk_token_id is not None or not tokenizer.is_fast:
+        return tokenizer.unk_token_id
+    name = getattr(tokenizer.backend_tokenizer.model, "unk_token", None)
+    return None if name is None else tokenizer.backend_tokenizer.token_to_id(str(name))
 
 
 def fingerprint(input_ids: np.ndarray) -> int:

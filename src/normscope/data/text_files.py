@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from normscope.data.examples import Corpus, Example
-from normscope.data.lines import WHOLE, Malformed, Span, count, kind, lines, numbered
+from normscope.data.lines import WHOLE, Malformed, Span, count, is_gzipped, kind, lines, numbered
 from normscope.data.options import Quoting
 from normscope.data.rankings import DOCUMENTS, QUERY, SCORES, is_ranking
 from normscope.data.rows import MESSAGES, NO_GOLD, GoldColumns, Row, RowReader
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.rounding import counted
 
 # Above this size, counting the lines for a progress bar takes noticeable time.
@@ -28,7 +28,14 @@ _COUNTED_BYTES = 256 * 2**20
 # The size of the parts of files that can be read from the middle: a few hundred batches. Batches never cross their boundaries,
 # however many processes read a file, so this number is part of what results depend on.
 PART_BYTES = 2**20
-_TREEBANKS = (".conllu", ".conllx", ".conll")
+_HINTS = {
+    **dict.fromkeys((".conllu", ".conllx", ".conll"), "for a treebank, set dataset=conllu"),
+    **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4"), "decompress it, or compress it by gzip"),
+    ".json": "if each of its lines is an object, name it .jsonl",
+}
+"""What to do with files that are not read here, by extension."""
+_ABOUT = ("readme", "license", "licence")
+"""Names of files, apart from their extensions, that lie beside a corpus and describe it."""
 # A row with more lines is taken for one with an unclosed quotation mark, which swallows the rows after it.
 _MAX_ROW_LINES = 20
 
@@ -80,7 +87,7 @@ class TextFile(Corpus):
                     return int(file.metadata.num_rows)
             except Malformed:
                 return None  # the error is raised when the file is read
-        if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES or self._ranks():
+        if is_gzipped(self.path) or self.path.stat().st_size > _COUNTED_BYTES or self._ranks():
             return None
         return count(self.path) - (kind(self.path) in (".csv", ".tsv") and self.header)
 
@@ -107,14 +114,14 @@ class TextFile(Corpus):
                     return max(1, int(file.metadata.num_row_groups))
             case ".csv" | ".tsv":
                 return 1
-        return 1 if self.path.suffix == ".gz" else -(-self.path.stat().st_size // PART_BYTES)
+        return 1 if is_gzipped(self.path) else -(-self.path.stat().st_size // PART_BYTES)
 
     @property
     def undivided(self) -> str:
         """Why a file of more than PART_BYTES is read as a whole."""
         if self.parts > 1 or kind(self.path) == ".parquet" or self.path.stat().st_size <= PART_BYTES:
             return ""
-        if self.path.suffix == ".gz":
+        if is_gzipped(self.path):
             return f"{self.path.name}: a compressed file cannot be read from the middle"
         return f"{self.path.name}: cells may contain line breaks, so the file cannot be read from the middle"
 
@@ -198,24 +205,59 @@ def has_columns(path: Path) -> bool:
 
 def _hint(*files: Path) -> str:
     """Advice for files that are not read here."""
-    return "; for a treebank, set dataset=conllu" if any(kind(file) in _TREEBANKS for file in files) else ""
+    return next((f"; {_HINTS[kind(file)]}" for file in files if kind(file) in _HINTS), "")
 
 
 def find_files(path: str, key: str) -> list[Path]:
     """The files that a path names: the path itself, or sorted by name the files in a folder or those matching a pattern."""
     location = Path(path).expanduser()
     if location.is_dir():
-        files = sorted(file for file in location.iterdir() if file.is_file() and kind(file) in _ROWS)
-        if not files:
-            hint = _hint(*location.iterdir())
-            raise InputError(f"{key}={path}: the folder has no file with extension {', '.join(_ROWS)}{hint}")
-        return files
+        return _files_of(location, key)
     if not location.exists() and any(character in path for character in "*?["):
-        files = sorted(Path(file) for file in glob.glob(str(location), recursive=True) if Path(file).is_file())
+        matches = sorted(map(Path, glob.glob(str(location), recursive=True)))
+        files = [match for match in matches if match.is_file()]
         if not files:
             raise InputError(f"{key}={path}: no file matches")
+        # A pattern with ** matches the folders in which it then finds files.
+        around = {folder for file in files for folder in file.parents}
+        _refuse(
+            [match for match in matches if match not in around and not match.is_file()],
+            f"{key}={path}",
+            f"{location.parent}/**/*{files[0].suffix}",
+        )
         return files
     return [location]
+
+
+def files_left_out(path: str) -> list[str]:
+    """The names of files and folders in a folder of texts that are no part of the corpus: hidden ones, and those about it."""
+    location = Path(path).expanduser()
+    return sorted(entry.name for entry in location.iterdir() if _left_out(entry)) if location.is_dir() else []
+
+
+def _left_out(entry: Path) -> bool:
+    about = entry.name.partition(".")[0].lower() in _ABOUT and kind(entry) not in _ROWS
+    return entry.name.startswith(".") or (about and entry.is_file())
+
+
+def _files_of(folder: Path, key: str) -> list[Path]:
+    """The files of a folder, all of which must be ones that are read here, apart from those that are left out."""
+    entries = sorted(entry for entry in folder.iterdir() if not _left_out(entry))
+    files = [entry for entry in entries if entry.is_file() and kind(entry) in _ROWS]
+    if not files:
+        raise InputError(f"{key}={folder}: the folder has no file with extension {', '.join(_ROWS)}{_hint(*entries)}")
+    _refuse([entry for entry in entries if entry not in files], f"{key}={folder}", f"{folder}/**/*{files[0].suffix}")
+    return files
+
+
+def _refuse(entries: Sequence[Path], where: str, pattern: str) -> None:
+    """Refuse what lies among the files of a corpus and is not read."""
+    if entries:
+        names = printable(", ".join(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries), 300)
+        raise InputError(
+            f"{where}: expected files with extension {', '.join(_ROWS)}, got also {names}{_hint(*entries)}; move it away, or "
+            f"name the files by a pattern such as '{pattern}'"
+        )
 
 
 def _text_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:

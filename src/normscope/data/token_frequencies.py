@@ -10,6 +10,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.categories import CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
 
 EXCLUDED = 0
@@ -115,5 +116,7 @@ def conventional(frequencies: TokenFrequencies, encoder: Encoder) -> TokenFreque
 
 
 def _single_characters(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
-    tokens = tokenizer.convert_ids_to_tokens(list(range(min(vocabulary, len(tokenizer)))))
-    return [index for index, token in enumerate(tokens) if len(token.lstrip("Ġ▁").removeprefix("##")) == 1]
+    """The tokens that are one character, or bytes of one."""
+    tokens = TokenTexts(tokenizer).of(range(min(vocabulary, len(tokenizer))))
+    texts = [token.lstrip("Ġ▁").removeprefix("##") for token in tokens]
+    return [index for index, text in enumerate(texts) if len(text) == 1 or text.startswith("⟨")]

@@ -10,6 +10,8 @@ import numpy as np
 from tokenizers import Encoding
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.token_texts import BYTES, TokenTexts
+
 Span = tuple[int, int]
 """Start and end offset in characters."""
 
@@ -21,11 +23,9 @@ _MARKS = ("▁", "Ġ", "##", "", "</w>")
 
 _APOSTROPHES = "'’"
 
-# How byte-level tokenizers write bytes: printable ones of Latin-1 as they are, the others as characters from 256 on.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
-    chr(256 + number): bytes([byte]) for number, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
+_JOINER = "\u200d"
+"""Joins what stands on both sides, as in emoji."""
+_ZERO_WIDTH_SPACE = "\u200b"
 
 
 class WordTokens(NamedTuple):
@@ -98,31 +98,37 @@ def unit_numbers(words: Sequence[int]) -> np.ndarray:
 def unit_texts(
     tokenizer: PreTrainedTokenizerBase, input_ids: Sequence[int], units: Sequence[int] | None
 ) -> tuple[str, ...]:
-    """What each unit spells, without the tokenizer's marks; without units, the tokens as they are.
+    """What each unit spells, without the tokenizer's marks; without units, the tokens as people read them.
 
     Args:
         input_ids: The tokens of a sequence.
         units: The unit of each, if words are measured.
     """
-    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(input_ids))]
+    texts = TokenTexts(tokenizer)
     if units is None:
-        return tuple(tokens)
+        return tuple(texts.of(input_ids))
     special = set(map(str, tokenizer.all_special_tokens))
     members: list[list[str]] = [[] for _ in range(max(units) + 1)]
-    for unit, token in zip(units, tokens, strict=True):
-        members[unit].append(token)
+    for unit, token in zip(units, tokenizer.convert_ids_to_tokens(list(input_ids)), strict=True):
+        members[unit].append(str(token))
     return tuple(
-        ("" if special & set(pieces) else "".join(tokenizer.convert_tokens_to_string(pieces).split()))
-        or "".join(pieces)
+        ("" if special & set(pieces) else _joined_pieces(tokenizer, pieces)) or "".join(map(texts.shown, pieces))
         for pieces in members
     )
+
+
+def _joined_pieces(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> str:
+    """What tokens spell together, without white space; empty if that is no text, as with bytes that are no whole character."""
+    text = "".join(tokenizer.convert_tokens_to_string(pieces).split())
+    return "" if "\ufffd" in text else text
 
 
 def written_words(encoding: Encoding, texts: Sequence[str]) -> np.ndarray:
     """The word of each token of a fast tokenizer, or NO_WORD.
 
     Words are the tokenizer's own, except that they end at white space, that punctuation is no part of them unless it is an
-    apostrophe between letters (`don't`), and that neighbouring digits are one number.
+    apostrophe between letters (`don't`), that neighbouring digits are one number, and that a mark belongs to the letter before
+    it. Characters that the tokenizer drops, such as the accents that an uncased one strips, end no word.
 
     Args:
         encoding: The tokens.
@@ -166,15 +172,54 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
         return first == end  # white space alone belongs to the next word
     if start < end:  # bytes of one character
         return True
-    if start > end:
+    gap = text[end:start]  # characters that the tokenizer dropped
+    if any(map(str.isspace, gap)) or not (same or all(map(extends, gap))):
         return False
-    last, next_ = text[end - 1], text[start]
+    next_, beside = text[start], text[start - 1]
+    if extends(next_) or beside == _JOINER:
+        return True
+    last = _before(text, end)
+    if not last:
+        return same
     if last in _APOSTROPHES or next_ in _APOSTROPHES:
-        place = end - 1 if last in _APOSTROPHES else start
-        return 0 < place < len(text) - 1 and text[place - 1].isalpha() and text[place + 1].isalpha()
+        return _between_letters(text, end if last in _APOSTROPHES else start + 1)
     if last.isdigit() and next_.isdigit():
         return True
-    return same and _spells(last) == _spells(next_)
+    # A tokenizer that does not count marks as letters splits a word around each.
+    around_mark = extends(beside) and _alphabetic(last) and _alphabetic(next_)
+    return around_mark or (same and last.isalnum() == next_.isalnum())
+
+
+def _before(text: str, place: int) -> str:
+    """The character before a place, apart from what extends it; empty if there is none."""
+    while place and extends(text[place - 1]):
+        place -= 1
+    return text[place - 1 : place]
+
+
+def _between_letters(text: str, after: int) -> bool:
+    """Whether an apostrophe, with the place after it and its marks, stands between letters."""
+    while after < len(text) and extends(text[after]):
+        after += 1
+    place = after - 1
+    while extends(text[place]):
+        place -= 1
+    return _before(text, place).isalpha() and text[after : after + 1].isalpha()
+
+
+def extends(character: str) -> bool:
+    """Whether a character belongs to the one before it and neither begins nor ends a word: a mark on a letter, a variation
+    selector, a joiner, a soft hyphen.
+
+    Source: rule WB4 of Unicode's UAX 29. A zero-width space separates words.
+    """
+    category = unicodedata.category(character)
+    return category.startswith("M") or (category == "Cf" and character != _ZERO_WIDTH_SPACE)
+
+
+def _alphabetic(character: str) -> bool:
+    """Whether a character is a letter of a script that spells words with several; ideographs are words by themselves."""
+    return character.isalpha() and not unicodedata.name(character, "").startswith("CJK")
 
 
 def _trimmed(text: str, span: Span) -> Span:
@@ -185,11 +230,6 @@ def _trimmed(text: str, span: Span) -> Span:
     while start < end and text[end - 1].isspace():
         end -= 1
     return start, end
-
-
-def _spells(character: str) -> bool:
-    """Whether a character is part of words: a letter, a digit, or a mark on one."""
-    return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> np.ndarray:
@@ -236,7 +276,7 @@ def _byte_level(tokens: Sequence[str], special: Collection[str]) -> tuple[str, d
             data += b" "
             continue
         start = len(data)
-        data += b"".join(_BYTES.get(character) or character.encode() for character in token)
+        data += b"".join(BYTES.get(character) or character.encode() for character in token)
         places[position] = start, len(data)
     text = data.decode(errors="surrogateescape")
     numbers = [number for number, character in enumerate(text) for _ in character.encode(errors="surrogateescape")]

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
@@ -23,6 +25,8 @@ from normscope.rounding import counted
 Text = str | tuple[str, str] | list[int] | list[dict[str, str]]
 """A text, a pair of texts, a conversation (messages with `role` and `content`) or, for a model without a tokenizer, token
 ids."""
+
+log = logging.getLogger("normscope")
 
 _EXPECTED = (
     "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), a list of these, or a "
@@ -50,6 +54,8 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     if isinstance(texts, BatchEncoding):
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
+        for sequence in sequences:
+            _warn(encoder.remark_on(sequence.input_ids))
         return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
     texts = [texts] if is_single(texts) else texts
     if not isinstance(texts, list) or not texts:
@@ -74,7 +80,16 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
             "the text is" if len(examples) == 1 else f"{len(examples) - len(sequences)} of {len(examples)} texts are"
         )
         raise InputError(f"{which} empty after tokenisation")
+    for remark in counts.remarks:
+        _warn(remark)
     return collate(sequences, encoder)
+
+
+@functools.cache
+def _warn(remark: str) -> None:
+    """Say what is unusual about texts, once."""
+    if remark:
+        log.warning("texts %s", remark)
 
 
 def _with_units(encoder: Encoder, encoding: BatchEncoding, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:

@@ -2,7 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
+
+from normscope.errors import printable
+from normscope.rounding import brief_share, counted
 
 Type = Literal["string", "integer", "number", "object", "array"]
 """A type of JSON."""
@@ -36,6 +39,11 @@ FACTS: Mapping[str, Fact] = {
     "seed": Fact("integer", "Seed of all random choices."),
     "examples": Fact("integer", "Number of examples read."),
     "skipped": Fact("object", "Number of examples skipped, by reason.", "integer"),
+    "remarks": Fact("object", "Number of examples used, by what was lost of them or is unusual about them.", "integer"),
+    "left_out": Fact("array", "Files in the folder of the corpus that are no part of it.", "string"),
+    "unknown_share": Fact(
+        "number", "Share of the unknown token among the ordinary tokens; null without ordinary tokens."
+    ),
     "examples_used": Fact("integer", "Number of examples analysed."),
     "sequences": Fact("integer", "Number of sequences analysed."),
     "cut": Fact("integer", "Number of examples truncated."),
@@ -61,3 +69,26 @@ FACTS: Mapping[str, Fact] = {
     "verification_part": Fact("string", "Part of the layer that has this difference."),
 }
 """All facts, by name."""
+
+_MANY_UNKNOWN = 0.05
+"""From this share of unknown tokens on, numbers are about what the tokenizer does not know rather than about the texts."""
+
+
+def lost(facts: Mapping[str, Any], longest: str = "the maximum number of tokens (dataset.max_length)") -> list[str]:
+    """What was lost of a corpus and what is unusual about it, in sentences.
+
+    Args:
+        facts: The facts of a run, of which those are read that say what became of the corpus.
+        longest: What examples were truncated to.
+    """
+    sentences = {f"truncated to {longest}": facts.get("cut", 0)}
+    sentences |= {f"skipped: {reason}": number for reason, number in (facts.get("skipped") or {}).items()}
+    said = [f"{counted(number, 'example was', 'examples were')} {what}" for what, number in sentences.items() if number]
+    said += [f"{counted(number, 'example')} {what}" for what, number in (facts.get("remarks") or {}).items()]
+    if unknown := facts.get("unknown_share"):
+        sentence = f"the tokenizer does not know {brief_share(unknown)} of the ordinary tokens"
+        many = unknown > _MANY_UNKNOWN
+        said.append(f"warning: {sentence}; do it and the texts share a language?" if many else sentence)
+    if names := facts.get("left_out"):
+        said.append(f"files of the folder that were not read: {printable(', '.join(names), 300)}")
+    return said

@@ -22,6 +22,7 @@ from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
+from normscope.data.token_texts import TokenTexts
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
 from normscope.maths.choices import NetworkBias
@@ -332,6 +333,7 @@ def _context(
     layers: list[int],
     categories: list[str],
 ) -> AnalysisContext:
+    texts = TokenTexts(model.tokenizer)
     return AnalysisContext(
         layers=layers,
         categories=categories,
@@ -342,7 +344,7 @@ def _context(
             special=encoder.categories.special,
             mask=model.tokenizer.mask_token_id,
             first=encoder.first_token,
-            text=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
+            text=lambda token: texts.of([token])[0],
         ),
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,

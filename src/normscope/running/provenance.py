@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from normscope.config.training_step import training_step
+from normscope.data.corpora import left_out
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.layout import ModelLayout
@@ -43,6 +44,8 @@ class Provenance:
     model: LoadedModel
     verification: Verification
     counts: CorpusCounts
+    left_out: list[str]
+    """Files in the folder of the corpus that are no part of it."""
     model_seconds: float = 0.0
     """Seconds in which the model and the analyses ran on the corpus."""
     corpus_seconds: float = 0.0
@@ -51,7 +54,16 @@ class Provenance:
     @classmethod
     def of(cls, plan: Plan, origin: Origin, phases: Phases) -> "Provenance":
         """The facts of a run that begins."""
-        return cls(origin, phases, plan.options.seed, plan.options.model, plan.model, plan.verification, CorpusCounts())
+        return cls(
+            origin,
+            phases,
+            plan.options.seed,
+            plan.options.model,
+            plan.model,
+            plan.verification,
+            CorpusCounts(),
+            left_out(plan.options.dataset),
+        )
 
     def identity(self) -> dict[str, object]:
         """What distinguishes the numbers of this run from those of others. It is the same in every repetition of the run."""
@@ -82,11 +94,8 @@ class Provenance:
             **_of_layers(model.layout),
             "seed": self.seed,
             "examples": counts.read,
-            "skipped": dict(counts.skipped),
-            "examples_used": counts.used,
-            "sequences": counts.sequences,
-            "cut": counts.cut,
-            "tokens": counts.tokens,
+            **counts.facts(),
+            "left_out": self.left_out,
             "tokens_by_category": dict(counts.categories),
             "compared": _of_compared(counts.compared),
             "seconds": round(time.monotonic() - self.origin.started, 3),
@@ -109,10 +118,7 @@ def _of_layers(layout: ModelLayout) -> dict[str, object]:
 
 def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:
     """The same of pairs whose texts are compared, if other analyses read them otherwise."""
-    if counts is None:
-        return None
-    skipped = {"skipped": dict(counts.skipped), "examples_used": counts.used}
-    return skipped | {"sequences": counts.sequences, "cut": counts.cut, "tokens": counts.tokens}
+    return None if counts is None else counts.facts()
 
 
 @functools.cache

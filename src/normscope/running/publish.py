@@ -11,7 +11,6 @@ import numpy as np
 from normscope.analyses.findings import Findings
 from normscope.config.sections import plain
 from normscope.data.batching import Batch
-from normscope.data.examples import lost
 from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import draw
 from normscope.reporting.earlier_runs import Status
@@ -20,6 +19,7 @@ from normscope.reporting.figure_text import caption_of
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label
+from normscope.reporting.run_facts import lost
 from normscope.reporting.run_folder import RunFolder, results_content
 from normscope.reporting.terminal import say, show_comparison, show_findings
 from normscope.reporting.weights_and_biases import Tracker
@@ -103,7 +103,8 @@ def _show_counts(run: Run) -> None:
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
         say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
-        for sentence in lost(counts.cut, counts.skipped, f"{view.encoder.max_length} tokens (dataset.max_length)"):
+        facts = counts.facts() | ({} if who else {"left_out": run.provenance.left_out})
+        for sentence in lost(facts, f"{view.encoder.max_length} tokens (dataset.max_length)"):
             say(f"{who}{sentence}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"

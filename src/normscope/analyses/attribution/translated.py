@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.translations import attribute_words, translation_maps
+from normscope.data.annotation import spaced_words
 from normscope.data.batching import Batch
 from normscope.data.examples import Example, WrongWords
 from normscope.data.words import NO_WORD
@@ -132,7 +133,7 @@ class TranslationSample:
     def run(self, pairs: Sequence[Example]) -> None:
         """Attribute pairs that have row numbers."""
         for pair in self._runner.progress(pairs, len(pairs), "attribution of translations"):
-            batch = self._runner.translation(pair, spaced)
+            batch = self._runner.translation(pair, spaced_words)
             found = {} if batch is None else self._shares(batch)
             found = {method: shares for method, shares in found.items() if len(shares.target) and len(shares.source)}
             self.without_rows += not found
@@ -179,7 +180,7 @@ class TranslationSample:
             (self._source, pair.text, shares.source, "drawn", drawn, omitted, wrong.omitted),
         )
         for rows, text, numbers, name, values, flagged, labels in sides:
-            texts = text.split()
+            texts = _words(text)
             rows += [
                 of_pair
                 | {"word": number, "text": texts[number], name: value, "flagged": int(flag)}
@@ -188,7 +189,7 @@ class TranslationSample:
             ]
 
     def _offer(self, pair: Example, shares: dict[str, WordShares]) -> None:
-        drawn = DrawnTranslation(pair.text.split(), (pair.text_pair or "").split(), shares)
+        drawn = DrawnTranslation(_words(pair.text), _words(pair.text_pair or ""), shares)
         if len(drawn.source) + len(drawn.target) <= _DRAWN_WORDS:
             self.drawn = sorted([*self.drawn, drawn], key=lambda each: len(each.source) + len(each.target))[:_DRAWN]
 
@@ -220,14 +221,8 @@ class TranslationSample:
         return tables | ({"detection": pd.DataFrame(found)} if found else {})
 
 
-def spaced(text: str) -> list[tuple[int, int]]:
-    """Spans of the words between spaces, to which gold labels refer."""
-    spans, end = [], 0
-    for word in text.split():
-        start = text.index(word, end)
-        end = start + len(word)
-        spans.append((start, end))
-    return spans
+def _words(text: str) -> list[str]:
+    return [text[start:end] for start, end in spaced_words(text)]
 
 
 def translation_methods(options: AttributionOptions) -> list[MapMethod]:

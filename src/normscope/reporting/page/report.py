@@ -30,6 +30,7 @@ from normscope.reporting.page.elements import (
 )
 from normscope.reporting.published import Comparison
 from normscope.reporting.run_description import layers_label
+from normscope.reporting.run_facts import lost
 from normscope.rounding import counted, duration
 
 # Longer tables grow with the corpus: they are files only, not part of the page.
@@ -85,7 +86,7 @@ def page(report: Report) -> str:
             charts=packed_data(charts),
             pairs=script_data(pairs),
             tables=packed_data(tables),
-            notes=list(dict.fromkeys(_begun(note) for found in report.findings.values() for note in found.notes)),
+            notes=list(dict.fromkeys(map(_begun, [*_of_corpus(facts), *_of_analyses(report.findings)]))),
             comparison=report.comparison and _published(report.comparison),
             unit=config["level"],
             explorer=script_data(payload(report.sentences, measure)) if report.sentences else None,
@@ -201,6 +202,15 @@ def _linked(name: str, sentence: str, findings: Findings) -> dict[str, str]:
         "figure": f"{name}_{figure}" if figure in findings.figures else "",
         "table": _table_id(name, table_name) if has_table else "",
     }
+
+
+def _of_corpus(facts: Mapping[str, Any]) -> list[str]:
+    """What was lost of the corpus, also as the analyses read it that compare the texts of pairs."""
+    return [*lost(facts), *lost(facts.get("compared") or {})]
+
+
+def _of_analyses(findings: Mapping[str, Findings]) -> list[str]:
+    return [note for found in findings.values() for note in found.notes]
 
 
 def _begun(note: str) -> str:

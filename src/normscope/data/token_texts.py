@@ -1,0 +1,95 @@
+"""How the tokens of a vocabulary are shown to people.
+
+A byte-level vocabulary writes bytes as characters (`åĮĹ` is 北), and SentencePiece writes those outside its vocabulary by
+number (`<0xE5>`). Here both are text again. The marks of words (`Ġ`, `▁`, `##`) stay.
+"""
+
+import re
+from collections.abc import Iterable
+
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+# How byte-level tokenizers write bytes: printable ones of Latin-1 as they are, the others as characters from 256 on.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
+    chr(256 + number): bytes([byte]) for number, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
+"""The byte that each character of a byte-level vocabulary stands for."""
+_CHARACTERS = {byte[0]: character for character, byte in BYTES.items()}
+_SPACE = _CHARACTERS[ord(" ")]
+
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_STRAY = re.compile("[\udc80-\udcff]+")
+"""Bytes that are no whole character, as Python decodes them."""
+_SHOWN = re.compile(r"⟨((?:[0-9A-F]{2} ?)+)⟩|\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})|([␀-␟␡])")
+_PICTURES = {**{code: chr(0x2400 + code) for code in range(32)}, 127: "␡"}
+"""Unicode's pictures of control characters."""
+
+
+class TokenTexts:
+    """The shown form of a tokenizer's tokens.
+
+    Characters that are not printable are escaped, and control characters have Unicode's pictures (`␊` is a line break). Bytes
+    that are no whole character are shown as numbers (`⟨E5 8C⟩`).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._byte_level = _is_byte_level(tokenizer)
+        self._added = tokenizer.get_added_vocab()
+
+    def of(self, ids: Iterable[int]) -> list[str]:
+        """The shown form of each token."""
+        return [self.shown(str(token)) for token in self._tokenizer.convert_ids_to_tokens([int(each) for each in ids])]
+
+    def shown(self, token: str) -> str:
+        """The shown form of one token of the vocabulary."""
+        if token in self._added:
+            return _printable(token)
+        if self._byte_level:
+            data = b"".join(BYTES.get(character) or character.encode(errors="surrogateescape") for character in token)
+            return _printable(data.decode(errors="surrogateescape").replace(" ", _SPACE))
+        if (byte := _FALLBACK.fullmatch(token)) is not None:
+            return _printable(bytes.fromhex(byte[1]).decode(errors="surrogateescape"))
+        return _printable(token)
+
+    def token(self, shown: str) -> str | None:
+        """The token of the vocabulary whose shown form this is; None if there is none."""
+        vocabulary = self._tokenizer.get_vocab()
+        if self._byte_level and shown not in self._added:
+            data = _unescaped(shown).replace(_SPACE, " ").encode(errors="surrogateescape")
+            candidates = ["".join(_CHARACTERS[byte] for byte in data), shown]
+        else:
+            data = _unescaped(shown).encode(errors="surrogateescape")
+            candidates = [shown, _unescaped(shown), *([f"<0x{data[0]:02X}>"] if len(data) == 1 else [])]
+        return next((each for each in candidates if each in vocabulary), None)
+
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    if not tokenizer.is_fast:
+        return hasattr(tokenizer, "byte_decoder")
+    backend = tokenizer.backend_tokenizer
+    return any("ByteLevel(" in repr(part) for part in (backend.decoder, backend.pre_tokenizer))
+
+
+def _printable(text: str) -> str:
+    """Text whose every character can be seen, on one line."""
+    text = _STRAY.sub(lambda stray: f"⟨{stray[0].encode(errors='surrogateescape').hex(' ').upper()}⟩", text)
+    return "".join(
+        character if character.isprintable() else _PICTURES.get(ord(character)) or ascii(character)[1:-1]
+        for character in text
+    )
+
+
+def _unescaped(shown: str) -> str:
+    """The inverse of `_printable`."""
+
+    def original(match: re.Match[str]) -> str:
+        stray, *numbers, picture = match.groups()
+        if stray:
+            return bytes.fromhex(stray).decode(errors="surrogateescape")
+        if picture:
+            return chr(127 if picture == "␡" else ord(picture) - 0x2400)
+        return chr(int(next(filter(None, numbers)), 16))
+
+    return _SHOWN.sub(original, shown)
