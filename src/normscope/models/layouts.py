@@ -297,8 +297,11 @@ def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> ModelL
                 recorded, attention = _recorded(model, stack)
         except InputError as error:
             failures.append(error)
-        except Exception as error:  # third-party code, which can fail in any way
-            failures.append(NotInferredError(f"a forward pass over two texts fails: {one_line(error)}"))
+        except Exception as error:
+            if dtype is None:
+                raise
+            # Our own code cannot do everything without numbers either.
+            failures.append(NotInferredError(f"a forward pass over two texts fails without weights: {one_line(error)}"))
         else:
             return _layout(model, stack, recorded, attention)
     raise failures[0]
