@@ -17,6 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import STRIP, Allowed, Mask
+from normscope.models.model_code import model_code
 
 IMPLEMENTATION = "normscope"
 """The name of our attention and mask functions in transformers' registries."""
@@ -140,7 +141,8 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Context in which a model computes attention by a function of transformers' registry."""
     previous = model.config._attn_implementation
     try:
-        model.set_attn_implementation(implementation)
+        with model_code(model):
+            model.set_attn_implementation(implementation)
         yield
     finally:
         model.set_attn_implementation(previous)

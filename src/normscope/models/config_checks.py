@@ -65,10 +65,3 @@ def check_supported(config: PretrainedConfig) -> None:
             "use_bidirectional_attention=true: transformers applies it to some batches and not to others; set is_causal=false "
             "in the config instead"
         )
-    # transformers 5 dropped BERT's relative positions and would run such a checkpoint without them.
-    kind = getattr(config, "position_embedding_type", None)
-    if kind not in (None, "absolute"):
-        raise InputError(
-            f"position_embedding_type={kind!r} is no longer supported by transformers, expected 'absolute'; set model.name to "
-            "another model"
-        )

@@ -183,7 +183,9 @@ class ForwardPass:
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
         modules = self.targets.layers.get(layer)
-        self.attention = None if modules is None else LayerCapture(modules, inputs=vectors)
+        self.attention = (
+            None if modules is None else LayerCapture(modules, inputs=vectors, attends=modules.attends_throughout)
+        )
         network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
         self.network = None if network is None else FeedForwardCapture(network, self.targets.layout)
         if replaced is None:

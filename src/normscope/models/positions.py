@@ -40,7 +40,7 @@ def longest_by_positions(model: PreTrainedModel, layer: nn.Module, *, reads_targ
 
 def _counts_up(ids: Tensor, length: int) -> bool:
     """Whether ids are those of the positions of every token, one after the other."""
-    return ids.ndim <= 2 and ids.shape[-1] == length and bool((ids.diff(dim=-1) == 1).all())
+    return 1 <= ids.ndim <= 2 and ids.shape[-1] == length and bool((ids.diff(dim=-1) == 1).all())
 
 
 def _inputs(model: PreTrainedModel, length: int, device: torch.device, *, reads_target: bool) -> dict[str, Tensor]:
