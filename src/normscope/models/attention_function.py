@@ -86,7 +86,9 @@ class MaskTensor(Tensor):
     rule: Mask
 
     @staticmethod
-    def __new__(cls, rule: Mask, lengths: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> "MaskTensor":
+    def __new__(
+        cls, rule: Mask, lengths: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> "MaskTensor":
         """A tensor of shape (sequence, 1, query, key)."""
         batch, queries, keys = lengths
         shape = (batch, 1, queries, keys)
@@ -124,7 +126,8 @@ class MaskTensor(Tensor):
 
 
 _METADATA = frozenset(
-    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_sparse", "layout", "requires_grad")
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "is_sparse", "layout", "requires_grad")
 ) | {Tensor.size, Tensor.dim, Tensor.is_floating_point, torch.is_floating_point}
 
 
@@ -145,7 +148,8 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
             model.set_attn_implementation(implementation)
         yield
     finally:
-        model.set_attn_implementation(previous)
+        with model_code(model):
+            model.set_attn_implementation(previous)
 
 
 def _attention_function(
