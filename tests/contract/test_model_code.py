@@ -36,7 +36,7 @@ class Raises(nn.Module):
         super().__init__()
         self.error = error
 
-    def forward(self, x):
+    def forward(self, _x):
         raise self.error
 
 
@@ -74,7 +74,7 @@ def test_our_own_bugs_keep_their_traceback():
     """Even if a hook of ours runs inside a module of the model, or torch raises what our code brings about."""
     model = nn.Sequential(nn.Linear(2, 2))
     scope = {"torch": torch, "__name__": "normscope.models.observer"}
-    exec("def hook(*_): {}['missing']\ndef shapes(*_): torch.zeros(2) @ torch.zeros(3)", scope)  # noqa: S102
+    exec("def hook(*_): {}['missing']\ndef shapes(*_): torch.zeros(2) @ torch.zeros(3)", scope)
     for name, kind in (("hook", KeyError), ("shapes", RuntimeError)):
         handle = model[0].register_forward_hook(scope[name])
         with pytest.raises(kind), model_code(model):
@@ -205,7 +205,13 @@ def test_a_decoder_that_nobody_tells_where_to_start_is_refused():
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 def test_an_encoder_and_a_decoder_that_were_put_together_are_observed(stack):
-    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, vocab_size=99)
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "vocab_size": 99,
+    }
     parts = BertConfig(**shape), BertConfig(**shape, is_decoder=True, add_cross_attention=True)
     config = EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
     config.decoder_start_token_id, config.pad_token_id = 1, 0

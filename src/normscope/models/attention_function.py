@@ -241,7 +241,7 @@ def _mask_function(
     dtype: torch.dtype = torch.float32,
     **keywords: Any,
 ) -> Tensor | None:
-    """transformers' mask interface: a `MaskTensor`, which holds the rule, wherever the rule is all that matters; else a matrix."""
+    """transformers' mask interface: a `MaskTensor`, which holds the rule, if the rule is all that matters; else a matrix."""
     observer = active.get()
     if observer is None or q_offset or kv_offset or use_vmap:
         matrix: Tensor | None = sdpa_mask(

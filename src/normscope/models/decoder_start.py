@@ -15,8 +15,8 @@ Shift = Callable[[list[int]], list[int]]
 def decoder_shift(config: PretrainedConfig) -> Shift | None:
     """How the decoder's input is made of a target; None if neither code nor config says which token comes first.
 
-    Most families read a start token, mBART and PLBART the target's last token, and T5Gemma a token of the decoder's config. So
-    the family's `prepare_decoder_input_ids_from_labels` is asked, and `decoder_start_token_id` only where there is no such method.
+    Most families read a start token, mBART and PLBART the target's last token, and T5Gemma a token of the decoder's config.
+    So the family's `prepare_decoder_input_ids_from_labels` is asked, and `decoder_start_token_id` where it has none.
     """
     ids = _three_tokens(config)
     shifted = [_shifted(config, [*ids[:2], last]) for last in (ids[2], ids[0])]
@@ -41,7 +41,7 @@ def _three_tokens(config: PretrainedConfig) -> list[int]:
 
 
 def _shifted(config: PretrainedConfig, target: list[int]) -> list[int] | None:
-    """What the family's code makes of labels; None if it has no such code, or the code needs something that the config lacks."""
+    """What the family's code makes of labels; None if there is no such code, or it needs what the config lacks."""
     kind: Any = AutoModelForSeq2SeqLM._model_mapping.get(type(config), None)
     if not hasattr(kind, "prepare_decoder_input_ids_from_labels"):
         return None

@@ -416,7 +416,11 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
 def _read_start(config: PretrainedConfig, folder: Path) -> None:
     """Take the decoder's start token from where transformers 5 saves it, beside the config."""
     path = folder / "generation_config.json"
-    if not config.is_encoder_decoder or getattr(config, "decoder_start_token_id", None) is not None or not path.is_file():
+    if (
+        not config.is_encoder_decoder
+        or getattr(config, "decoder_start_token_id", None) is not None
+        or not path.is_file()
+    ):
         return
     with contextlib.suppress(OSError, ValueError):  # a damaged file says nothing, as if it were missing
         start = GenerationConfig.from_pretrained(folder).decoder_start_token_id

@@ -1,4 +1,4 @@
-"""The boundary around a model's own code: what that code raises is a refusal, what ours raises is a bug and keeps its traceback."""
+"""The boundary around a model's own code: what that raises is a refusal, what ours raises is a bug and keeps its traceback."""
 
 import contextlib
 import traceback

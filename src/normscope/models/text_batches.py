@@ -163,8 +163,8 @@ def _encoding_of_ids(model: LoadedModel, texts: object) -> object:
     padding = model.tokenizer.pad_token_id
     if padding is not None and any(row[-1] == padding for row in rows) and padding != model.tokenizer.eos_token_id:
         raise InputError(
-            f"texts: the ids end in padding ({printable(str(model.tokenizer.pad_token), 40)}); pass the tokenizer's BatchEncoding, "
-            "whose attention_mask says which tokens are padding, or ids without it"
+            f"texts: the ids end in padding ({printable(str(model.tokenizer.pad_token), 40)}); pass the tokenizer's "
+            "BatchEncoding, whose attention_mask says which tokens are padding, or ids without it"
         )
     return BatchEncoding({"input_ids": rows})
 

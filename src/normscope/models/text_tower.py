@@ -41,8 +41,8 @@ def text_tower(whole: PreTrainedModel) -> PreTrainedModel:
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
     """The base model of a model with a head; any other model as it is.
 
-    Some classes name no part that is their base model, or one that they do not have (Llama 4's): it is then the only part of the
-    class that the family's base models have.
+    Some classes name no part that is their base model, or one that they do not have (Llama 4's): it is then the only part
+    of the class that the family's base models have.
 
     Args:
         model: Any model.
