@@ -295,7 +295,7 @@ def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> ModelL
             with torch.random.fork_rng(devices=[]) if dtype is None else _without_numbers():
                 model = _built(given.config, dtype or torch.float64, stack)
                 recorded, attention = _recorded(model, stack)
-        except InputError as error:
+        except (InputError, NotInferredError) as error:
             failures.append(error)
         except Exception as error:
             if dtype is None:
