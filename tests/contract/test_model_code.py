@@ -14,8 +14,10 @@ from transformers import (
     EsmConfig,
     EsmModel,
     LlamaForCausalLM,
+    MllamaForCausalLM,
 )
 from transformers.masking_utils import eager_mask
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import normscope
 from normscope.errors import InputError
@@ -163,6 +165,27 @@ def test_the_base_of_a_model_is_found_where_its_class_names_none():
     assert base_of(wrapped.next_token_head) is wrapped.model
     llama = LlamaForCausalLM(tiny_model({"model_type": "llama"} | FAMILY_CONFIGS["llama"], torch.float32).config)
     assert base_of(llama) is llama.model
+
+
+def test_the_text_part_of_mllama_is_the_base_of_its_causal_model():
+    """transformers makes no base model from the config of the text part."""
+    torch.manual_seed(0)
+    config = MllamaTextConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        cross_attention_layers=[1],
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+    whole = MllamaForCausalLM(config).eval()
+    assert base_of(whole) is whole.model
+    wrapped = normscope.wrap(whole)
+    assert wrapped.verification.error < 1e-5
+    assert wrapped.layers == 2  # without an image, the layer with cross-attention does not run
 
 
 SHIFTS = {

@@ -52,7 +52,11 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
         # BART's decoder with a head lies in a wrapper, which looks up no tokens itself.
         return base if _looks_up(base) else next(filter(_looks_up, _parts(base)), base)
     kind = AutoModel._model_mapping.get(type(model.config), None)
-    return model if kind is None or isinstance(model, kind) else _only(model, kind) or model
+    if kind is not None:
+        return model if isinstance(model, kind) else _only(model, kind) or model
+    # No base model of Mllama's text part can be made from its config.
+    parts = [] if model.config.is_encoder_decoder else [part for part in _parts(model) if _looks_up(part)]
+    return parts[0] if len(parts) == 1 else model
 
 
 def _parts(model: PreTrainedModel) -> list[PreTrainedModel]:
