@@ -154,7 +154,7 @@ _NAMES: Mapping[Any, str] = {
     Iterable: "a list",
     Mapping: "a dict with names as keys",
     Callable: "a function",
-    Tensor: "a tensor of token ids",
+    Tensor: "an array of token ids",
     np.ndarray: "an array of token ids",
     nn.Module: "a torch.nn.Module",
     BatchEncoding: "a tokenizer's BatchEncoding",
