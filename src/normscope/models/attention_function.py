@@ -92,7 +92,7 @@ class MaskTensor(Tensor):
         """A tensor of shape (sequence, 1, query, key)."""
         batch, queries, keys = lengths
         shape = (batch, 1, queries, keys)
-        made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.rule = rule
         return made
 
@@ -117,7 +117,7 @@ class MaskTensor(Tensor):
         return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation that passes over `__torch_function__` on the elements."""

@@ -102,7 +102,10 @@ class BareNorm(nn.Module):
         super().__init__()
         self.function = function
         self.parameter, self.view = weight
-        self.bias_parameter, self.bias_view = (None, None) if bias is None else bias
+        self.bias_parameter: nn.Parameter | None = None
+        self.bias_view: _View | None = None
+        if bias is not None:
+            self.bias_parameter, self.bias_view = bias
         self.normalized_shape = tuple(self.weight.shape)
         self.eps = torch.finfo(self.parameter.dtype).eps if epsilon is None else epsilon
 
