@@ -218,6 +218,7 @@ def test_keys_that_only_the_code_reads_are_accepted(minilm_folder):
         ("mistral", {}, True),
         ("gemma", {"is_causal": False}, False),
         ("gemma", {"is_causal": False, "use_bidirectional_attention": True}, False),
+        ("gemma2", {"use_bidirectional_attention": True}, False),
         ("bert", {}, False),
         ("bert", {"is_decoder": True}, True),
         ("bert", {"is_decoder": True, "is_causal": False}, False),

@@ -27,7 +27,7 @@ from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type, is_single
+from normscope.models.text_batches import Text, describe_type, is_single, plain_ids
 from normscope.running.token_maps import numbers_of, texts_of
 
 
@@ -144,7 +144,7 @@ class _Asked(NamedTuple):
 
 
 def _attributed(model: LoadedModel, text: object, asked: _Asked) -> Attribution | Attributions:
-    several = isinstance(asked.target, list)
+    text, several = plain_ids(text), isinstance(asked.target, list)
     if is_single(text):
         found = _of_text(model, text, asked)
         return Attributions(found) if several else found[0]

@@ -14,11 +14,12 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError, one_line, origin
+from normscope.errors import InputError, one_line
 from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import NotInferredError
-from normscope.models.layer_hooks import layer_hooks
+from normscope.models.layer_hooks import layer_hooks, vectors_in
 from normscope.models.layout import ModelLayout
+from normscope.models.model_code import model_code
 from normscope.models.plain_operations import PlainOperations
 from normscope.models.pointwise import replace_pointwise
 from normscope.rounding import counted
@@ -32,9 +33,6 @@ _PROBE = (2, 5)
 
 _LONGEST_PROBE = 11
 """Number of tokens of the longest text in any probe."""
-
-_TRANSPARENT = frozenset({"normscope.models.plain_operations", "normscope.models.own_attention"})
-"""Modules of ours through which every operation of a model passes."""
 
 
 class AnyModule(PreTrainedModel):
@@ -117,15 +115,8 @@ class AnyModule(PreTrainedModel):
 
     def _explained(self, ids: Tensor, mask: Tensor) -> Any:
         """Run the module; whatever its own code raises becomes an input error."""
-        try:
+        with model_code(self.model, f"{counted(len(ids), 'text')} of {counted(ids.shape[1], 'token')}"):
             return self._run(ids, mask)
-        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or origin(error, _TRANSPARENT).startswith("normscope."):
-                raise
-            raise InputError(
-                f"model: {type(self.model).__name__} fails on {counted(len(ids), 'text')} of {counted(ids.shape[1], 'token')}: "
-                f"{one_line(error)}"
-            ) from error
 
     def _run(self, ids: Tensor, mask: Tensor) -> Any:
         given = self._default(ids, mask) if self.inputs is None else self.inputs(ids, mask)
@@ -149,7 +140,9 @@ class AnyModule(PreTrainedModel):
             return
         module = self.get_submodule(self.vectors)
         if self.reads_vectors:
-            handle = module.register_forward_pre_hook(lambda _module, args: outputs.append(args[0]))
+            handle = module.register_forward_pre_hook(
+                lambda _module, args, kwargs: outputs.append(vectors_in(args, kwargs)), with_kwargs=True
+            )
         else:
             handle = module.register_forward_hook(
                 lambda _module, _args, output: outputs.append(output[0] if isinstance(output, tuple | list) else output)

@@ -1,5 +1,6 @@
 """Reads how a sentence encoder makes embeddings: from its files, or from a SentenceTransformer in memory."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,15 +38,6 @@ _MODES = {
     "lasttoken": Pooling.last,
 }
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda inner: inner,
-    "Tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "GELU": nn.functional.gelu,
-    "SiLU": nn.functional.silu,
-}
-"""Activations of a Dense module with g(0) = 0, by their classes."""
-
 _TRANSFORMERS = ("Transformer", "BERT", "RoBERTa", "XLMRoBERTa", "MPNet")
 """Modules that are the model itself."""
 
@@ -62,6 +54,8 @@ class _Module(NamedTuple):
     """The name of its class."""
     config: Mapping[str, Any]
     weights: Callable[[], Mapping[str, Tensor]]
+    activation: Any = None
+    """What a Dense module in memory applies; the files of one name a class."""
 
 
 def embedder_of(folder: Path | None, name: str) -> Embedder:
@@ -102,7 +96,12 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
         InputError: If it has a module whose output cannot be split into parts.
     """
     modules = [
-        _Module(type(module).__name__, _knobs(module) if place == 0 else _config_in_memory(module), module.state_dict)
+        _Module(
+            type(module).__name__,
+            _knobs(module) if place == 0 else _config_in_memory(module),
+            module.state_dict,
+            getattr(module, "activation_function", None),
+        )
         for place, module in enumerate(encoder.children())
     ]
     settings = {
@@ -222,16 +221,63 @@ def _parts(module: _Module, name: str, place: str) -> Iterator[EmbeddingModule]:
             weights = module.weights()
             yield Norm(Normalisation(weights["norm.weight"], weights["norm.bias"], 1e-5))
         case "Dense":
-            activation = str(module.config.get("activation_function", "Tanh")).rpartition(".")[2]
-            if activation not in _ACTIVATIONS:
-                raise InputError(
-                    f"pooling: {name} has a Dense module with the activation {activation}, expected one of "
-                    f"{', '.join(_ACTIVATIONS)}; {_WITHOUT_POOLING}"
-                )
             weights = module.weights()
+            activation = _activation(module, weights, name)
             residual = weights["residual.weight"].T if "residual.weight" in weights else None
             adds = True if residual is None and module.config.get("use_residual") else residual
-            yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), _ACTIVATIONS[activation], adds)
+            yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), activation, adds)
+
+
+def _activation(module: _Module, weights: Mapping[str, Tensor], name: str) -> Callable[[Tensor], Tensor]:
+    """The activation of a Dense module, whatever it computes: that in memory, or a new one of the class that the files name.
+
+    Raises:
+        InputError: If the class is not torch's, or the activation is not applied dimension by dimension.
+    """
+    named = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = module.activation
+    if activation is None:
+        kind = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
+        prefix = "activation_function."
+        learned = {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
+        try:
+            activation = kind()  # type: ignore[misc]
+            if "weight" in learned and isinstance(activation, nn.PReLU):
+                activation = nn.PReLU(len(learned["weight"]))
+            activation.load_state_dict(learned)
+        except Exception as error:  # no class, or one that cannot be created like that
+            raise InputError(
+                f"pooling: {name} has a Dense module with the activation {printable(named, 80)}, expected an activation of "
+                f"torch.nn that its files describe; {_WITHOUT_POOLING}"
+            ) from error
+    if isinstance(activation, nn.Module):
+        activation = copy.deepcopy(activation).eval().requires_grad_(False)
+    _check_elementwise(activation, weights["linear.weight"].shape[0], name)
+    return activation
+
+
+def _check_elementwise(activation: Callable[[Tensor], Tensor], size: int, name: str) -> None:
+    """Check that an activation is applied dimension by dimension: changing one of them changes no other.
+
+    Raises:
+        InputError: If it is not.
+    """
+    parameters = activation.parameters() if isinstance(activation, nn.Module) else ()
+    like = next(iter(parameters), torch.zeros(()))
+    given = torch.linspace(-2, 2, size, device=like.device, dtype=like.dtype).repeat(2, 1)
+    given[1, ::2] += 1
+    try:
+        with torch.no_grad():
+            made = activation(given)
+        alike = made.shape == given.shape and torch.allclose(made[0, 1::2], made[1, 1::2], rtol=1e-4, atol=1e-6)
+    except Exception:  # it takes something else
+        alike = False
+    if not alike:
+        kind = getattr(activation, "__name__", type(activation).__name__)
+        raise InputError(
+            f"pooling: {name} has a Dense module with the activation {kind}, expected one that is applied dimension by "
+            f"dimension; {_WITHOUT_POOLING}"
+        )
 
 
 def _pooling(config: Mapping[str, Any], name: str) -> Pooling:

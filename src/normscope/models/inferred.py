@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -72,7 +71,6 @@ class _Stack:
             feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
             unknown_network=self._unknown_network(),
             stack=self._kind,
-            start=_START.get(self._model_type, "token"),
             inner=self._inner,
             routed=any(operation.name in ("topk", "sort") for operation in running),
             unit_offset=any(
@@ -264,10 +262,6 @@ class _Stack:
         output = self._graph.trace.output
         last = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
         return self._graph.trace.values(last) if isinstance(last, Tensor) else None
-
-
-_START: dict[str, Literal["token", "last"]] = {"mbart": "last"}
-"""What the decoder reads before the target, for families without a start token; the computation does not show this."""
 
 
 def _rounds(graph: Graph, layers: Sequence[Layer]) -> bool:

@@ -295,10 +295,13 @@ def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> ModelL
             with torch.random.fork_rng(devices=[]) if dtype is None else _without_numbers():
                 model = _built(given.config, dtype or torch.float64, stack)
                 recorded, attention = _recorded(model, stack)
-        except InputError as error:
+        except (InputError, NotInferredError) as error:
             failures.append(error)
-        except Exception as error:  # third-party code, which can fail in any way
-            failures.append(NotInferredError(f"a forward pass over two texts fails: {one_line(error)}"))
+        except Exception as error:
+            if dtype is None:
+                raise
+            # Our own code cannot do everything without numbers either.
+            failures.append(NotInferredError(f"a forward pass over two texts fails without weights: {one_line(error)}"))
         else:
             return _layout(model, stack, recorded, attention)
     raise failures[0]

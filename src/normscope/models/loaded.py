@@ -19,9 +19,11 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
 from normscope.models.damage import damage_named
+from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import embedder_of
 from normscope.models.forward_pass import Visitor
 from normscope.models.layout import ModelLayout, embeddings_of
+from normscope.models.model_code import model_code
 from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
@@ -78,7 +80,7 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        with damage_named(self.model):
+        with damage_named(self.model), model_code(self.model):
             return self._turns.call(call, functools.partial(_in_memory, self))
 
     @contextlib.contextmanager
@@ -111,7 +113,7 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        with damage_named(self.model):
+        with damage_named(self.model), model_code(self.model):
             yield from self._turns.blocks(run, functools.partial(_in_memory, self))
 
     def require_finite_weights(self) -> None:
@@ -251,18 +253,13 @@ class LoadedModel:
         """Whether the decoder's cross-attention is observed."""
         return self.layout.is_cross_attention
 
-    @property
+    @cached_property
     def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
         """Shifts the target's tokens into the decoder's input; None if no decoder is observed.
 
         Row t of the decoder's attention then predicts token t of the target.
         """
-        if not self.layout.reads_target:
-            return None
-        if self.layout.start == "last":
-            return lambda target: [target[-1], *target[:-1]]
-        start = self.model.config.decoder_start_token_id
-        return lambda target: [start, *target[:-1]]
+        return decoder_shift(self.model.config) if self.layout.reads_target else None
 
     @property
     def device(self) -> torch.device:

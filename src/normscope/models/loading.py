@@ -4,6 +4,7 @@ Local files come first, so a cached model loads without a network. Loading never
 NaN or an unknown family is an error.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers import AutoConfig, AutoModel, GenerationConfig, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -27,6 +28,7 @@ from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_mode
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
 from normscope.models.config_checks import check_family, check_supported
+from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import ModelLayout, embeddings_of
@@ -48,7 +50,7 @@ from normscope.models.quantised_checkpoints import (
 )
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.task_heads import Head, head_class, task_head
-from normscope.models.text_tower import text_config, text_tower
+from normscope.models.text_tower import base_of, text_config, text_tower
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
     check_all_used,
@@ -313,7 +315,7 @@ class OpenedModel:
         if self.layout.stack == "encoder":
             return model.get_encoder()
         tower = text_tower(model)
-        return model if tower is model else tower.base_model
+        return model if tower is model else base_of(tower)
 
     def _head(self, head: Head, model: PreTrainedModel) -> PreTrainedModel | None:
         if self._random or self.source is None or self.adapter is not None:
@@ -386,7 +388,7 @@ def check_shape(model: PreTrainedModel, layout: ModelLayout, name: str) -> None:
         raise InputError(
             f"model.name={name}: expected pad_token_id in its config to be from 0 to {embeddings - 1}, got {padding}"
         )
-    if layout.reads_target and layout.start == "token" and model.config.decoder_start_token_id is None:
+    if layout.reads_target and decoder_shift(model.config) is None:
         raise InputError(
             f"model.stack={layout.stack}: expected decoder_start_token_id in the model's config, the token that its decoder "
             "reads first, got none; set it in the config"
@@ -400,6 +402,7 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
     except Exception as error:  # a foreign file, parsed by a library: it may raise anything
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
     assert isinstance(config, PretrainedConfig)
+    _read_start(config, source.folder)
     text = config.get_text_config()
     if not isinstance(text, PretrainedConfig):
         raise InputError(
@@ -408,6 +411,21 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
         )
     check_family(config, options.name)
     return config
+
+
+def _read_start(config: PretrainedConfig, folder: Path) -> None:
+    """Take the decoder's start token from where transformers 5 saves it, beside the config."""
+    path = folder / "generation_config.json"
+    if (
+        not config.is_encoder_decoder
+        or getattr(config, "decoder_start_token_id", None) is not None
+        or not path.is_file()
+    ):
+        return
+    with contextlib.suppress(OSError, ValueError):  # a damaged file says nothing, as if it were missing
+        start = GenerationConfig.from_pretrained(folder).decoder_start_token_id
+        if isinstance(start, int):
+            config.decoder_start_token_id = start
 
 
 def _digest(source: Source, adapter: Path | None) -> str:
@@ -475,7 +493,7 @@ def _pretrained(
             )
     except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
-    model: PreTrainedModel = whole if kind is AutoModel else whole.base_model
+    model: PreTrainedModel = whole if kind is AutoModel else base_of(whole)
     check_shapes(loading["mismatched_keys"], options.name)
     check_none_missing(config, loading["missing_keys"], options.name)
     check_all_used(model, loading["unexpected_keys"], options.name)

@@ -6,9 +6,11 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.data.batching import Batch, collate
@@ -17,21 +19,22 @@ from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.models.loaded import LoadedModel
 from normscope.models.token_names import TokenNames
 from normscope.rounding import counted
 
-Text = str | tuple[str, str] | list[int] | list[dict[str, str]]
-"""A text, a pair of texts, a conversation (messages with `role` and `content`) or, for a model without a tokenizer, token
-ids."""
+Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
+"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
 
 log = logging.getLogger("normscope")
 
 _EXPECTED = (
-    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), a list of these, or a "
-    "tokenizer's BatchEncoding"
+    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), token ids, a list of "
+    "these, or a tokenizer's BatchEncoding"
 )
+
+_WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 # Fields of a BatchEncoding that models do not read.
 _IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
@@ -44,13 +47,15 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
 
     Args:
         model: See `normscope.load`.
-        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer.
+        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer. An array or a tensor of ids may have a
+            row for each text.
         level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
 
     Raises:
         InputError: If they are anything else, or too long for the model.
     """
     model.require_current()
+    texts = _encoding_of_ids(model, texts)
     if isinstance(texts, BatchEncoding):
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
@@ -126,6 +131,7 @@ def example_of(model: LoadedModel, text: object) -> Example:
     """
     if is_messages(text):
         return Example("", messages=messages_in(text))
+    text = plain_ids(text)
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
             raise InputError(
@@ -142,7 +148,40 @@ def example_of(model: LoadedModel, text: object) -> Example:
 
 def is_single(text: object) -> bool:
     """Whether a value stands for one text, and not for a list of texts."""
+    text = plain_ids(text)
     return not isinstance(text, list) or is_ids(text) or is_messages(text)
+
+
+def plain_ids(texts: object) -> object:
+    """Arrays and tensors of ids as lists: of one text, or of several if there are several rows; anything else as it is."""
+    if isinstance(texts, list) and any(isinstance(each, Tensor | np.ndarray) for each in texts):
+        return [plain_ids(each) for each in texts]
+    if not isinstance(texts, Tensor | np.ndarray):
+        return texts
+    whole = texts.dtype in _WHOLE if isinstance(texts, Tensor) else texts.dtype.kind in "iu"
+    if not whole or texts.ndim not in (1, 2):
+        return texts
+    rows: list[Any] = texts.tolist()
+    return rows[0] if texts.ndim == 2 and len(rows) == 1 else rows
+
+
+def _encoding_of_ids(model: LoadedModel, texts: object) -> object:
+    """Token ids for a model with a tokenizer as a BatchEncoding; anything else as it is.
+
+    Raises:
+        InputError: If some of the ids may be padding, which only an attention mask can tell.
+    """
+    texts = plain_ids(texts)
+    rows: list[Any] = [texts] if is_ids(texts) else texts if isinstance(texts, list) else []
+    if isinstance(model.tokenizer, TokenNames) or not rows or not all(map(is_ids, rows)):
+        return texts
+    padding = model.tokenizer.pad_token_id
+    if padding is not None and any(row[-1] == padding for row in rows) and padding != model.tokenizer.eos_token_id:
+        raise InputError(
+            f"texts: the ids end in padding ({printable(str(model.tokenizer.pad_token), 40)}); pass the tokenizer's "
+            "BatchEncoding, whose attention_mask says which tokens are padding, or ids without it"
+        )
+    return BatchEncoding({"input_ids": rows})
 
 
 def is_messages(text: object) -> TypeGuard[list[dict[str, str]]]:

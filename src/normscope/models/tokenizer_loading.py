@@ -138,7 +138,7 @@ def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
             "model.stack=encoder"
         )
     embeddings = embeddings_of(model.get_decoder()).num_embeddings
-    start = model.config.decoder_start_token_id
+    start = getattr(model.config, "decoder_start_token_id", None)
     advice = "set model.tokenizer to the tokenizer that the model was trained with, or model.stack=encoder"
     if len(tokenizer) > embeddings:
         raise InputError(

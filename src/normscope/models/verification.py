@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError, one_line, origin
+from normscope.errors import InputError, one_line
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, bind_blocks
@@ -44,11 +44,12 @@ from normscope.models.identities import (
     stream_differences,
 )
 from normscope.models.layout import ModelLayout, embeddings_of
-from normscope.models.layouts import layout_of
+from normscope.models.layouts import inference_explained, layout_of_model
 from normscope.models.observer import Observer
 from normscope.models.positions import padding_of
 from normscope.models.score_terms import ScoreTerms, score_terms
 from normscope.models.stored_weights import execution_device
+from normscope.models.text_tower import base_of
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
@@ -114,7 +115,7 @@ def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name:
             target = _probe(model, vocabulary, lengths[::-1])
             token_mask = target["attention_mask"].bool()
             inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-        _compare_outputs(model.base_model, expected.base_model, inputs, token_mask, name, changed)
+        _compare_outputs(base_of(model), base_of(expected), inputs, token_mask, name, changed)
         # A classifier of texts may not know padding, so its head sees one text without any.
         first = {key: tensor[:1] for key, tensor in inputs.items()}
         _compare_outputs(model, expected, first, token_mask[:1], name, changed)
@@ -170,7 +171,8 @@ class _Proof:
         layout = self._layout
         if not layout.reads_target:
             return []
-        other = layout_of(self._model.config, "decoder" if layout.is_cross_attention else "cross")
+        with inference_explained(self._name):
+            other = layout_of_model(self._model, "decoder" if layout.is_cross_attention else "cross")
         return bind_blocks(self._model, other)
 
     def compare_passes(self, inputs: Mapping[str, Tensor]) -> None:
@@ -318,25 +320,19 @@ def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
 
 @contextlib.contextmanager
 def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
-    """Turn an exception of the model's own code into advice: its config has brought it about.
+    """Add to what a model's own code raises in half precision that the precision may have brought it about.
 
     Raises:
-        InputError: In place of the exception.
+        InputError: In place of another one.
     """
     try:
         yield
-    except Exception as error:
-        if not origin(error).startswith(("torch", "transformers")) or isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
+    except InputError as error:
         if dtype not in (torch.bfloat16, torch.float16):
-            raise InputError(
-                f"model.name={name}: the model fails on a probe, so its config is invalid: {one_line(error)}"
-            ) from error
+            raise
         # Some families' own code mixes formats (DeBERTa's does).
-        kind = str(dtype).removeprefix("torch.")
-        raise InputError(
-            f"device.dtype={kind}: {name} cannot run in it: {one_line(error)}; set device.dtype=float32"
-        ) from error
+        kind, reason = str(dtype).removeprefix("torch."), str(error).removeprefix("model: ")
+        raise InputError(f"device.dtype={kind}: {name} cannot run in it: {reason}; set device.dtype=float32") from error
 
 
 def _probes(model: PreTrainedModel, layout: ModelLayout, lengths: tuple[int, ...]) -> dict[str, Tensor]:

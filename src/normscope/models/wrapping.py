@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -37,7 +37,7 @@ from normscope.models.stored_weights import (
     stored_tensors,
 )
 from normscope.models.task_heads import Head, has_head
-from normscope.models.text_tower import text_tower
+from normscope.models.text_tower import base_of, text_tower
 from normscope.models.token_names import TokenNames
 from normscope.models.tokenizer_loading import check_tokenizer
 from normscope.models.verification import verify_same_outputs
@@ -92,11 +92,11 @@ def wrap_model(
     base, stack = _observed_part(whole, stack)
     heads = {head for head in Head if stack != "encoder" and has_head(whole, head)}
     copied = _Copy(whole if heads else base, name, hold=whole is not given)
-    observed = copied.model.base_model if heads else copied.model
-    assert isinstance(observed, PreTrainedModel)
+    observed = base_of(copied.model) if heads else copied.model
     run_experts_in_float64(observed)
     check_finite(observed, name)
-    with damage_named(observed, of_proof=True), inference_explained(name):
+    # The original, because some models change their modules when they run (BigBird).
+    with damage_named(base, of_proof=True), inference_explained(name):
         layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
     tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
@@ -208,24 +208,36 @@ def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrai
     Raises:
         InputError: If the model lacks the stack.
     """
-    base = whole.base_model
-    assert isinstance(base, nn.Module)
-    expected, part = "a whole encoder–decoder", "a part of one"
-    if stack in (None, "encoder"):
-        expected, part = "an encoder or a whole encoder–decoder", "a decoder"
-    incomplete = InputError(f"model: expected {expected}, got only {part}, {type(whole).__name__}")
-    config = whole.config
-    only_decoder = config.is_encoder_decoder and getattr(config, "is_decoder", False)
-    only_decoder = only_decoder or "Decoder" in type(base).__name__
-    if only_decoder or not isinstance(base, PreTrainedModel):
-        raise incomplete
-    stack = observed_stack(config, stack)
+    base = base_of(whole)
+    stack = observed_stack(whole.config, stack)
     if stack is None:
         return base, None
     encoder = base.get_encoder()
-    if encoder is base and (stack != "encoder" or hasattr(base, "decoder")):
-        raise incomplete
-    return encoder if stack == "encoder" else base, stack
+    if encoder is base and (stack != "encoder" or _is_decoder(base)):
+        expected, part = "a whole encoder–decoder", "a part of one"
+        if stack == "encoder":
+            expected, part = "an encoder or a whole encoder–decoder", "a decoder"
+        raise InputError(f"model: expected {expected}, got only {part}, {type(whole).__name__}")
+    observed = encoder if stack == "encoder" else base
+    if not isinstance(observed, PreTrainedModel):
+        raise InputError(
+            f"model: expected the {stack} of {type(whole).__name__} to be a transformers model of its own, got "
+            f"{type(observed).__name__}, which has no token embeddings of its own"
+        )
+    return observed, stack
+
+
+def _is_decoder(part: PreTrainedModel) -> bool:
+    """Whether a part of an encoder–decoder is its decoder; the encoder and the decoder may be of one class."""
+    config = part.config
+    if getattr(config, "is_decoder", False):
+        return True
+    kind: Any = AutoModel._model_mapping.get(type(config), None)
+    if kind is None:
+        return False
+    with torch.device("meta"):
+        whole = kind(copy.deepcopy(config))
+    return type(part) is type(whole.get_decoder()) is not type(whole.get_encoder())
 
 
 class _Copy:
