@@ -19,13 +19,19 @@ from normscope.errors import InputError, one_line
 from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from normscope.models.task_heads import Head, head_class
 from normscope.models.text_tower import text_tower
-from normscope.models.verification import outputs_on_probes, require_same_outputs
+from normscope.models.verification import output_probes, outputs_on_probes, require_same_outputs
 
 _NAME = "default"
 """What peft calls an adapter that is given no name."""
 
 _INSIDE = "base_model.model."
 """How the names of an adapter's tensors begin: where in a PeftModel the adapted model is."""
+
+_REFUSED = {
+    "layer_replication": "which gives the model layers that its config does not have",
+    "megatron_config": "with which peft imports code that the file names",
+}
+"""Settings of adapters, and why they are refused."""
 
 _TASKS: Mapping[str, Any] = {
     "SEQ_CLS": transformers.AutoModelForSequenceClassification,
@@ -68,7 +74,7 @@ class Adapter:
     settings: Any
     """Its PeftConfig."""
     shapes: Mapping[str, tuple[int, ...]]
-    """The shape of each saved tensor, by its name in the adapted model."""
+    """The shape of each saved tensor, by its name in the adapted model; those that layers share are left out."""
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Adapter":
@@ -92,17 +98,22 @@ class Adapter:
                 f"model.name={name}: {_UNMERGEABLE.format(kind=_kind(settings))}, which adds to every input; set model.name "
                 "to its base model to observe that without it"
             )
-        if getattr(settings, "megatron_config", None) is not None:
-            raise InputError(
-                f"model.name={name}: its {ADAPTER_CONFIG} has megatron_config, which makes peft import code that it names; "
-                "leave it out"
-            )
+        for key, reason in _REFUSED.items():
+            if getattr(settings, key, None) is not None:
+                raise InputError(
+                    f"model.name={name}: expected no {key} in its {ADAPTER_CONFIG}, {reason}; leave it out"
+                )
         try:
             with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
                 shapes = {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise InputError(f"model.name={name}: its {ADAPTER_WEIGHTS} cannot be read: {one_line(error)}") from error
-        return cls(folder, name, settings, {key.removeprefix(_INSIDE): shape for key, shape in shapes.items()})
+        return cls(
+            folder,
+            name,
+            settings,
+            {key.removeprefix(_INSIDE): shape for key, shape in shapes.items() if key.startswith(_INSIDE)},
+        )
 
     def kind_of_model(self, config: PretrainedConfig) -> Any:
         """The class of models that the adapter was trained on: the first that has the modules its tensors name.
@@ -156,11 +167,11 @@ class Adapter:
             InputError: If the adapter does not fit the model, or cannot be merged.
         """
         self._resize_embeddings(model)
-        model.eval()
+        probes = output_probes(text_tower(model.eval()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft's advice to those who train
             adapted = self._around(model)
-            before = outputs_on_probes(text_tower(model))
+            before = outputs_on_probes(text_tower(model), probes)
             try:
                 _untie(adapted)
                 merged = adapted.merge_and_unload()
@@ -168,7 +179,7 @@ class Adapter:
                 kind = f"{_kind(self.settings)}: {one_line(error)}"
                 raise InputError(f"model.name={self.name}: {_UNMERGEABLE.format(kind=kind)}") from error
         assert isinstance(merged, PreTrainedModel)
-        after = outputs_on_probes(text_tower(merged))
+        after = outputs_on_probes(text_tower(merged), probes)
         require_same_outputs(merged.dtype, after, before, self.name, "with its adapter merged into its weights")
         return merged
 
@@ -191,13 +202,23 @@ class Adapter:
                 key_mapping=getattr(model, "_checkpoint_conversion_mapping", {}),
             )
         except Exception as error:  # peft hardly validates configs, so bad ones fail anywhere
-            raise InputError(f"model.name={self.name}: the adapter does not fit its model: {one_line(error)}") from error
+            raise InputError(
+                f"model.name={self.name}: the adapter does not fit its model: {one_line(error)}"
+            ) from error
         missing = [key for key in outcome.missing_keys if "vblora_vector_bank" not in key]  # which layers share
-        wrong = [*outcome.unexpected_keys, *missing]
+        wrong = [*(key for key in outcome.unexpected_keys if not self._is_copy(key)), *missing]
         if wrong or not self.shapes:
             reason = f"tensor {wrong[0]} is missing or unknown" if wrong else "it has no tensors"
             raise InputError(f"model.name={self.name}: the adapter does not fit its model: {reason}")
         return adapted.eval()
+
+    def _is_copy(self, key: str) -> bool:
+        """Whether a tensor is the second copy of one that has its place: peft saves biases of saved modules twice."""
+        original = key.replace(".modules_to_save.", ".")
+        if original == key or original.removeprefix(_INSIDE) not in self.shapes:
+            return False
+        with safe_open(self.folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
+            return torch.equal(tensors.get_tensor(key), tensors.get_tensor(original))
 
     def _resize_embeddings(self, model: PreTrainedModel) -> None:
         """Give a model as many embeddings as the adapter brings: it may have been trained with more tokens."""
@@ -311,4 +332,3 @@ def _merged(layer: Any) -> nn.Module:
     elif layer.merged:
         layer.unmerge()
     return layer.get_base_layer()
-

@@ -131,7 +131,9 @@ def transformer_folder(folder: Path, name: str) -> Path:
         return folder
     kind, place = places[0]
     if kind not in _TRANSFORMERS and not (folder / "config.json").is_file():
-        raise InputError(f"model.name={name}: expected a Transformer as the first module of its modules.json, got {kind}")
+        raise InputError(
+            f"model.name={name}: expected a Transformer as the first module of its modules.json, got {kind}"
+        )
     return place if kind in _TRANSFORMERS and place.is_dir() else folder
 
 
@@ -382,9 +384,7 @@ def _parts(module: _Module, name: str, place: str) -> Iterator[EmbeddingModule]:
             yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), _ACTIVATIONS[activation], adds)
 
 
-def _tensors(
-    module: _Module, name: str, needed: Set[str], optional: Set[str] = frozenset()
-) -> Mapping[str, Tensor]:
+def _tensors(module: _Module, name: str, needed: Set[str], optional: Set[str] = frozenset()) -> Mapping[str, Tensor]:
     """The weights of a module.
 
     Raises:

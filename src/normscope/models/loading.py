@@ -363,7 +363,11 @@ class OpenedModel:
         if self._random or self.source is None:
             return None
         if self.adapter is not None:
-            if whole is None or not has_head(whole, head) or whole.config.is_encoder_decoder != (head is Head.TRANSLATION):
+            if (
+                whole is None
+                or not has_head(whole, head)
+                or whole.config.is_encoder_decoder != (head is Head.TRANSLATION)
+            ):
                 return None
             check_finite(whole, self.options.name)
             return whole.to(model.device).eval().requires_grad_(False)

@@ -115,7 +115,7 @@ def _lowercase(tokenizer: PreTrainedTokenizerBase, given: str) -> None:
     """
     if not tokenizer.is_fast:
         raise InputError(
-            f"{given}: expected a fast tokenizer, because the settings of the sentence encoder say do_lower_case, got a slow one"
+            f"{given}: expected a fast tokenizer, since the sentence encoder's settings have do_lower_case, got a slow one"
         )
     backend = tokenizer.backend_tokenizer
     backend.normalizer = normalizers.Sequence(

@@ -106,7 +106,37 @@ def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name:
     Raises:
         InputError: If they differ by more than the dtype can explain.
     """
-    require_same_outputs(model.dtype, outputs_on_probes(model), outputs_on_probes(expected), name, changed)
+    probes = output_probes(model)
+    require_same_outputs(
+        model.dtype, outputs_on_probes(model, probes), outputs_on_probes(expected, probes), name, changed
+    )
+
+
+class OutputProbe(NamedTuple):
+    """A probe batch of which outputs are compared."""
+
+    inputs: dict[str, Tensor]
+    token_mask: Tensor
+    """True at the tokens of which the model returns a vector."""
+
+
+def output_probes(model: PreTrainedModel) -> list[OutputProbe]:
+    """The probe batches on which a model is compared before and after a change.
+
+    Args:
+        model: A model in evaluation mode.
+    """
+    probes = []
+    for lengths in _lengths(model):
+        inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
+        token_mask = inputs["attention_mask"].bool()
+        if model.config.is_encoder_decoder:
+            vocabulary = embeddings_of(model.get_decoder()).num_embeddings
+            target = _probe(model, vocabulary, lengths[::-1])
+            token_mask = target["attention_mask"].bool()
+            inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
+        probes.append(OutputProbe(inputs, token_mask))
+    return probes
 
 
 class ProbeOutput(NamedTuple):
@@ -117,21 +147,15 @@ class ProbeOutput(NamedTuple):
     """True at tokens."""
 
 
-def outputs_on_probes(model: PreTrainedModel) -> list[ProbeOutput]:
-    """What a model and its head return for the probe batches.
+def outputs_on_probes(model: PreTrainedModel, probes: Sequence[OutputProbe]) -> list[ProbeOutput]:
+    """What a model and its head return for probe batches.
 
     Args:
         model: A model in evaluation mode.
+        probes: See `output_probes`.
     """
     outputs = []
-    for lengths in _lengths(model):
-        inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
-        token_mask = inputs["attention_mask"].bool()
-        if model.config.is_encoder_decoder:
-            vocabulary = embeddings_of(model.get_decoder()).num_embeddings
-            target = _probe(model, vocabulary, lengths[::-1])
-            token_mask = target["attention_mask"].bool()
-            inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
+    for inputs, token_mask in probes:
         # A classifier of texts may not know padding, so its head sees one text without any.
         first = {key: tensor[:1] for key, tensor in inputs.items()}
         for reader, read, mask in ((model.base_model, inputs, token_mask), (model, first, token_mask[:1])):
