@@ -181,6 +181,7 @@ class Conversations(ExampleEncoder):
                 counts.skipped[written] += 1
                 continue
             ids, parts, _ = tokens_of(self.sequences.tokenizer, written)
-            sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
-            inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
+            cut = longest is not None and len(ids) > longest
+            sequence = self.sequences.of_one_text(list(self.sequences.kept(ids)), cut=cut)
+            inherited = np.array([names.index(part) for part in self.sequences.kept(parts)], dtype=np.int64)
             yield [dataclasses.replace(sequence, inherited=inherited)]

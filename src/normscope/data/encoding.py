@@ -226,8 +226,9 @@ class Encoder:
         longest = self.max_length * _CHARACTERS_PER_TOKEN
         if max(len(example.text), len(example.text_pair or "")) <= longest:
             return example
-        pair = None if example.text_pair is None else example.text_pair[:longest]
-        return dataclasses.replace(example, text=example.text[:longest], text_pair=pair, shortened=True)
+        part = slice(-longest, None) if self._sequences.cuts_beginnings else slice(longest)
+        pair = None if example.text_pair is None else example.text_pair[part]
+        return dataclasses.replace(example, text=example.text[part], text_pair=pair, shortened=True)
 
 
 def _with_unknown(example: Example, unknown: str) -> Example:
