@@ -103,6 +103,8 @@ class Adapter:
                 raise InputError(
                     f"model.name={name}: expected no {key} in its {ADAPTER_CONFIG}, {reason}; leave it out"
                 )
+        if not (folder / ADAPTER_WEIGHTS).is_file():
+            raise InputError(f"model.name={name}: expected {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
         try:
             with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
                 shapes = {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118

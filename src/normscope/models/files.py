@@ -148,8 +148,6 @@ def _file_digest(file: Path, _size: int, _changed: int) -> str:
 
 def _require_weights(folder: Path, name: str, allow_pickle: bool) -> None:
     if is_adapter(folder):
-        if not (folder / ADAPTER_WEIGHTS).is_file():
-            raise InputError(f"model.name={name}: expected {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
         return
     files = weight_files(folder)
     if not files:

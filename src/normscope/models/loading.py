@@ -105,6 +105,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     for each in (config, text):
         each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
         each.return_dict = True  # outputs are read by name
+        each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     check_supported(text)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
@@ -182,12 +183,7 @@ class OpenedModel:
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
         check_shape(model, self.layout, name)
-        if tokenizer is None:
-            tokenizer = load_tokenizer(
-                self.options, self._tokenizer_source, model, self.layout, random_weights=self._random
-            )
-        else:
-            check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
+        tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)
         if self.options.quantization is Quantization.torchao_int8:
             quantise_to_int8(model, target)
@@ -210,12 +206,15 @@ class OpenedModel:
         """The files that the options name: those of the adapter if it is one."""
         return self.source if self.adapter is None else self.adapter
 
-    @property
-    def _tokenizer_source(self) -> Source | None:
-        """The files with the tokenizer: those of the adapter if it has one of its own."""
-        if self.adapter is not None and (self.adapter.folder / "tokenizer_config.json").is_file():
-            return self.adapter
-        return self.source
+    def _tokenizer(self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+        """The tokenizer that was given, if it fits the model; otherwise the adapter's own or that of the model."""
+        if given is not None:
+            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self._random)
+            return given
+        adapter = self.adapter
+        own = adapter is not None and (adapter.folder / "tokenizer_config.json").is_file()
+        source = adapter if own else self.source
+        return load_tokenizer(self.options, source, model, self.layout, random_weights=self._random)
 
     @property
     def _longest_text(self) -> int | None:
@@ -351,9 +350,8 @@ class OpenedModel:
         prefix = "" if base is whole else f"{whole.base_model_prefix}."
         lacking = [key for key in loading["missing_keys"] if not adapter.saves(key)]
         check_shapes([each for each in loading["mismatched_keys"] if not adapter.saves(each[0])], self.options.name)
-        check_none_missing(
-            config, [key.removeprefix(prefix) for key in lacking if key.startswith(prefix)], self.options.name
-        )
+        missing = [key.removeprefix(prefix) for key in lacking if key.startswith(prefix)]
+        check_none_missing(config, missing, loading["unexpected_keys"], self.options.name)
         check_all_used(base, loading["unexpected_keys"], self.options.name)
         check_dtypes(base, self.source.folder, self.options.name)
         complete = all(key.startswith((prefix or " ", *UNOBSERVED_PARTS)) for key in lacking)
@@ -533,7 +531,7 @@ def _pretrained(
     whole, loading = _read_weights(source, config, options, dtype, placing, kind)
     model: PreTrainedModel = whole if kind is AutoModel else whole.base_model
     check_shapes(loading["mismatched_keys"], options.name)
-    check_none_missing(config, loading["missing_keys"], options.name)
+    check_none_missing(config, loading["missing_keys"], loading["unexpected_keys"], options.name)
     check_all_used(model, loading["unexpected_keys"], options.name)
     check_dtypes(model, source.folder, options.name)
     return model
