@@ -354,7 +354,8 @@ class OpenedModel:
         check_none_missing(config, missing, loading["unexpected_keys"], self.options.name)
         check_all_used(base, loading["unexpected_keys"], self.options.name)
         check_dtypes(base, self.source.folder, self.options.name)
-        complete = all(key.startswith((prefix or " ", *UNOBSERVED_PARTS)) for key in lacking)
+        untrained = (*UNOBSERVED_PARTS, *(f"{prefix}{part}" for part in UNOBSERVED_PARTS))
+        complete = all(key.startswith(prefix) and not key.startswith(untrained) for key in lacking)
         return adapter.merged_into(whole), complete
 
     def _head(self, head: Head, model: PreTrainedModel, whole: PreTrainedModel | None) -> PreTrainedModel | None:
