@@ -27,11 +27,12 @@ def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> lis
         inputs: Its other inputs.
     """
     given = torch.zeros_like(inputs["input_ids"])
-    place, tables = given.untyped_storage().data_ptr(), []
+    place = given.untyped_storage().data_ptr()
+    tables: list[nn.Embedding] = []
 
     def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         ids = arguments[0] if arguments else None
-        if isinstance(ids, Tensor) and ids.untyped_storage().data_ptr() == place:
+        if isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.untyped_storage().data_ptr() == place:
             tables.append(module)
 
     with contextlib.ExitStack() as stack, torch.inference_mode():
