@@ -28,6 +28,7 @@ from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
+from normscope.models.token_types import TokenTypes, tables_of_token_types
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
@@ -212,14 +213,38 @@ class LoadedModel:
         readers = [self.model, self.model.get_decoder()] if self.layout.reads_target else [self.model]
         return max(embeddings_of(reader).num_embeddings for reader in readers)
 
-    @property
+    @cached_property
     def takes_segments(self) -> bool:
         """Whether the model reads segment ids, which text of a pair each token belongs to."""
-        return (
-            getattr(self.model.config, "type_vocab_size", 2) > 1
-            and "token_type_ids" in self.tokenizer.model_input_names
-            and "token_type_ids" in inspect.signature(self.model.forward).parameters
-        )
+        return self.token_types is not None and self.token_types.segments
+
+    @cached_property
+    def token_types(self) -> TokenTypes | None:
+        """What the model makes of `token_type_ids`; None if it takes none.
+
+        Config keys and tokenizers contradict the modules, so the model is run to see which embedding looks them up.
+        """
+        if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
+            return None
+        tables = tables_of_token_types(self.model, self._two_tokens)
+        if tables is None:
+            return None
+        if not tables:  # as in attention that compares the ids
+            named = "token_type_ids" in self.tokenizer.model_input_names
+            return TokenTypes(None, segments=named and getattr(self.model.config, "type_vocab_size", 2) > 1)
+        # GPT-2 looks them up among its tokens: it adds the embedding of token 0 wherever they are 0.
+        of_tokens = embeddings_of(self.model).weight
+        number = min(table.num_embeddings for table in tables)
+        return TokenTypes(number, segments=number > 1 and all(table.weight is not of_tokens for table in tables))
+
+    @property
+    def _two_tokens(self) -> dict[str, torch.Tensor]:
+        """The smallest inputs that have an earlier and a later token."""
+        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if self.layout.reads_target:
+            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
+        return inputs
 
     @property
     def pads(self) -> bool:
@@ -239,13 +264,9 @@ class LoadedModel:
         """
         if self.is_cross_attention:
             return False
-        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if self.layout.reads_target:
-            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
-            observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
+            observer.run(self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @property

@@ -297,12 +297,12 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
         )
     ids = _rows(encoding, "input_ids")
     token_mask = _rows(encoding, "attention_mask") if "attention_mask" in encoding else [[1] * len(row) for row in ids]
-    segments = _rows(encoding, "token_type_ids") if "token_type_ids" in encoding else [[0] * len(row) for row in ids]
-    for name, rows in (("attention_mask", token_mask), ("token_type_ids", segments)):
+    types = _rows(encoding, "token_type_ids") if "token_type_ids" in encoding else [[0] * len(row) for row in ids]
+    for name, rows in (("attention_mask", token_mask), ("token_type_ids", types)):
         if [len(row) for row in rows] != [len(row) for row in ids]:
             raise InputError(f"expected the BatchEncoding's {name} to have the shape of its input_ids")
     sequences = []
-    for row_ids, row_mask, row_segments in zip(ids, token_mask, segments, strict=True):
+    for row_ids, row_mask, row_types in zip(ids, token_mask, types, strict=True):
         tokens = np.asarray(row_ids, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
         if not len(tokens):
             raise InputError("expected at least one token per text, got a BatchEncoding with a text that has none")
@@ -313,17 +313,28 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
                 f"the BatchEncoding's input_ids are from another tokenizer: expected 0 to {model.vocabulary - 1}, got "
                 f"{tokens.min()} to {tokens.max()}"
             )
-        segments_of_tokens = np.asarray(row_segments, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
-        known = getattr(model.model.config, "type_vocab_size", None)
-        if model.takes_segments and known and not 0 <= segments_of_tokens.min() <= segments_of_tokens.max() < known:
-            raise InputError(
-                f"the BatchEncoding's token_type_ids: expected 0 to {known - 1}, got {segments_of_tokens.min()} to "
-                f"{segments_of_tokens.max()}"
-            )
-        sequences.append(TokenSequence(tokens, segments_of_tokens if model.takes_segments else None))
+        of_tokens = np.asarray(row_types, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        sequences.append(TokenSequence(tokens, _token_types(model, of_tokens, given="token_type_ids" in encoding)))
     if not sequences:
         raise InputError("expected at least one text, got none")
     return sequences
+
+
+def _token_types(model: LoadedModel, types: np.ndarray, *, given: bool) -> np.ndarray | None:
+    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it reads
+    segments and none were given; None if it takes none.
+
+    Raises:
+        InputError: If the model cannot look up those that were given.
+    """
+    known = model.token_types
+    if known is None or not (given or known.segments):
+        return None
+    if known.number is not None and not 0 <= types.min() <= types.max() < known.number:
+        raise InputError(
+            f"the BatchEncoding's token_type_ids: expected 0 to {known.number - 1}, got {types.min()} to {types.max()}"
+        )
+    return types
 
 
 def _rows(encoding: BatchEncoding, name: str) -> list[list[int]]:
