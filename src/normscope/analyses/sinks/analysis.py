@@ -131,8 +131,9 @@ class SinksAnalysis(Analysis):
 
         removals = Removals.of(prominent, self.context.model, self.options.controls, self.options.seed, alone=False)
         stream = StreamAblations(self._stream.massive.carriers(), [int(read["layer"].min()) + 1], carriers)
+        options, sample = self.options, self._sample.compute()
         self._ablations = ablate_residual_stream(
-            runner, self._sample.compute(), self.context, removals, stream, self.options.ablation_precision, self.options.ablation_budget
+            runner, sample, self.context, removals, stream, options.ablation_precision, options.ablation_budget
         )
 
     def result(self) -> Findings:
