@@ -6,7 +6,7 @@ sets have as well says nothing about outliers.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -273,12 +273,32 @@ def ablate_residual_stream(
         budget: The largest number of multiplications and additions; None for any. Without one, the work grows with the square
             of the number of layers: 30 layers took an hour for 16 short texts.
     """
-    counted, changes = _without_all(context), _Changes()
-    asked = len(sample), len(stream.starts)
-    sample, stream = _within(budget, runner, sample, stream, 2 * len(removals.places))
+    asked, counted = (len(sample), len(stream.starts)), _without_all(context)
+    sample, stream = _within(budget, runner.operations_from, sample, stream, 2 * len(removals.places))
+    before, outcomes, changes = _outcomes(runner, sample, counted, removals, stream, precision)
+    attention, losses = [], []
+    for start, value in itertools.product(stream.starts, (ZERO, MEAN)):
+        after = [outcomes[start, value, removal.dimensions] for removal in removals.all]
+        attention.append(_attention_effects(counted, before, after, removals, start, value))
+        if before.loss is not None:
+            losses.append(_loss_effects(before.loss, after, removals, start, value))
+    of_loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
+    effects = _present(pd.concat(attention, ignore_index=True)).assign(sequences=changes.sequences)
+    return PropagatedEffects(effects, of_loss, runner.without_loss, _reduced(asked, changes.sequences, sample, stream))
+
+
+def _outcomes(
+    runner: InterventionRunner,
+    sample: Sequence[Int[Tensor, "kind _"]],
+    counted: AnalysisContext,
+    removals: Removals,
+    stream: StreamAblations,
+    precision: float | None,
+) -> "tuple[_Outcome, dict[tuple[int, str, tuple[int, ...]], _Outcome], _Changes]":
+    """What the model does unchanged and under each ablation, by start, value and dimensions; and the headline."""
     steps = list(itertools.product(stream.starts, (ZERO, MEAN), removals.places))
     headline = (stream.starts[0], ZERO, removals.together)
-    before, outcomes = _Outcome(counted), {step: _Outcome(counted) for step in steps}
+    before, outcomes, changes = _Outcome(counted), {step: _Outcome(counted) for step in steps}, _Changes()
 
     def ablate(batch: Batch) -> Iterator[None]:
         """One step for each ablation of a batch."""
@@ -302,24 +322,16 @@ def ablate_residual_stream(
         changes.end_batch()
 
     parts = [runner.batches(part) for part in in_rounds(sample, precision)]
-    every = itertools.chain.from_iterable(until_precise(parts, changes.half_width, precision))
-    passes = itertools.chain.from_iterable(map(ablate, every))
+    batches = itertools.chain.from_iterable(until_precise(parts, changes.half_width, precision))
+    passes = itertools.chain.from_iterable(map(ablate, batches))
     for _ in runner.progress(passes, len(steps) * sum(map(len, parts)), "ablations of the residual stream"):
         pass
-    attention, losses = [], []
-    for start, value in itertools.product(stream.starts, (ZERO, MEAN)):
-        after = [outcomes[start, value, removal.dimensions] for removal in removals.all]
-        attention.append(_attention_effects(counted, before, after, removals, start, value))
-        if before.loss is not None:
-            losses.append(_loss_effects(before.loss, after, removals, start, value))
-    of_loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
-    effects = _present(pd.concat(attention, ignore_index=True)).assign(sequences=changes.sequences)
-    return PropagatedEffects(effects, of_loss, runner.without_loss, _reduced(asked, changes.sequences, sample, stream))
+    return before, outcomes, changes
 
 
 def _within(
     budget: float | None,
-    runner: InterventionRunner,
+    operations_from: Callable[[int], float],
     sample: Sequence[Int[Tensor, "kind _"]],
     stream: StreamAblations,
     ablations: int,
@@ -329,6 +341,7 @@ def _within(
     First sequences are left out, then layers, evenly; the first layer and the fewest sequences of an interval stay.
 
     Args:
+        operations_from: The operations per token of a pass from a layer on.
         ablations: Number of ablations from every start.
     """
     if budget is None:
@@ -336,7 +349,7 @@ def _within(
 
     def cost(sequences: int, starts: Sequence[int]) -> float:
         tokens = sum(int((kinds[0] >= 0).sum()) for kinds in sample[:sequences])
-        return tokens * ablations * sum(map(runner.operations_from, starts))
+        return tokens * ablations * sum(map(operations_from, starts))
 
     number, starts = len(sample), list(stream.starts)
     while number > _FEWEST_SEQUENCES and cost(number, starts) > budget:
