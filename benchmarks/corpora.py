@@ -19,7 +19,7 @@ SIZES = (500, 2_000, 8_000)
 PROCESSES = (1, 2)
 TREEBANKS = (500, 2_000)
 _BARE = ("device=cpu", "tracking=disabled", "report.enabled=false")
-_COMMAND = ("analysis=[mixing,norms,outliers]", "dataset=text", "analysis.norms.exact_pairs=0", *_BARE)
+_COMMAND = ("analysis=[mixing,norms,outliers]", "dataset=text", *_BARE)
 
 
 def measured_corpora() -> list[dict[str, object]]:

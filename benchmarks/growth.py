@@ -58,7 +58,7 @@ _SHARED = 2_000
 _SMALL = 512
 _IN_PROCESSES = 2_000
 """Sequences that processes share."""
-_BARE = ("device=cpu", "tracking=disabled", "report.enabled=false", "analysis.norms.exact_pairs=0")
+_BARE = ("device=cpu", "tracking=disabled", "report.enabled=false")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def pass_row(cell: Pass) -> dict[str, object]:
         context = dataclasses.replace(context, categories=[*names, ALL], names=tuple(names))
         drawn = torch.randint(cell.categories, batch.input_ids.shape).masked_fill(~batch.token_mask, -1)
         batch = dataclasses.replace(batch, categories=drawn)
-    settings: dict[str, dict[str, Any]] = {"norms": {"exact_pairs": 0, "seed": 0}}
+    settings: dict[str, dict[str, Any]] = {"norms": {"seed": 0}}
     infos = [analyses()[name] for name in cell.way.split("+")]
     measured = [info.load()(info.options(**settings.get(info.name, {})), context) for info in infos]
     analysed = analysing(model, batch, measured)

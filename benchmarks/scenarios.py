@@ -38,7 +38,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.running.memory import run_batch
 from normscope.statistics.pair_histogram import PairsPart
-from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.rank_correlation import RankCorrelation, rounded
 
 _TINY: dict[str, Any] = {
     "vocab_size": 1000,
@@ -85,7 +85,6 @@ SHAPES: dict[str, PretrainedConfig] = {
 
 BARE = "bare"
 STRAIGHTFORWARD = "straightforward"
-EXACT = "exact"
 NO_SHARES = "no shares"
 ONE_SCALAR = "attribution of a scalar"
 ALL_VECTORS = "straightforward attribution"
@@ -110,7 +109,7 @@ class Scenario:
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, the same by a straightforward decomposition into all vectors,
     `value zeroing`, the same by one pass for each token, `similarity` of each sequence with itself, or names of analyses
-    joined by +; `, exact` keeps every pair for the correlation, `, no shares` leaves signed shares out."""
+    joined by +; `, no shares` leaves signed shares out."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -153,7 +152,7 @@ EVERYTHING = "mixing+norms+frequency+outliers+score"
 
 def shapes() -> Iterator[Scenario]:
     """Models and analyses."""
-    yield Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "outliers+score", EVERYTHING))
+    yield Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING))
     yield Scenario("BERT-base", 2, 512, (BARE, "mixing"))
     yield Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING))
     yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
@@ -361,18 +360,18 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
 
     Args:
         model: A model of a known family.
-        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead, and if NO_SHARES is, signed
+        names: Names of the analyses; if NO_SHARES is among them, signed
             shares are left out.
     """
     changed: dict[str, dict[str, Any]] = {
-        "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
+        "norms": {"seed": 0},
         "frequency": {"seed": 0},
         "score": {"seed": 0},
         "feedforward": {"seed": 0},
         "sinks": {"seed": 0},
     }
     context = context_of(model)
-    infos = [analyses()[name] for name in names if name not in (EXACT, NO_SHARES)]
+    infos = [analyses()[name] for name in names if name != NO_SHARES]
     others = without_shares.ANALYSES if NO_SHARES in names else {}
     return [
         (others.get(info.name) or info.load())(info.options(**changed.get(info.name, {})), context) for info in infos
@@ -429,22 +428,18 @@ def state_sizes() -> Iterator[str]:
 
 
 def correlation_costs(repeats: int) -> Iterator[str]:
-    """Nanoseconds per pair of α and ‖f‖, estimated or exact, including the ranking at the end."""
+    """Nanoseconds per pair of α and ‖f‖."""
     torch.manual_seed(0)
     weights = torch.softmax(torch.randn(8, 12, 128, 128) * 2, dim=-1)
     norms, group = torch.rand(8, 12, 128) * 3 + 1, torch.zeros(8, 128, dtype=torch.long)
     pairs, parts = weights.numel(), [PairsPart(weights)]
-    for name, budget in (("estimated", 0), ("exact", 10**12)):
-        updates, ends = [], []
-        for _ in range(repeats):
-            correlation = RankCorrelation(1, 1, WEIGHT_AXIS, NORM_AXIS, budget)
-            correlation.update(0, norms, group, parts)  # allocates memory
-            updates.append(duration(lambda: correlation.update(0, norms, group, parts)) / pairs)  # noqa: B023
-            ends.append(duration(lambda: correlation.compute()) / (4 * pairs))  # noqa: B023 - two updates, ranked twice
-        update, end = statistics.median(updates) * 1e9, statistics.median(ends) * 1e9
-        if name == "estimated":
-            end = 0.0  # the number of cells does not grow with the number of pairs
-        yield f"rank correlation, {name}: {update + end:.1f} ns per pair, so {2 * (update + end):.0f} s for 2·10⁹ pairs"
+    updates = []
+    for _ in range(repeats):
+        correlation = RankCorrelation(1, 1, rounded(WEIGHT_AXIS, weights.dtype), rounded(NORM_AXIS, norms.dtype))
+        correlation.update(0, norms, group, parts)  # allocates memory
+        updates.append(duration(lambda: correlation.update(0, norms, group, parts)) / pairs)  # noqa: B023
+    update = statistics.median(updates) * 1e9
+    yield f"rank correlation: {update:.1f} ns per pair, so {2 * update:.0f} s for 2·10⁹ pairs"
 
 
 def duration(forward: Callable[[], object]) -> float:

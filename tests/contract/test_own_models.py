@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import normscope
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.models.block_modules import bind_blocks
 from normscope.models.forward_pass import Replacement
@@ -166,7 +167,7 @@ def test_how_a_module_is_called_can_be_given():
 
     torch.manual_seed(3)
     wrapped = normscope.wrap(Reversed().double(), inputs=lambda ids, mask: {"words": ids, "padding": mask == 0})
-    assert wrapped.pads
+    assert wrapped.batching is Batching.PADDED
     expected = normscope.wrap(built_like(wrapped))
     got, wanted = (normscope.decompose(model, TEXTS[0]) for model in (wrapped, expected))
     torch.testing.assert_close(got.ratios, wanted.ratios)
@@ -206,7 +207,7 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
 
 def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
     wrapped = normscope.wrap(built("without-mask"))
-    assert not wrapped.pads
+    assert wrapped.batching is Batching.EQUAL_LENGTHS
     texts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10, 11]]
     together, *alone = (
         normscope.run("mixing", model=wrapped, texts=some).tables["mixing_by_layer"].query("category == 'all'")

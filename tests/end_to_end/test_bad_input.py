@@ -393,8 +393,8 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     [
         (["dataset.path=a.txt"], "dataset.path is set, but dataset=sample does not read it; add dataset=text"),
         (
-            ["+analysis.norms.exactpairs=0"],
-            "unknown key analysis.norms.exactpairs; did you mean analysis.norms.exact_pairs?",
+            ["+analysis.norms.scatterpairs=9"],
+            "unknown key analysis.norms.scatterpairs; did you mean analysis.norms.scatter_pairs?",
         ),
         (["analysis.norms.seed=-1"], "analysis.norms.seed=-1"),
         (["model.sha256=00ff", "model.random_init=true"], "random weights are asked for"),

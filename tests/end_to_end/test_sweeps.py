@@ -124,7 +124,7 @@ def test_launchers_merge_the_shards_that_they_ran(saved_model, tmp_path, launche
     """Eight shards, each in a process of the launcher, against one run."""
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
     given = [f"model.name={saved_model}", "dataset.limit=40", "tracking=disabled", "device=cpu", "report.enabled=false"]
-    given += ["analysis=[mixing,norms]", "analysis.norms.exact_pairs=0", "device.batch_tokens=256"]
+    given += ["analysis=[mixing,norms]", "device.batch_tokens=256"]
     outcome = forks.run(
         *("-m", f"hydra/launcher={launcher}", *more, *given),
         *("shard=range(0,8)", "shards=8", f"output_dir={tmp_path / 'sweep'}"),

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.sequences import fingerprint
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, spoken, table, three_digits
@@ -224,7 +225,7 @@ def _correlation(
         for category in (*specimen.names, "all"):
             chosen = _of(own, category)
             if category in categories and len(chosen):
-                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy())
+                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy(), WEIGHT_AXIS, NORM_AXIS)
                 rows.append({"layer": layer, "category": category, **found})
     return table(["layer", "category"], rows, ["spearman", "count", "error_bound", "reason"])
 

@@ -14,6 +14,7 @@ from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.token_sequence import Batching
 from normscope.running.shares import Share
 
 
@@ -29,7 +30,13 @@ def texts(tmp_path):
 
 
 def model(tokenizer, **others):
-    facts = {"causal": False, "decoder_inputs": None, "translates": False, "is_cross_attention": False, "pads": True}
+    facts = {
+        "causal": False,
+        "decoder_inputs": None,
+        "translates": False,
+        "is_cross_attention": False,
+        "batching": Batching.PADDED,
+    }
     return types.SimpleNamespace(
         tokenizer=tokenizer, vocabulary=len(tokenizer), max_length=8, takes_segments=True, name="m", **facts | others
     )

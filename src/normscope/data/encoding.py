@@ -60,8 +60,8 @@ class Encoder:
         prompts: Prompts = NO_PROMPTS,
     ) -> None:
         self.tokenizer = model.tokenizer
-        self.pads = model.pads
-        """Whether texts of different lengths may be in one batch."""
+        self.batching = model.batching
+        """Which texts may be in one batch."""
         self.level = level
         """Whether sequences come with the word of each token."""
         column = options.categories if isinstance(options.categories, str) else None

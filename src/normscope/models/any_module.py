@@ -14,12 +14,14 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError, one_line
 from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import NotInferredError
 from normscope.models.layer_hooks import layer_hooks, vectors_in
 from normscope.models.layout import ModelLayout
 from normscope.models.model_code import model_code
+from normscope.models.padding import batching_of
 from normscope.models.plain_operations import PlainOperations
 from normscope.models.pointwise import replace_pointwise
 from normscope.rounding import counted
@@ -242,7 +244,7 @@ class AnyModule(PreTrainedModel):
         if returned.shape == made.shape and torch.equal(returned, made):
             self.vectors, self.swapped = None, returned_with
         self._check_rest(layout)
-        self.pads = self._ignores_padding()
+        self.pads = batching_of(self) is Batching.PADDED
         if self.vectors is None:
             return layout
         return dataclasses.replace(layout, stream=dataclasses.replace(stream, output_projection=None))
@@ -285,12 +287,3 @@ class AnyModule(PreTrainedModel):
             before, after = outputs[0], outputs[len(outputs) // 2]
             if (before - after)[:, 1:].norm() > 1e-3 * before.norm():
                 raise NotInferredError(f"layer {modules.layer} mixes tokens after attention as well")
-
-    def _ignores_padding(self) -> bool:
-        """Whether the module returns the same vectors for a text with and without padding after it."""
-        ids = torch.arange(4, device=self.device).view(2, 2) % self.config.vocab_size
-        padded = torch.nn.functional.pad(ids, (0, 2))
-        with torch.no_grad():
-            alone = self(ids, torch.ones_like(ids)).last_hidden_state
-            beside = self(padded, torch.tensor([[1, 1, 0, 0]] * 2, device=self.device)).last_hidden_state[:, :2]
-        return bool((alone - beside).norm() < 1e-3 * alone.norm())

@@ -14,6 +14,7 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
@@ -25,6 +26,7 @@ from normscope.models.forward_pass import Visitor
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.model_code import model_code
 from normscope.models.observer import Observer
+from normscope.models.padding import batching_of
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
@@ -246,10 +248,15 @@ class LoadedModel:
             inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         return inputs
 
-    @property
-    def pads(self) -> bool:
-        """Whether texts of different lengths may be in one batch: false for a module that treats padding as tokens."""
-        return bool(getattr(self.model, "pads", True))
+    @cached_property
+    def batching(self) -> Batching:
+        """Which texts may be in one batch; it is tested once."""
+        return batching_of(
+            self.model,
+            padding=self.tokenizer.pad_token_id,
+            reads_target=self.layout.reads_target,
+            routed=any(form.routed for form in self.layout.feed_forward),
+        )
 
     @property
     def translates(self) -> bool:

@@ -37,6 +37,8 @@ def conclude(run: Run) -> dict[str, Findings]:
     findings = {
         analysis.info.name: with_rollups(analysis.info.published, analysis.result()) for analysis in run.plan.analyses
     }
+    if note := run.plan.encoder.batching.note:
+        findings = {name: dataclasses.replace(each, notes=[*each.notes, note]) for name, each in findings.items()}
     if run.plan.options.level is Level.word:
         return {name: about_words(of_analysis) for name, of_analysis in findings.items()}
     return findings

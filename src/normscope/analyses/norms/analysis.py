@@ -44,7 +44,7 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
-        self._pairs = PairCorrelation(options, layers, len(context.names))
+        self._pairs = PairCorrelation(options, layers, len(context.names), context.dtype)
         self._sample = PairSample(options.scatter_pairs, options.seed)
         self.accumulators = {
             "shares": self._shares,

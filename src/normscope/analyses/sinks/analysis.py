@@ -131,8 +131,9 @@ class SinksAnalysis(Analysis):
 
         removals = Removals.of(prominent, self.context.model, self.options.controls, self.options.seed, alone=False)
         stream = StreamAblations(self._stream.massive.carriers(), [int(read["layer"].min()) + 1], carriers)
+        options, sample = self.options, self._sample.compute()
         self._ablations = ablate_residual_stream(
-            runner, self._sample.compute(), self.context, removals, stream, self.options.ablation_precision
+            runner, sample, self.context, removals, stream, options.ablation_precision, options.ablation_budget
         )
 
     def result(self) -> Findings:
@@ -203,6 +204,8 @@ class SinksAnalysis(Analysis):
             notes.append(
                 "the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one"
             )
+        if self._ablations is not None and self._ablations.reduced is not None:
+            notes.append(f"{self._ablations.reduced} (analysis.sinks.ablation_budget)")
         if self._ablations is not None and self._ablations.without_loss is not None:
             notes.append(
                 f"{self._ablations.without_loss}, so the effect of massive activations on the loss is not measured"
