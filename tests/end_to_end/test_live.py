@@ -19,6 +19,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
+from normscope.live.access import TOKEN_HEADER, Access
 from normscope.live.serving import address, bound, server_of
 from normscope.live.session import Session
 from tests.end_to_end.browser import needs_browser
@@ -48,10 +49,11 @@ def models(saved_model, tokenizer, tmp_path_factory):
 def page(models):
     """The address of a page that is served by a thread."""
     session, listening = Session(models, 64), bound("127.0.0.1", 0)
-    server = server_of(session)
+    access = Access.of(listening, "127.0.0.1")
+    server = server_of(session, access)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
-    yield address(listening, "127.0.0.1", None)
+    yield address(listening, "127.0.0.1", access.token)
     server.stop()
     thread.join(10)
     assert not thread.is_alive()
@@ -73,7 +75,8 @@ def tab(browser, page):
     yield tab
     tab.close()
     assert browser.said == []
-    assert [each for each in browser.fetched if not each.startswith((page, "data:", "blob:"))] == []
+    own = page.partition("?")[0]
+    assert [each for each in browser.fetched if not each.startswith((own, "data:", "blob:"))] == []
 
 
 def chips(tab):
@@ -356,7 +359,9 @@ def test_many_requests_from_several_tabs_and_malformed_ones(page):
     words = TEXT.removesuffix(".").split()
 
     def post(body: bytes) -> tuple[int, dict]:
-        request = urllib.request.Request(f"{page}answer", body, {"content-type": "application/json"})
+        address, _, token = page.partition("?token=")
+        headers = {"content-type": "application/json", TOKEN_HEADER: token}
+        request = urllib.request.Request(f"{address}answer", body, headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, json.load(answer)
@@ -402,14 +407,15 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     process = start("serve", "live.port=0", f"model.name={saved_model}")
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.fullmatch(r"normscope live: (http://127\.0\.0\.1:\d+/)   \(Ctrl-C stops\)\n", line)
+    found = re.fullmatch(r"normscope live: (http://127\.0\.0\.1:\d+/)\?token=(\S{22})   \(Ctrl-C stops\)\n", line)
     assert found, process.communicate()
     # In the middle of what takes seconds.
     body = json.dumps({"part": "examples", "state": {"examples": "most_mixing"}}).encode()
     answers = []
 
     def ask():
-        request = urllib.request.Request(f"{found[1]}answer", body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", TOKEN_HEADER: found[2]}
+        request = urllib.request.Request(f"{found[1]}answer", body, headers)
         try:
             urllib.request.urlopen(request, timeout=30)
         except urllib.error.HTTPError as error:
@@ -432,6 +438,11 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     [
         (["live.port=99999"], "live.port=99999: expected a port from 0 to 65535"),
         (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
+        (["live.host=a..b"], "live.host=a..b: cannot be resolved: "),
+        ([f"live.host={'a' * 64}"], f"live.host={'a' * 64}: cannot be resolved: "),
+        (["live.host=.a"], "live.host=.a: cannot be resolved: "),
+        (["live.host=8.8.8.8"], "live.host=8.8.8.8: expected an address of this machine, such as 127.0.0.1 or 0.0.0.0"),
+        (["live.host=2001:db8::1"], "live.host=2001:db8::1: expected an address of this machine"),
         (
             ["-m", "model=minilm,bert"],
             "serve: expected one page, got a sweep (-m); list models to compare in live.models",
@@ -464,8 +475,8 @@ def test_a_port_in_use(capsys, monkeypatch):
 def test_the_address_has_the_token_and_a_name_that_others_reach():
     with bound("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        assert address(listening, "127.0.0.1", None) == f"http://127.0.0.1:{port}/"
-        assert address(listening, "::1", None) == f"http://[::1]:{port}/"
+        assert address(listening, "127.0.0.1", "secret") == f"http://127.0.0.1:{port}/?token=secret"
+        assert address(listening, "::1", "secret") == f"http://[::1]:{port}/?token=secret"
         assert address(listening, "0.0.0.0", "secret") == f"http://{socket.gethostname()}:{port}/?token=secret"
 
 

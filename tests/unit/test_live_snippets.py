@@ -5,18 +5,16 @@ import shlex
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import normscope
-from normscope.live.server import app
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
 from normscope.models.options import DeviceOptions, DType, ModelOptions
 from normscope.rounding import number
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, sentence_encoder
-from tests.unit.test_live_server import asked, unpacked
+from tests.unit.test_live_server import asked, client_of, unpacked
 
 TEXT = 'It\'s an "old" bridge; $HOME, `so` we crossed.'
 BEFORE = 'It\'s a "new" bridge; $HOME, `so` we crossed.'
@@ -40,7 +38,7 @@ def client(folders):
         source_of(model, ModelOptions(name=str(path)), device) for model, path in zip(models, folders, strict=True)
     ]
     session = Session(models, 24, sources)
-    yield TestClient(app(session), base_url="http://localhost")
+    yield client_of(session)
     assert session.engine.close(5)
 
 

@@ -66,6 +66,7 @@ class Session:
         self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit)
         self.engine = Engine()
         self._said = ""
+        self._said_once: set[str] = set()
 
     def about(self) -> dict[str, Any]:
         """What the page's scripts need to know before they ask."""
@@ -149,6 +150,12 @@ class Session:
         if line != self._said:
             print(line, file=sys.stderr, flush=True)
         self._said = line
+
+    def report_once(self, kind: str, line: str) -> None:
+        """Print a line about requests that are not answered, for the first one of its kind."""
+        if kind not in self._said_once:
+            self._said_once.add(kind)
+            print(f"{message(InputError(line))} (printed once)", file=sys.stderr, flush=True)
 
 
 def _about(model: LoadedModel) -> dict[str, Any]:
