@@ -13,7 +13,7 @@ from normscope.errors import InputError, one_line, printable
 from normscope.live.access import Access
 from normscope.live.session import Session
 
-BACKLOG = 32
+BACKLOG = 100
 """Connections that are accepted in one turn of the event loop, even beyond the most that stay open."""
 _LAST_SECONDS = 0.5
 """How long answers that are being sent may take when the server stops."""
