@@ -144,6 +144,29 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
 
 
 @needs_browser
+@pytest.mark.parametrize(
+    "before",
+    ["I 😀 the ", "👩‍👩‍👧 😀😀 ", "𝔘 e\u0301 🇩🇪 ", "😀 ||| the 😀 "],  # one, joined ones, letters beyond U+FFFF, a pair
+)
+def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, models, before):
+    text = f"{before}bridge was 😀 old"
+    tokens = [*normscope.decompose(models[0], tuple(text.split(" ||| ")) if " ||| " in text else text).tokens]
+    shown = "[...document.querySelectorAll('.tokens [data-at] > span')].map((each) => each.textContent).join()"
+    for word, button, expected in (
+        ("bridge", 0, text.replace("bridge", "road")),
+        ("bridge", 1, text.replace("bridge", "[MASK]")),
+        ("old", 2, text.removesuffix(" old")),
+    ):
+        tab.type("textarea", text)
+        tab.until(f"{shown} === {json.dumps(','.join(tokens))}")
+        tab.click(f".tokens [data-at='{tokens.index(word)}']")
+        tab.until(f"document.querySelector('.editing b')?.textContent === '{word}'")
+        tab.run("document.querySelector('.editing input').value = 'road'")
+        tab.click(".editing button", button)
+        assert tab.run("document.querySelector('textarea').value") == expected
+
+
+@needs_browser
 def test_a_token_is_masked_or_deleted(tab):
     for at, button, expected in ((2, 1, "The [MASK] bridge"), (2, 2, "The bridge")):
         tab.click(f".tokens [data-at='{at}']")
