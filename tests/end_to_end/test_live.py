@@ -148,22 +148,20 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     "before",
     ["I 😀 the ", "👩‍👩‍👧 😀😀 ", "𝔘 e\u0301 🇩🇪 ", "😀 ||| the 😀 "],  # one, joined ones, letters beyond U+FFFF, a pair
 )
-def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, models, before):
-    text = f"{before}bridge was 😀 old"
-    tokens = [*normscope.decompose(models[0], tuple(text.split(" ||| ")) if " ||| " in text else text).tokens]
-    shown = "[...document.querySelectorAll('.tokens [data-at] > span')].map((each) => each.textContent).join()"
-    for word, button, expected in (
-        ("bridge", 0, text.replace("bridge", "road")),
-        ("bridge", 1, text.replace("bridge", "[MASK]")),
-        ("old", 2, text.removesuffix(" old")),
+def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, before):
+    for last, word, button, changed in (
+        ("old", "bridge", 0, "road was 😀 old"),
+        ("closed", "bridge", 1, "[MASK] was 😀 closed"),
+        ("river", "river", 2, "bridge was 😀"),
     ):
-        tab.type("textarea", text)
-        tab.until(f"{shown} === {json.dumps(','.join(tokens))}")
-        tab.click(f".tokens [data-at='{tokens.index(word)}']")
+        tab.type("textarea", f"{before}bridge was 😀 {last}")
+        chip = "[...document.querySelectorAll('.tokens [data-at]')].find((each) => each.firstChild.textContent === '{}')"
+        tab.until(chip.format(last))
+        tab.run(f"{chip.format(word)}.click()")
         tab.until(f"document.querySelector('.editing b')?.textContent === '{word}'")
         tab.run("document.querySelector('.editing input').value = 'road'")
         tab.click(".editing button", button)
-        assert tab.run("document.querySelector('textarea').value") == expected
+        assert tab.run("document.querySelector('textarea').value") == f"{before}{changed}"
 
 
 @needs_browser
