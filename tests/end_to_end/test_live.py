@@ -150,9 +150,9 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
 )
 def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, before):
     for last, word, button, changed in (
-        ("old", "bridge", 0, "road was 😀 old"),
-        ("closed", "bridge", 1, "[MASK] was 😀 closed"),
-        ("river", "river", 2, "bridge was 😀"),
+        ("swam", "bridge", 0, "road was 😀 swam"),
+        ("small", "bridge", 1, "[MASK] was 😀 small"),
+        ("cat", "cat", 2, "bridge was 😀"),
     ):
         tab.type("textarea", f"{before}bridge was 😀 {last}")
         chip = "[...document.querySelectorAll('.tokens [data-at]')].find((each) => each.firstChild.textContent === '{}')"
