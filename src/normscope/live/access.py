@@ -73,7 +73,7 @@ class Access:
             Refusal: If it does not.
         """
         shown = (request.headers.get(TOKEN_HEADER), request.cookies.get(cookie(request)))
-        if not any([self._is_token(each) for each in shown]):
+        if not any(map(self._is_token, shown)):
             raise Refusal(403, "expected the token: open the address that normscope printed")
 
     def has_login(self, request: "Request") -> bool:

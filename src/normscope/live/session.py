@@ -49,7 +49,8 @@ class Session:
     Args:
         models: The models; the first is shown at first.
         limit: The longest text, in tokens.
-        sources: Where the models come from, for code that loads them; by default they are in memory only.
+        sources: Where the models come from, for code that loads them. Without them, the models are in the memory of somebody
+            who may change their weights at any time, in ways that leave no trace (`parameter.data`), so no result is kept.
         dataset: The corpus that examples come from; by default the sample corpus.
     """
 
@@ -64,7 +65,8 @@ class Session:
         self.models = models
         self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
         self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit)
-        self.engine = Engine()
+        self._keeps = sources is not None
+        self.engine = Engine() if self._keeps else Engine(kept=0)
         self._said = ""
         self._said_once: set[str] = set()
 
@@ -119,8 +121,7 @@ class Session:
         """
         asked = self.read(body)
         depends, compute = PARTS[asked.part](self, asked)
-        weights = tuple(model.version for model in self.models)  # which a training may change
-        return self.engine.submit(asked.ask, (asked.part, depends, weights), compute)
+        return self.engine.submit(asked.ask, (asked.part, depends) if self._keeps else object(), compute)
 
     def read(self, body: object) -> Asked:
         """A request, checked.

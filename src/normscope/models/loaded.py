@@ -97,11 +97,6 @@ class LoadedModel:
         """A context in which this thread changes the model; it begins between two calls of others."""
         return self._turns.changed()
 
-    @property
-    def version(self) -> int:
-        """A number that grows when weights are changed in place, as in training; changes by `changes.py` do not raise it."""
-        return sum(0 if each.is_inference() else each._version for each in self.model.parameters())
-
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
 
