@@ -17,8 +17,8 @@ import normscope
 from normscope import Label, MaskedToken, NextToken
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.errors import InputError
-from normscope.live.answers import THROUGH
 from normscope.live.access import TOKEN_HEADER, Access
+from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
 from normscope.live.state import RANKINGS
@@ -346,7 +346,9 @@ def test_a_frame_gets_the_page_and_keeps_its_token(session):
 
 
 @pytest.mark.parametrize("hosts", [frozenset({"localhost", "127.0.0.1"}), None], ids=["local", "any"])
-@pytest.mark.parametrize("host", ["", " ", "localhost\t", "localhost ", "local host", "localhost:", "a@localhost", "[::1"])
+@pytest.mark.parametrize(
+    "host", ["", " ", "localhost\t", "localhost ", "local host", "localhost:", "a@localhost", "[::1"]
+)
 def test_a_host_that_no_browser_sends_is_refused(session, host, hosts):
     client = TestClient(app(session, Access("secret", hosts)), "http://localhost")
     assert client.post("/answer", json=BODY, headers={TOKEN_HEADER: "secret", "host": host}).status_code == 421

@@ -23,6 +23,7 @@ from normscope.models.embedder_files import embedder_of
 from normscope.models.forward_pass import Visitor
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.observer import Observer
+from normscope.models.random_state import drawing
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
@@ -120,7 +121,7 @@ class LoadedModel:
 
     def _head(self, kind: Head) -> PreTrainedModel | None:
         """A head whose parameters autograd may record later, wherever it is first asked for."""
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), drawing():
             return self.load_head(kind)
 
     @cached_property

@@ -29,6 +29,7 @@ from normscope.models.layouts import inference_explained, layout_of_model, obser
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.pointwise import replace_pointwise
+from normscope.models.random_state import drawing
 from normscope.models.stored_weights import (
     is_quantised,
     is_quantised_weight,
@@ -185,7 +186,7 @@ def _wrapped_module(
     observed = copied.model
     assert isinstance(observed, AnyModule)
     check_finite(observed, name)
-    with inference_explained(name, f"see {_UNCOVERED}"), torch.random.fork_rng():
+    with inference_explained(name, f"see {_UNCOVERED}"), drawing():
         observed.find_parts()
         layout = dataclasses.replace(observed.settled(layout_of_model(observed)), source=_UNCOVERED)
     verify_same_outputs(
