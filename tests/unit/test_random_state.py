@@ -55,13 +55,15 @@ def unchanged():
     assert before[1] == np.random.get_state()[1].tolist()
 
 
-def test_threads_that_wrap_one_module(unchanged):
+@pytest.mark.usefixtures("unchanged")
+def test_threads_that_wrap_one_module():
     with torch.random.fork_rng():
         module = Drawing().eval()
     threads(lambda: normscope.wrap(module))
 
 
-def test_threads_that_load_and_decompose(unchanged, saved_model):
+@pytest.mark.usefixtures("unchanged")
+def test_threads_that_load_and_decompose(saved_model):
     found = []
 
     def use():
@@ -73,7 +75,8 @@ def test_threads_that_load_and_decompose(unchanged, saved_model):
     assert all(torch.equal(each, found[0]) for each in found)  # the seed is each one's own
 
 
-def test_threads_that_draw_get_the_numbers_of_their_seed(unchanged):
+@pytest.mark.usefixtures("unchanged")
+def test_threads_that_draw_get_the_numbers_of_their_seed():
     found = {}
 
     def draw(seed):
@@ -90,7 +93,8 @@ def test_threads_that_draw_get_the_numbers_of_their_seed(unchanged):
         assert values == 50 * [torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()]
 
 
-def test_the_last_of_several_threads_restores_the_generators(unchanged):
+@pytest.mark.usefixtures("unchanged")
+def test_the_last_of_several_threads_restores_the_generators():
     inside, leave = threading.Barrier(3), threading.Barrier(3)
 
     def hold():
@@ -108,9 +112,10 @@ def test_the_last_of_several_threads_restores_the_generators(unchanged):
         holder.join()
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_while_another_thread_draws(unchanged):
+def test_a_fork_while_another_thread_draws():
     expected = torch.rand(3, generator=torch.Generator().manual_seed(5)).tolist()
     inside, leave = threading.Event(), threading.Event()
 
