@@ -164,6 +164,7 @@ ALLOWED = {
         "reporting.text_pairs",
         "running.options",
         "running.token_maps",
+        "shell",
         "typed_texts",
     },
     "typed_texts": {"models"},
@@ -209,7 +210,7 @@ OWNERS = {
     "mlflow": {"reporting/trackers/mlflow_store.py"},
     "datatrove": {"datatrove.py"},
     "starlette": {"live/server.py"},
-    "uvicorn": {"live/serving.py"},
+    "uvicorn": {"live/connections.py"},
     "tensorboard": {"reporting/trackers/tensorboard_files.py"},
     "matplotlib": {
         "reporting/drawing.py",

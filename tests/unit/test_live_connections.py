@@ -17,7 +17,7 @@ import normscope
 from normscope.errors import InputError
 from normscope.live import connections
 from normscope.live.access import TOKEN_HEADER, Access
-from normscope.live.serving import BACKLOG, bound, server_of
+from normscope.live.serving import bound, server_of
 from normscope.live.session import Session
 from normscope.models.cancellation import check_cancelled
 
@@ -122,7 +122,7 @@ def test_unfinished_requests_keep_nobody_out(running, capsys, beginning):
             if number % 100 == 99:
                 assert running.page() == 200
         assert running.page() == 200
-        assert process.num_fds() - before - count <= connections.MOST + 2 * BACKLOG
+        assert process.num_fds() - before - count <= connections.MOST + 2 * connections.BACKLOG
     lines = capsys.readouterr().err.splitlines()
     assert "normscope: more connections than the page needs are open; the oldest are closed (printed once)" in lines
     assert len(lines) <= 2  # and that a request without the token is refused

@@ -5,22 +5,36 @@ descriptor for as long as it likes, and nobody has asked it for the token yet.
 """
 
 import asyncio
+import contextlib
+import errno
+import functools
 import re
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from normscope.errors import one_line
+from normscope.live.session import Session
 
 MOST = 64
 """Connections at a time. A browser opens six to a server."""
+BACKLOG = 100
+"""Connections that are accepted in one turn of the event loop; those beyond `MOST` are closed in the next."""
 HEADERS_SECONDS = 10.0
 """How long the headers of a request may take, from the connection or the previous answer on."""
 BODY_SECONDS = 30.0
 """How long the body may take after the headers."""
 ANSWER_SECONDS = 30.0
 """How long a client may leave an answer unread."""
+_LAST_SECONDS = 0.5
+"""How long answers that are being sent may take when the server stops."""
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of a system that has no place for another connection."""
 _END = re.compile(rb"\r?\n\r?\n")
 _HOST = re.compile(rb"\nhost:([^\n]*)", re.IGNORECASE)
 _TIDY = re.compile(rb" ?\S+\r?")
@@ -120,3 +134,68 @@ class Connection(H11Protocol):
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to its caller, and waits for nobody when it stops.
+
+    Args:
+        app: What answers.
+        session: What is served.
+    """
+
+    def __init__(self, app: Any, session: Session) -> None:
+        self._session = session
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=functools.partial(Connection, on_crowd=self._crowded),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_level="error",  # a stranger can cause as many warnings as they like
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer requests until `stop` is called."""
+        asyncio.get_running_loop().set_exception_handler(self._note)
+        await super().serve(sockets)
+
+    def stop(self) -> None:
+        """Answer nothing more."""
+        self._session.engine.close(0)
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what waits for a request, and soon everything."""
+        self._abort(lambda connection: not connection.is_answering)
+        asyncio.get_running_loop().call_later(_LAST_SECONDS, self._abort)
+        await asyncio.sleep(0)  # in which those are closed
+        await super().shutdown(sockets)
+
+    def _abort(self, which: Callable[[Connection], bool] = lambda _: True) -> None:
+        for connection in [*self.server_state.connections]:
+            if isinstance(connection, Connection) and which(connection):
+                connection.abort()
+
+    def _crowded(self) -> None:
+        line = "more connections than the page needs are open; the oldest are closed"
+        self._session.report_once("crowd", line)
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:  # asyncio tries again after a second
+            self._session.report_once("exhausted", f"cannot accept connections: {one_line(error)}")
+        else:
+            loop.default_exception_handler(context)

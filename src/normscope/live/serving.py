@@ -1,24 +1,13 @@
 """A server of one page: where it listens, its address, and how it is stopped."""
 
-import asyncio
-import contextlib
 import errno
-import functools
 import importlib
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from normscope.errors import InputError, one_line, printable
 from normscope.live.access import Access
 from normscope.live.session import Session
-
-BACKLOG = 100
-"""Connections that are accepted in one turn of the event loop, even beyond the most that stay open."""
-_LAST_SECONDS = 0.5
-"""How long answers that are being sent may take when the server stops."""
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of a system that has no place for another connection."""
 
 
 class LiveServer(Protocol):
@@ -48,7 +37,7 @@ def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)
-        listening.listen(BACKLOG)
+        listening.listen(128)
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRNOTAVAIL:
@@ -76,63 +65,10 @@ def server_of(session: Session, access: Access) -> LiveServer:
         session: What is served.
         access: Who may ask.
     """
-    import uvicorn
-
-    from normscope.live.connections import Connection
+    from normscope.live.connections import Server
     from normscope.live.server import app
 
-    def crowded() -> None:
-        session.report_once("crowd", "more connections than the page needs are open; the oldest are closed")
-
-    def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in _EXHAUSTED:  # asyncio tries again after a second
-            session.report_once("exhausted", f"cannot accept connections: {one_line(error)}")
-        else:
-            loop.default_exception_handler(context)
-
-    class Server(uvicorn.Server):
-        """A server that leaves signals to its caller, and waits for nobody when it stops."""
-
-        async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-            asyncio.get_running_loop().set_exception_handler(note)
-            await super().serve(sockets)
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            self._abort(lambda connection: not connection.is_answering)
-            asyncio.get_running_loop().call_later(_LAST_SECONDS, self._abort)
-            await asyncio.sleep(0)  # in which those are closed
-            await super().shutdown(sockets)
-
-        def _abort(self, which: Callable[[Connection], bool] = lambda _: True) -> None:
-            for connection in [*self.server_state.connections]:
-                if isinstance(connection, Connection) and which(connection):
-                    connection.abort()
-
-        def stop(self) -> None:
-            """Answer nothing more."""
-            session.engine.close(0)
-            self.should_exit = True
-
-    return Server(
-        uvicorn.Config(
-            app(session, access),
-            http=functools.partial(Connection, on_crowd=crowded),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_level="error",  # a stranger can cause as many warnings as they like
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    return Server(app(session, access), session)
 
 
 def require_extra(caller: str) -> None:

@@ -91,8 +91,9 @@ def python(sources: Sequence[Source], state: State, shown: Sequence[Aimed]) -> s
     for name, side, (typed, aim, _) in zip(_NAMES, sides, shown, strict=False):
         layers = sources[side.model - 1].layers
         lines += ["", f"{name.text} = {typed.given!r}", *_measured(name, side, layers, state, aim)]
-    if len(sides) > 1 and _are_similar(state, shown[0].aim):
-        pooling = f', pooling="{shown[0].aim.pooling}"' if shown[0].guessed else ""
+    first = shown[0]
+    if len(sides) > 1 and _are_similar(state, first.aim):
+        pooling = f', pooling="{first.aim.pooling}"' if first.guessed and isinstance(first.aim, Embedder) else ""
         lines += ["", f"pairs = normscope.similarity({_model(sides[0].model)}, text, text_before{pooling}).matrix"]
     return "\n".join(lines) + "\n"
 

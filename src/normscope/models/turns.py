@@ -186,7 +186,7 @@ def _after_fork() -> None:
         classes = [each for module in ours for each in [*vars(module).values()] if isinstance(each, type)]
         for attribute in [each for kind in classes for each in [*vars(kind).values()]]:
             if isinstance(attribute, functools.cached_property):
-                attribute.lock = threading.RLock()
+                vars(attribute)["lock"] = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
