@@ -1,5 +1,6 @@
 """The parts of a similarity add up to what sentence-transformers computes, whatever modules an encoder has."""
 
+import contextlib
 import itertools
 import json
 
@@ -158,6 +159,34 @@ def test_an_activation_of_files_is_made_of_the_class_that_they_name():
     foreign = dense.get_config_dict() | {"activation_function": "os.system"}
     with pytest.raises(InputError, match="the activation os.system, expected an activation of torch.nn"):
         list(_parts(_Module("Dense", foreign, dense.state_dict), "x", PLACE))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda linear: linear.weight.data.mul_(1 + torch.rand(linear.weight.shape)),
+        lambda linear: linear.weight.detach().numpy().__imul__(1 + torch.rand(linear.weight.shape).numpy()),
+        lambda linear: setattr(linear, "weight", nn.Parameter(torch.randn_like(linear.weight))),
+        lambda linear: linear.load_state_dict(
+            {name: torch.randn_like(each) for name, each in linear.state_dict().items()}
+        ),
+        lambda linear: linear.load_state_dict(
+            {name: torch.randn_like(each) for name, each in linear.state_dict().items()}, assign=True
+        ),
+        lambda linear: setattr(linear.half().float().bias, "data", torch.randn_like(linear.bias)),
+    ],
+    ids=["data.mul_", "numpy", "Parameter", "loaded", "assigned", "data"],
+)
+def test_a_changed_projection_is_seen_or_refused(folder, change):
+    library = encoder_of(folder, "cls, tanh")
+    model = normscope.wrap(library)
+    before = normscope.similarity(model, A, B).value
+    with torch.no_grad():
+        change(library[2].linear)
+    expected = float(library.similarity(library.encode([A]), library.encode([B])))
+    assert abs(expected - before) > 1e-3 * abs(before)
+    with contextlib.suppress(InputError):
+        assert normscope.similarity(model, A, B).value == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])

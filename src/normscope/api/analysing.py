@@ -15,12 +15,13 @@ from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.api.models import DEFAULT_MODEL, generators_restored, load_stack, wrap
+from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
 from normscope.api.results import Results
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
+from normscope.models.random_state import generators_restored
 from normscope.models.stream_changes import is_changed
 from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.running.in_memory import analyse

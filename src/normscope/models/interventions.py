@@ -21,6 +21,7 @@ from normscope.models.forward_pass import Replacement
 from normscope.models.layout import embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
+from normscope.models.random_state import drawing
 from normscope.models.skipped_layers import LayerOutput
 from normscope.models.stored_weights import is_offloaded
 
@@ -103,8 +104,7 @@ class InterventionRunner:
     def randomised(self, seed: int) -> "InterventionRunner":
         """The same runner for a model of the same shape with random weights, initialised as its family is before training."""
         trained = self._model.model
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with drawing(seed):
             model = type(trained)(copy.deepcopy(trained.config))
         torch.nn.Module.to(model, device=trained.device, dtype=trained.dtype)
         model.eval().requires_grad_(False)

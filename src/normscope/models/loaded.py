@@ -27,6 +27,7 @@ from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.model_code import model_code
 from normscope.models.observer import Observer
 from normscope.models.padding import batching_of
+from normscope.models.random_state import drawing
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
@@ -102,11 +103,6 @@ class LoadedModel:
         """A context in which this thread changes the model; it begins between two calls of others."""
         return self._turns.changed()
 
-    @property
-    def version(self) -> int:
-        """A number that grows when weights are changed in place, as in training; changes by `changes.py` do not raise it."""
-        return sum(0 if each.is_inference() else each._version for each in self.model.parameters())
-
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
 
@@ -130,7 +126,7 @@ class LoadedModel:
 
     def _head(self, kind: Head) -> PreTrainedModel | None:
         """A head whose parameters autograd may record later, wherever it is first asked for."""
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), drawing():
             return self.load_head(kind)
 
     @cached_property

@@ -48,6 +48,7 @@ from normscope.models.quantised_checkpoints import (
     set_dtype,
     stored_quantization,
 )
+from normscope.models.random_state import drawing
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.task_heads import Head, has_head, head_class, task_head
 from normscope.models.text_tower import base_of, text_config, text_tower
@@ -312,9 +313,9 @@ class OpenedModel:
         """The observed model and, if it is read with a head, the model with its head."""
         head = None
         if self._random:
-            torch.manual_seed(self.options.seed)
             try:
-                model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
+                with drawing(self.options.seed):
+                    model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
             except Exception as error:  # each architecture fails on an invalid config in its own way
                 raise InputError(
                     f"model.name={self.options.name}: cannot build the model from its config: {one_line(error)}"

@@ -9,11 +9,11 @@ import copy
 import dataclasses
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -29,6 +29,7 @@ from normscope.models.layouts import inference_explained, layout_of_model, obser
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.pointwise import replace_pointwise
+from normscope.models.random_state import drawing
 from normscope.models.stored_weights import (
     is_quantised,
     is_quantised_weight,
@@ -46,6 +47,16 @@ from normscope.models.weight_checks import check_finite
 _UNCOVERED = "“Your own model” in the documentation for what a model may compute"
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_CHANGED = (
+    "{} has changed since it was wrapped: its weights were moved, cast or replaced, or its adapters trained or switched; wrap "
+    "it again"
+)
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by their size in bytes."""
+_ODD = 0x1E3779B97F4A7C15
+"""Spreads the weights of sums over 64 bits."""
 
 # Their forward hooks record outputs and ask for gradients; none of them changes a number.
 _HARMLESS_HOOKS = ("transformers", "peft")
@@ -118,10 +129,25 @@ def _encoder_of_library(
         raise InputError(f"model: expected a {kind} whose first module is a Transformer, got {_kind(first)}")
     loaded = wrap_model(inner, tokenizer or getattr(encoder, "tokenizer", None), stack)
     lengths = [each for each in (loaded.max_length, getattr(encoder, "max_seq_length", None)) if each is not None]
-    loaded = dataclasses.replace(loaded, max_length=min(lengths, default=None))
+    loaded = dataclasses.replace(
+        loaded, max_length=min(lengths, default=None), require_current=_watching(encoder, loaded)
+    )
     if kind == "CrossEncoder":
         return loaded
     return dataclasses.replace(loaded, given_embedder=embedder_in_memory(encoder, loaded.name))
+
+
+def _watching(encoder: nn.Module, loaded: LoadedModel) -> Callable[[], None]:
+    """A check that neither the model in an encoder nor the modules beside it have changed."""
+    reference, state = weakref.ref(encoder), _state(encoder, set())
+
+    def require_current() -> None:
+        loaded.require_current()
+        whole = reference()
+        if whole is not None and _state(whole, set()) != state:
+            raise InputError(_CHANGED.format(loaded.name))
+
+    return require_current
 
 
 def _loaded(
@@ -160,7 +186,7 @@ def _wrapped_module(
     observed = copied.model
     assert isinstance(observed, AnyModule)
     check_finite(observed, name)
-    with inference_explained(name, f"see {_UNCOVERED}"), torch.random.fork_rng():
+    with inference_explained(name, f"see {_UNCOVERED}"), drawing():
         observed.find_parts()
         layout = dataclasses.replace(observed.settled(layout_of_model(observed)), source=_UNCOVERED)
     verify_same_outputs(
@@ -274,23 +300,36 @@ class _Copy:
         """
         original = self._original()
         if original is not None and _state(original, self._own) != self._state:
-            raise InputError(
-                f"{self._name} has changed since it was wrapped: its weights were moved, cast or replaced, or its adapters "
-                "trained or switched; wrap it again"
-            )
+            raise InputError(_CHANGED.format(self._name))
 
 
 def _state(model: nn.Module, own: set[int]) -> list[tuple[object, ...]]:
-    """Where every weight lies, and the versions of those that the copy does not share."""
+    """Where every weight lies, and what those are that the copy does not share."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     state: list[tuple[object, ...]] = [
-        (name, stored.data_ptr(), stored._version if id(tensor) in own else 0)
+        (name, stored.data_ptr(), _digest(stored) if id(tensor) in own else 0)
         for name, tensor in tensors
         for stored in stored_tensors(tensor)
     ]
     for name, layer in adapted_layers(model).items():
-        state.append((name, tuple(layer.active_adapters), layer.disable_adapters, tuple(layer.merged_adapters)))
+        scales = tuple(dict(getattr(layer, "scaling", {})).items())
+        state.append((name, tuple(layer.active_adapters), layer.disable_adapters, tuple(layer.merged_adapters), scales))
     return state
+
+
+def _digest(tensor: Tensor) -> tuple[int, int]:
+    """Two sums over the bits of a tensor, weighted by row and by column.
+
+    A tensor's version does not change when `tensor.data` does. Changes that leave both sums alone are not made by chance.
+    """
+    rows = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+    rows = rows.flatten(1) if rows.ndim > 1 else rows.reshape(1, -1)
+    by_row, by_column = rows.sum(dim=1, dtype=torch.int64), rows.sum(dim=0, dtype=torch.int64)
+    return _weighted(by_row), _weighted(by_column)
+
+
+def _weighted(sums: Tensor) -> int:
+    return int((sums * torch.arange(1, 2 * len(sums), 2, device=sums.device) * _ODD).sum())
 
 
 def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
