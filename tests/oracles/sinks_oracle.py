@@ -12,7 +12,16 @@ import torch
 from normscope.analyses.sinks.options import SinksOptions
 from normscope.data.sequences import fingerprint
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.comparison import Expected, Picture, percent, spoken, table, three_digits
+from tests.oracles.comparison import (
+    Expected,
+    Picture,
+    clearly_apart,
+    percent,
+    spoken,
+    table,
+    three_digits,
+    visibly_apart,
+)
 from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
@@ -511,16 +520,21 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
         "median.",
     ]
     if "ablation_loss" in tables:
-        before, zero, mean, controls = (
-            number(metrics[f"ablation/{name}"])
+        losses = [
+            metrics[f"ablation/{name}"]
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
+        ]
+        before, zero, mean, controls = map(number, losses)
+        changes, to_mean = (
+            f"leaves the loss at {'' if before == after else 'about '}{after}"
+            if not visibly_apart(losses[0], loss)
+            else f"changes the loss {start}to {after}"
+            for loss, after, start in ((losses[1], zero, f"from {before} "), (losses[2], mean, ""))
         )
-        changes = f"leaves the loss at {before}" if before == zero else f"changes the loss from {before} to {zero}"
-        to_mean = "leaves the loss at" if before == mean else "changes the loss to"
         sentences += [
             f"Setting the massive activations to zero {changes} nats; with as many random dimensions set to zero, it is "
             f"{controls}.",
-            f"Setting the massive activations to their mean {to_mean} {mean} nats.",
+            f"Setting the massive activations to their mean {to_mean} nats.",
         ]
     if "ablation" in tables:
         effects = {
@@ -533,8 +547,9 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             before, after = effects[most]
             whose = f"on {spoken(most)} tokens"
             effect = (
-                f"attention weights hardly change: that {whose} stays at {percent(before)}"
-                if percent(before) == percent(after)
+                f"attention weights hardly change: that {whose} stays at "
+                f"{'' if percent(before) == percent(after) else 'about '}{percent(after)}"
+                if not clearly_apart(before, after)
                 else f"the attention weight {whose} {'rises' if after > before else 'falls'} from {percent(before)} to "
                 f"{percent(after)}"
             )

@@ -44,6 +44,7 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
+        self._alike = SequenceMeans(layers, 1, 1)
         self._pairs = PairCorrelation(options, layers, len(context.names))
         self._sample = PairSample(options.scatter_pairs, options.seed)
         self.accumulators = {
@@ -51,6 +52,7 @@ class NormsAnalysis(Analysis):
             "norms": self._norms,
             "per_key": self._per_key,
             "inputs": self._inputs,
+            "alike": self._alike,
             "pairs": self._pairs.correlation,
             "sample": self._sample.accumulator,
             "queries": self._pairs.queries,
@@ -82,6 +84,9 @@ class NormsAnalysis(Analysis):
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
+        if (alike := pairs.received_alike) is not None:
+            means = torch.einsum("bhk,bk->b", norms, alike) / (norms.shape[1] * lengths)
+            self._alike.update(layer, means[None, :, None], lengths)
         self._sample.update(pairs)
         if self._pruning is not None:
             self._pruning.update(layer, block, batch)
@@ -113,10 +118,11 @@ class NormsAnalysis(Analysis):
             tables["pruning"] = self._pruning.table(self.context.layers)
             figures["pruning"] = pruning_figure(tables["pruning"])
         rolled = roll_up(self.info.published, tables)
+        metrics = rolled.metrics | self._with_equal_weights()
         return Findings(
             tables=tables,
-            metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            metrics=metrics,
+            sentences=sentences_of(metrics),
             curves=rolled.curves,
             figures=figures,
             summary=_summary(by_layer, rolled.metrics),
@@ -126,6 +132,13 @@ class NormsAnalysis(Analysis):
                 *([] if spectra else [f"{NOT_LINEAR.format('values')}, so W_V has no spectrum"]),
             ],
         )
+
+    def _with_equal_weights(self) -> dict[str, float]:
+        """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
+        try:
+            return {"f/uniform": float(self._alike.compute().sequence_mean.mean())}
+        except EmptyAccumulatorError:
+            return {}
 
     def _of_heads(self) -> pd.DataFrame:
         """Weights, norms and shares by head, for all categories."""
