@@ -20,6 +20,7 @@ from tests.oracles.comparison import (
     three_digits,
 )
 from tests.oracles.specimens import Specimen
+from tests.oracles.words import WordSequence
 
 NO_SPECTRUM = (
     "no single linear layer maps what attention reads to the values of this model, as in latent attention, in bottlenecks or "
@@ -62,7 +63,8 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for (score, dropped, weights), errors in together.groupby(["score", "dropped", "weights"]):
             curves[f"pruning/{weights}/{score}/{dropped}"] = errors.droplevel(["score", "dropped", "weights"]).to_dict()
     metrics = heads | _metrics(curves, dispersion, input_dispersion, correlation, rates)
-    metrics |= {"f/uniform": _with_equal_weights(specimen, layers)}
+    if not isinstance(specimen.sequences[0], WordSequence):
+        metrics |= {"f/uniform": _with_equal_weights(specimen, layers)}
     return Expected(
         tables={
             "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
@@ -386,8 +388,8 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
             f"The rank correlation between α and ‖f(x)‖ over the pairs of all texts is {over_all}{between}{listed}"
             f"{' tokens' if each else ''}."
         )
-    weighted, alike = metrics.get("alpha_f/all"), metrics["f/uniform"]
-    if weighted is not None and abs(metrics["alpha/all"] - 1) < 0.001 and not 0.9 < weighted / alike < 1 / 0.9:
+    weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
+    if weighted is not None and alike is not None and abs(metrics["alpha/all"] - 1) < 0.001 and not 0.9 < weighted / alike < 1 / 0.9:
         sentences.append(
             f"{'Shorter' if weighted < alike else 'Longer'} vectors tend to get larger weights: the keys that a query sees "
             f"have a mean ‖f(x)‖ of {three_digits(weighted)[1:]} weighted by α, and of {three_digits(alike)[1:]} with equal "
