@@ -15,6 +15,7 @@ from normscope.api.decomposition import decompose
 from normscope.errors import InputError, one_line
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
+from normscope.models.logit_meaning import LogitMeaning
 from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
@@ -65,7 +66,11 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
             explained_page(
                 title=f"{model.name}: {text[:80]}",
                 what=prediction.what,
-                choices=prediction.choices,
+                choices=[
+                    (*choice, written)
+                    for choice, (_, written) in zip(prediction.choices, _written(prediction), strict=True)
+                ],
+                are_shares=prediction.meaning is not LogitMeaning.value,
                 scores=found._repr_html_(),
                 heads=heads,
                 picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
@@ -98,10 +103,17 @@ def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:
     return dataclasses.replace(maps, maps={**maps.maps, "decompx": through.astype(np.float32)}), note
 
 
+def _written(prediction: Prediction) -> list[tuple[str, str]]:
+    """The choices with their probabilities as percentages, or with their values."""
+    if prediction.meaning is LogitMeaning.value:
+        return [(name, number(value, signed=True)) for name, value in prediction.choices]
+    return [(name, f"{number(100 * probability)}%") for name, probability in prediction.choices]
+
+
 def _print(model: LoadedModel, prediction: Prediction, found: Attribution) -> None:
     print(f"\n{model.name}: {prediction.what}")
-    for name, probability in prediction.choices:
-        print(f"  {number(100 * probability):>7}%  {name}")
+    for name, written in _written(prediction):
+        print(f"  {written:>8}  {name}")
     largest = float(np.abs(found.scores).max(initial=0)) or 1.0
     print(f"\n{found._sum}\n")
     order = np.argsort(-np.abs(found.scores), kind="stable")[:_STRONGEST]

@@ -11,6 +11,7 @@ from torch import Tensor
 from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_number
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
+from normscope.models.logit_meaning import LogitMeaning
 from normscope.models.text_batches import batch_from_texts
 
 _CHOICES = 5
@@ -23,9 +24,11 @@ class Prediction:
     what: str
     """In a few words."""
     choices: Sequence[tuple[str, float]]
-    """The most likely answers, and their probabilities; empty for an embedding."""
+    """The most likely answers, and their probabilities; of a regression, its values; empty for an embedding."""
     target: Target
     """What is attributed: the first of them."""
+    meaning: LogitMeaning = LogitMeaning.softmax
+    """What the numbers of the choices are."""
 
     def aimed_at(self, name: str) -> Target:
         """The target with another answer.
@@ -68,7 +71,10 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
             logits = model.classifier(**inputs).logits[0]
             names = model.classifier.config.id2label or {}
             labels = [str(names.get(number, number)) for number in range(len(logits))]
-            return Prediction("class", _most_likely(logits, labels, count, also), Label())
+            meaning = LogitMeaning.of(model.classifier.config)
+            numbers = [number for number, name in enumerate(labels) if name in also]
+            found = [(labels[number], each) for number, each in _most_likely(logits, meaning, count, numbers)]
+            return Prediction("class" if meaning is not LogitMeaning.value else "value", found, Label(), meaning)
         if model.next_token_head is not None:
             logits = model.next_token_head(**inputs).logits[0, last]
             return Prediction("next token", _most_likely_tokens(model, logits, count, also), NextToken())
@@ -79,28 +85,21 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
     return Prediction("embedding", [], _own_embedding(model))
 
 
-def _most_likely(
-    logits: Float[Tensor, " choice"], names: Sequence[str], count: int, also: Sequence[str]
-) -> list[tuple[str, float]]:
-    if len(logits) == 1:
-        return [(names[0], float(torch.sigmoid(logits[0].double())))]
-    numbers = [number for number, name in enumerate(names) if name in also]
-    return [(names[number], each) for number, each in _probabilities(logits, count, numbers)]
-
-
 def _most_likely_tokens(
     model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
 ) -> list[tuple[str, float]]:
     numbers = [number for name in also if (number := token_number(model, name)) is not None]
-    found = _probabilities(logits, count, numbers)
+    found = _most_likely(logits, LogitMeaning.softmax, count, numbers)
     return [(str(model.tokenizer.convert_ids_to_tokens(number)), each) for number, each in found]
 
 
-def _probabilities(logits: Float[Tensor, " choice"], count: int, also: Sequence[int]) -> list[tuple[int, float]]:
-    """The most likely choices by number, and then the others that were asked for."""
-    probabilities = logits.double().softmax(dim=-1)
-    likely = probabilities.topk(min(count, len(logits))).indices.tolist()
-    return [(number, float(probabilities[number])) for number in dict.fromkeys([*likely, *also])]
+def _most_likely(
+    logits: Float[Tensor, " choice"], meaning: LogitMeaning, count: int, also: Sequence[int]
+) -> list[tuple[int, float]]:
+    """The choices with the largest numbers, and then the others that were asked for."""
+    read = meaning.read(logits)
+    likely = read.topk(min(count, len(logits))).indices.tolist()
+    return [(number, float(read[number])) for number in dict.fromkeys([*likely, *also])]
 
 
 def _own_embedding(model: LoadedModel) -> Target:

@@ -33,6 +33,7 @@ PANELS = {
 }
 WORDS = {
     "probability": "the probability of the predicted class or token",
+    "value": "the predicted value",
     "answer": "the probability of the answer (the geometric mean over its tokens)",
     "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",

@@ -18,13 +18,14 @@ from normscope.maths.embedder import Embedder
 from normscope.models.block import full_precision
 from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
+from normscope.models.logit_meaning import LogitMeaning
 from normscope.models.text_batches import Text, describe_type, require_unicode
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The logit of a class, from a text classifier."""
+    """The logit of a class, from a text classifier; of a regression, its value."""
 
     label: str | int | None = None
     """The class's name or number; the most likely one by default."""
@@ -141,8 +142,13 @@ def _class(model: LoadedModel, target: Label, against: str | int | None) -> Prep
     number = _class_number("label", target.label, labels)
     other = _class_number("against", against, labels)
 
+    is_value = LogitMeaning.of(head.config) is LogitMeaning.value
+
+    def name(each: int) -> str:
+        return f"{'' if is_value else 'the class '}{labels.get(each, each)}"
+
     def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
-        return _chosen_logit(passed.output.logits[0], number, other, lambda each: f"the class {labels.get(each, each)}")
+        return _chosen_logit(passed.output.logits[0], number, other, name, what="value" if is_value else "logit")
 
     return PreparedTarget(head, evaluate)
 
@@ -153,6 +159,7 @@ def _chosen_logit(
     against: int | None,
     name: Callable[[int], str],
     where: str = "",
+    what: str = "logit",
 ) -> tuple[Float[Tensor, "1"], str]:
     """One logit, or by how much it exceeds another, and its description.
 
@@ -162,11 +169,12 @@ def _chosen_logit(
         against: The one that is subtracted; None for none.
         name: The name of each.
         where: What follows its name.
+        what: What it is.
     """
     best = int(logits.argmax()) if number is None else number
     if against is None:
-        return logits[best][None], f"logit of {name(best)}{where}"
-    return (logits[best] - logits[against])[None], f"logit of {name(best)} minus that of {name(against)}{where}"
+        return logits[best][None], f"{what} of {name(best)}{where}"
+    return (logits[best] - logits[against])[None], f"{what} of {name(best)} minus that of {name(against)}{where}"
 
 
 def _class_number(argument: str, label: str | int | None, labels: dict[int, str]) -> int | None:

@@ -18,6 +18,7 @@ from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
+from normscope.models.logit_meaning import LogitMeaning
 
 
 class Readout(abc.ABC):
@@ -28,7 +29,7 @@ class Readout(abc.ABC):
     """
 
     quantity: str
-    """What falls when tokens are erased: `probability`, `answer`, `loss` or `cosine`."""
+    """What falls when tokens are erased: `probability`, `value`, `answer`, `loss` or `cosine`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -78,9 +79,12 @@ class Readout(abc.ABC):
 
 
 class ClassReadout(Readout):
-    """The class that a classifier gives the whole text: its logit, and its probability."""
+    """The class that a classifier gives the whole text: its logit, and its probability; of a regression, its value."""
 
-    quantity = "probability"
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self._meaning = LogitMeaning.of(model.config)
+        self.quantity = "value" if self._meaning is LogitMeaning.value else "probability"
 
     @property
     def head(self) -> PreTrainedModel:
@@ -105,10 +109,10 @@ class ClassReadout(Readout):
         return answers.gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
-        """The probability of the class that was most likely for the whole text."""
-        if untouched.shape[1] == 1 or self.model.config.problem_type == "multi_label_classification":
-            return torch.sigmoid(wide(self.scalars(answers, untouched)))
-        return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+        """The probability of the class that was most likely for the whole text; of a regression, the value's size."""
+        if untouched.shape[1] == 1:
+            return self._meaning.read(self.scalars(answers, untouched)[:, None])[:, 0]
+        return self._meaning.read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
 class NextTokenReadout(Readout):
@@ -134,7 +138,7 @@ class NextTokenReadout(Readout):
 
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
         """The probability of the token that was most likely after the whole text."""
-        return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+        return LogitMeaning.softmax.read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
 class ContinuationReadout(Readout):
