@@ -348,3 +348,48 @@ def test_what_is_not_defined_for_translations_is_refused(translator):
     alone = dataclasses.replace(translator, load_head=lambda _head: None)
     with pytest.raises(InputError, match="has no weights of a translator"):
         normscope.attribute(alone, (TEXT, OTHER), normscope.NextToken())
+
+
+@pytest.mark.parametrize("family", ["big_bird", "openai-gpt", "bert", "deberta-v2", "xlm"])
+def test_heads_of_other_architectures_are_followed_exactly(family):
+    """big_bird makes its activation as it runs, and layers of openai-gpt return lists."""
+    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 4, "emb_dim": 24, "n_layers": 2, "n_heads": 4}
+    common = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    plain = {} if family not in ("openai-gpt", "xlm") else sizes
+    of_family = {"attention_type": "original_full"} if family == "big_bird" else {"pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=50, num_labels=3, **(plain or common), **of_family)
+    torch.manual_seed(0)
+    whole = AutoModelForSequenceClassification.from_config(config).double().eval()
+    for parameter in whole.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    ids = [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        logits = whole(torch.tensor([ids])).logits[0]
+    model = normscope.wrap(whole)
+    found = normscope.attribute(model, ids, normscope.Label(1), by="layer")
+    assert found.target == pytest.approx(float(logits[1]), rel=1e-9)
+    assert abs(found.remainder) < 1e-9 * (abs(found.scores).sum() + abs(found.bias))
+    assert found.error < 1e-9
+    maps = normscope.attribution_maps(model, ids, ["decompx"])["decompx"]
+    assert np.isfinite(maps.cumulative).all()
+
+
+class Squared(torch.nn.Module):
+    """A head that nothing can hold fixed."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, vectors):
+        return self.head(vectors) ** 2
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    config = AutoConfig.for_model(
+        "bert", vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40
+    )
+    whole = AutoModelForSequenceClassification.from_config(config).double().eval()
+    whole.classifier = Squared(whole.classifier)
+    with pytest.raises(InputError, match="logit of the class LABEL_. cannot be attributed exactly"):
+        normscope.attribute(normscope.wrap(whole), [5, 6, 7], normscope.Label())

@@ -389,7 +389,12 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
             f"{' tokens' if each else ''}."
         )
     weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
-    if weighted is not None and alike is not None and abs(metrics["alpha/all"] - 1) < 0.001 and not 0.9 < weighted / alike < 1 / 0.9:
+    if (
+        weighted is not None
+        and alike is not None
+        and abs(metrics["alpha/all"] - 1) < 0.001
+        and not 0.9 < weighted / alike < 1 / 0.9
+    ):
         sentences.append(
             f"{'Shorter' if weighted < alike else 'Longer'} vectors tend to get larger weights: the keys that a query sees "
             f"have a mean ‖f(x)‖ of {three_digits(weighted)[1:]} weighted by α, and of {three_digits(alike)[1:]} with equal "
