@@ -29,6 +29,9 @@ class Prediction:
     """What is attributed: the first of them."""
     meaning: LogitMeaning = LogitMeaning.softmax
     """What the numbers of the choices are."""
+    runner_up: int | None = None
+    """The number of the second answer, if one excludes the other: what the first is compared with to say why it is the first.
+    Most of a logit is shared by all answers."""
 
     def aimed_at(self, name: str) -> Target:
         """The target with another answer.
@@ -61,7 +64,7 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
     inputs = batch_from_texts(model, text).to(model.device).model_inputs()
-    last = int(inputs["attention_mask"].sum()) - 1
+    last = int(model.last_of_text(inputs["input_ids"], inputs["attention_mask"])[0])
     if model.layout.reads_target:
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
@@ -73,24 +76,29 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
             labels = [str(names.get(number, number)) for number in range(len(logits))]
             meaning = LogitMeaning.of(model.classifier.config)
             numbers = [number for number, name in enumerate(labels) if name in also]
-            found = [(labels[number], each) for number, each in _most_likely(logits, meaning, count, numbers)]
-            return Prediction("class" if meaning is not LogitMeaning.value else "value", found, Label(), meaning)
+            likely = _most_likely(logits, meaning, count, numbers)
+            found = [(labels[number], each) for number, each in likely]
+            what = "class" if meaning is not LogitMeaning.value else "value"
+            second = likely[1][0] if meaning is LogitMeaning.softmax and len(likely) > 1 else None
+            return Prediction(what, found, Label(), meaning, second)
         if model.next_token_head is not None:
             logits = model.next_token_head(**inputs).logits[0, last]
-            return Prediction("next token", _most_likely_tokens(model, logits, count, also), NextToken())
+            return _token_prediction("next token", model, logits, count, also)
         masks = (inputs["input_ids"][0] == (model.tokenizer.mask_token_id or -1)).nonzero().flatten().tolist()
         if masks and model.masked_language_head is not None:
             logits = model.masked_language_head(**inputs).logits[0, masks[0]]
-            return Prediction("masked token", _most_likely_tokens(model, logits, count, also), MaskedToken())
+            return _token_prediction("masked token", model, logits, count, also)
     return Prediction("embedding", [], _own_embedding(model))
 
 
-def _most_likely_tokens(
-    model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
-) -> list[tuple[str, float]]:
+def _token_prediction(
+    what: str, model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
+) -> Prediction:
     numbers = [number for name in also if (number := token_number(model, name)) is not None]
-    found = _most_likely(logits, LogitMeaning.softmax, count, numbers)
-    return [(str(model.tokenizer.convert_ids_to_tokens(number)), each) for number, each in found]
+    likely = _most_likely(logits, LogitMeaning.softmax, count, numbers)
+    found = [(str(model.tokenizer.convert_ids_to_tokens(number)), each) for number, each in likely]
+    target = NextToken() if what == "next token" else MaskedToken()
+    return Prediction(what, found, target, runner_up=likely[1][0] if len(likely) > 1 else None)
 
 
 def _most_likely(

@@ -86,7 +86,9 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         figures=_figures(by_layer, by_head, head_shares, per_key, pairs, values, rates)
         | ({} if pruning is None else {"pruning": _pruning_picture(pruning)}),
         summary=_summary(by_layer, correlation, present),
-        sentences=_sentences(metrics),
+        sentences=_sentences(
+            {name: value for name, value in metrics.items() if name.split("/")[-1] not in _unseen(specimen, layers)}
+        ),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
     )
 
@@ -157,6 +159,17 @@ def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
                     )
                 )
     return pd.concat(frames)
+
+
+def _unseen(specimen: Specimen, layers: Sequence[int]) -> set[str]:
+    """Categories whose tokens are seen by no token but themselves."""
+    seen: dict[str, bool] = {}
+    for sequence in specimen.sequences:
+        for key, category in enumerate(specimen.key_categories(sequence)):
+            for layer in layers:
+                others = sequence.blocks[layer - 1].visible[:, key].sum() > 1
+                seen[category] = seen.get(category, False) or bool(others)
+    return {category for category, others in seen.items() if not others}
 
 
 def _with_equal_weights(specimen: Specimen, layers: Sequence[int]) -> float:
@@ -354,12 +367,14 @@ def _figures(by_layer, by_head, head_shares, per_key, pairs, values, rates) -> d
 def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
     means = by_layer.groupby(["category", "measure"])["sequence_mean"].mean().unstack()
     rho = _pooled(correlation).reindex(means.index)
+    parts = {"‖αf‖ %": 100 * means["alpha_f"] / means.loc["all", "alpha_f"]} if "all" in present else {}
     return pd.DataFrame(
         {
             "α": means["alpha"],
             "‖αf‖": means["alpha_f"],
+            **parts,
             "‖f‖": means["f"],
-            "share %": means["share"] * 100,
+            "signed share %": means["share"] * 100,
             "ρ(α, ‖f‖)": rho,
         },
         index=list(present),

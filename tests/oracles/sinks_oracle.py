@@ -47,7 +47,12 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     tables |= _ablation(specimen, layers, categories, options, tables["massive"])
     rates = tables["summary"]["sink_rate"]
     of_first = {name: rates.get((*next(iter(variants)), name), -1.0) for name in positions} if len(rates) else {}
-    main = max(positions, key=of_first.__getitem__) if of_first else None
+    mass = tables["mass"]["mass"].groupby(["inputs", "bos", "position"]).mean()
+    weights = {name: mass.get((*next(iter(variants)), name), 0.0) for name in positions} if len(rates) else {}
+    candidates = [
+        name for name in positions if name == "first" or weights.get(name, 0.0) >= 0.03 * of_first.get(name, 0)
+    ]
+    main = max(candidates, key=of_first.__getitem__) if of_first else None
     if main is not None and of_first[main] < 0.01:
         main = "first"
     metrics = _metrics(tables)
@@ -442,6 +447,11 @@ def _summary(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
         rows[_label(specimen, inputs, bos)] = {
             f"{main}: sink rate %": 100 * found["sink_rate"].xs(main, level="position").mean(),
             "its weight %": 100 * mass["mass"].xs(main, level="position").mean(),
+            **(
+                {}
+                if main == "first"
+                else {"first token's weight %": 100 * mass["mass"].xs("first", level="position").mean()}
+            ),
             "dormant heads %": 100 * strength["dormant"].mean(),
         }
     return pd.DataFrame.from_dict(rows, orient="index")

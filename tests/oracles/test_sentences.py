@@ -344,6 +344,7 @@ CASES = {
                 (1.0, 2.23, "Longer", "2.2"),
             )
         ),
+        (NORMS, {"unseen": ["cls"]}, []),
         *(
             (
                 {"share/negative_heads": negative, "share/heads": heads},
@@ -792,6 +793,24 @@ CASES = {
                 "On text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
                 "Without [CLS], the sink rate of [SEP] tokens is 30%.",
             ],
+        ),
+        *(
+            (
+                # Every head has its last [SEP] look at itself, in texts of 64 tokens of a causal model.
+                {
+                    "text/without_bos/sink_rate/first": 0.5,
+                    "text/without_bos/sink_rate/sep": 0.9,
+                    "text/without_bos/mass/first": 0.15,
+                    "text/without_bos/mass/sep": mass,
+                },
+                [
+                    f"On text, {subject} of the heads, and {receives} of all attention weight.",
+                ],
+            )
+            for mass, subject, receives in (
+                (0.0269, "the first token is a sink in 50%", "it receives 15%"),
+                (0.0271, "[SEP] tokens are, on average, sinks in 90%", "together they receive 2.7%"),
+            )
         ),
         (
             {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.01},

@@ -112,7 +112,10 @@ def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
 def test_a_language_model_is_tested_by_the_token_that_follows_the_whole_text():
     readout = NextTokenReadout(classifier().model)
     logits = torch.tensor([[[0.0, 1.0], [4.0, 3.0], [9.0, 9.0]], [[0.0, 1.0], [5.0, 3.0], [1.0, 2.0]]])
-    answers = readout.answers(SimpleNamespace(logits=logits), {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})
+    answers = readout.answers(
+        SimpleNamespace(logits=logits),
+        {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "input_ids": torch.zeros(2, 3, dtype=torch.long)},
+    )
     assert answers.tolist() == [[4.0, 3.0], [1.0, 2.0]]
     untouched = torch.tensor([[0.0, 1.0], [7.0, 1.0]])
     assert readout.scalars(answers, untouched).tolist() == [3.0, 1.0]

@@ -41,7 +41,8 @@ class NextToken:
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""
     position: int | None = None
-    """The position of the token that it follows, from 0; the last one by default."""
+    """The position of the token that it follows, from 0; by default the text's last one, before any special tokens that the
+    tokenizer puts behind a text."""
 
 
 @checked
@@ -225,10 +226,11 @@ def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: st
     head = next_token_head(model, "NextToken")
     number, other = token_number(model, target.token), token_number(model, against, "against")
     last = batch.input_ids.shape[1] - 1
-    position = last if target.position is None else target.position
+    end = int(model.last_of_text(batch.input_ids, batch.token_mask)[0])
+    position = end if target.position is None else target.position
     if not 0 <= position <= last:
         raise InputError(f"NextToken: expected a position from 0 to {last}, the last token of the text, got {position}")
-    where = "as the next token" if position == last else f"after token {position}"
+    where = "as the next token" if position == end else f"after token {position}"
     return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), where))
 
 

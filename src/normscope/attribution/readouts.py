@@ -5,7 +5,7 @@ answer moves when tokens are erased.
 """
 
 import abc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
-from normscope.models.loaded import LoadedModel
+from normscope.models.loaded import LoadedModel, last_of_text
 from normscope.models.logit_meaning import LogitMeaning
 
 
@@ -116,9 +116,17 @@ class ClassReadout(Readout):
 
 
 class NextTokenReadout(Readout):
-    """The token that a causal language model predicts after the text: its logit, and its probability."""
+    """The token that a causal language model predicts after the text: its logit, and its probability.
+
+    Args:
+        ending: Special tokens that the tokenizer puts behind a text; the prediction follows the text, not these.
+    """
 
     quantity = "probability"
+
+    def __init__(self, model: PreTrainedModel, ending: Sequence[int] = ()) -> None:
+        super().__init__(model)
+        self._ending = ending
 
     @property
     def head(self) -> PreTrainedModel:
@@ -126,9 +134,10 @@ class NextTokenReadout(Readout):
         return self.model
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
-        """The logits after the last token."""
+        """The logits after the last token of the text."""
         logits: Tensor = output.logits
-        return logits[torch.arange(len(logits), device=logits.device), inputs["attention_mask"].sum(dim=1) - 1]
+        last = last_of_text(inputs["input_ids"], inputs["attention_mask"], self._ending)
+        return logits[torch.arange(len(logits), device=logits.device), last.to(logits.device)]
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
@@ -264,7 +273,7 @@ def readout_of(
     if target is not ReadoutTarget.embedding and model.next_token_head is not None:
         match target:
             case None | ReadoutTarget.next:
-                return NextTokenReadout(model.next_token_head), False
+                return NextTokenReadout(model.next_token_head, model.ending), False
             case ReadoutTarget.answer:
                 return ContinuationReadout(model.next_token_head, answer), False
             case ReadoutTarget.loss:

@@ -122,16 +122,26 @@ class NormsAnalysis(Analysis):
         return Findings(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics),
+            sentences=sentences_of(metrics, self._unseen(by_head, correlation)),
             curves=rolled.curves,
             figures=figures,
             summary=_summary(by_layer, rolled.metrics),
-            summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
+            summary_caption=(
+                "mean weight and vector norms by token category (‖αf‖ %: of Σ‖αf‖; signed share %: along the output, where all "
+                "tokens and b_O add up to 100), and the rank correlation of weights with norms"
+            ),
             notes=[
                 *self._pairs.notes(),
                 *([] if spectra else [f"{NOT_LINEAR.format('values')}, so W_V has no spectrum"]),
             ],
         )
+
+    @staticmethod
+    def _unseen(by_head: pd.DataFrame, correlation: pd.DataFrame) -> list[str]:
+        """The categories whose tokens no other token sees: no more pairs than keys."""
+        keys = by_head.groupby("category", observed=True)["count"].sum()
+        pairs = correlation[correlation["layer"] == 0].set_index("category")["count"]
+        return [category for category, count in pairs.items() if category != ALL and count <= keys.get(category, 0)]
 
     def _with_equal_weights(self) -> dict[str, float]:
         """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
@@ -255,6 +265,9 @@ def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float]) -> pd.DataFra
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
     means["share"] *= 100
-    return means.rename(columns={"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "share %"}).join(
+    if "all" in means.index and means.loc["all", "alpha_f"]:
+        means.insert(2, "‖αf‖ %", means["alpha_f"] / means.loc["all", "alpha_f"] * 100)
+    titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "signed share %"}
+    return means.rename(columns=titles).join(
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
     )

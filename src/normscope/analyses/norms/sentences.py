@@ -1,6 +1,6 @@
 """The findings of the norms analysis in sentences, from its metrics. Missing metrics are skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
@@ -8,8 +8,14 @@ from normscope.results.rollups import by_axes
 from normscope.rounding import brief, brief_share, compared, counted, enumeration, shares_differ
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖."""
+def sentences_of(metrics: Mapping[str, float], unseen: Collection[str] = ()) -> list[Sentence]:
+    """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖.
+
+    Args:
+        unseen: Categories whose tokens no other token sees, as a [SEP] at the end of the texts of a causal model: nothing is
+            said about them.
+    """
+    metrics = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in unseen}
     sentences: list[Sentence] = []
     all_norm = metrics.get("alpha_f/all")
     for category in ("cls", "sep", "first", "punctuation"):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.analyses.sinks.report import main_position
+from normscope.results.rollups import by_axes
 from normscope.rounding import brief, brief_share, compared, differ, enumeration, movement, shares_differ
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
@@ -36,7 +37,7 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
         return []
     variant = next(iter(rates)).partition("/sink_rate/")[0]
     position = main_position(
-        {key.rpartition("/")[2]: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
+        by_axes(f"{variant}/sink_rate/<position>", metrics), by_axes(f"{variant}/mass/<position>", metrics)
     )
     is_first = position == "first"
     subject = "the first token is a sink" if is_first else f"{category_name(position)} tokens are, on average, sinks"
