@@ -223,6 +223,23 @@ def test_attribution_to_a_similarity_follows_the_projections(folder):
     by_pairs = normscope.similarity(model, A, B).matrix.sum(axis=1)
     # The second projection has constants of its own, which belong to no token.
     assert found.scores == pytest.approx(by_pairs[:-1], rel=1e-3, abs=1e-5)
+    assert found.bias == pytest.approx(by_pairs[-1], rel=1e-3, abs=1e-5)
+    assert found.remainder == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_similarity_leaves_no_remainder(folder, kind):
+    """Projections, their activations and biases, norms and lengths: all of it comes from tokens or biases."""
+    encoder = encoder_of(folder, kind).double()
+    model = normscope.wrap(encoder)
+    if model.embedder.late is not None:
+        return
+    found = normscope.attribute(model, A, normscope.SimilarityTo(B), by="layer")
+    embeddings = encoder.encode([A, B], prompt="", convert_to_tensor=True)
+    expected = torch.nn.functional.cosine_similarity(*embeddings, dim=0)
+    assert found.target == pytest.approx(float(expected), rel=1e-6, abs=1e-6)
+    size = abs(found.scores).sum() + abs(found.bias)
+    assert abs(found.remainder) < 1e-6 * size
 
 
 @pytest.mark.spread(1)

@@ -96,6 +96,8 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         (["hydra/launcher=nope"], "hydra/launcher=nope: no such preset; expected one of basic"),
         (["seed=-1"], "seed=-1: expected a whole number from 0"),
         (["device.nope=1"], "unknown key device.nope; did you mean device.name?"),
+        (["model.dtype=float64"], "unknown key model.dtype; did you mean device.dtype?"),
+        (["dataset.batch_tokens=9"], "unknown key dataset.batch_tokens; did you mean device.batch_tokens?"),
         (["model.architecture.x=1"], "model.architecture.x is not set yet; +model.architecture.x=VALUE adds it"),
         (["device=null"], "device=null: "),
         (["analysis=[mixing,3]"], "analysis=[mixing,3]: "),

@@ -60,6 +60,18 @@ def three_digits(value: float) -> str:
     return f"{value * (1 + 1e-12):+#.3g}".replace("-", "−").removesuffix(".")
 
 
+def clearly_apart(one: float, other: float) -> bool:
+    """Whether two shares differ by half a point, or by a tenth of the larger and at least 0.1 points."""
+    difference = 1000 * abs(one - other) * (1 + 1e-9)
+    return difference >= 5 or (difference >= 1 and difference >= 100 * max(abs(one), abs(other)))
+
+
+def visibly_apart(one: float, other: float) -> bool:
+    """Whether two numbers differ by a unit of the third digit of the larger."""
+    exponent = int(f"{max(abs(one), abs(other)):e}".partition("e")[2])
+    return abs(one - other) * (1 + 1e-9) >= 10.0 ** (exponent - 2)
+
+
 def percent(share: float) -> str:
     """One decimal; halves are rounded up."""
     return f"{100 * share * (1 + 1e-12):.1f}%".replace("-", "−")

@@ -116,6 +116,7 @@ class Answers:
             answer: dict[str, Any] = {
                 "what": found.what,
                 "choices": found.choices,
+                "meaning": str(found.meaning),
                 "target": target or next((name for name, _ in found.choices), ""),
             }
             aim = found.aimed_at(target) if target else found.target

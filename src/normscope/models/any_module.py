@@ -37,6 +37,19 @@ _LONGEST_PROBE = 11
 """Number of tokens of the longest text in any probe."""
 
 
+@dataclasses.dataclass
+class VectorsOutput(BaseModelOutput):
+    """The vectors of the last layer or norm, and those that the module returns if they are others of the same size."""
+
+    returned: Tensor | None = None
+
+
+def returned_vectors(output: Any) -> Tensor | None:
+    """The vectors that a model itself returns, from its output; None if it returns none, as heads do."""
+    own: Tensor | None = getattr(output, "returned", None)
+    return getattr(output, "last_hidden_state", None) if own is None else own
+
+
 class AnyModule(PreTrainedModel):
     """A module that looks like a transformers model from outside; it runs in plain operations.
 
@@ -63,6 +76,8 @@ class AnyModule(PreTrainedModel):
         """Whether the module runs in plain operations."""
         self.vectors: str | None = None
         """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        self.changes_vectors = False
+        """Whether the module returns other vectors of the same size, which it makes of those."""
         self.returned_swapped: tuple[int, int] | None = None
         """The two axes of what the module returns to swap."""
         self.swapped: tuple[int, int] | None = None
@@ -88,7 +103,7 @@ class AnyModule(PreTrainedModel):
             raise NotImplementedError
         return self.embedding
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> "VectorsOutput":
         """Run the module.
 
         Args:
@@ -98,8 +113,12 @@ class AnyModule(PreTrainedModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         with self.operations(), self._captured() as captured:
             output = self._explained(input_ids, mask)
-        vectors = captured[-1] if captured else self._vectors(output, input_ids.shape)
-        return BaseModelOutput(last_hidden_state=vectors if self.swapped is None else vectors.transpose(*self.swapped))
+        vectors = captured[-1] if captured else self._vectors(output, input_ids.shape, self.swapped)
+        found = vectors if self.swapped is None else vectors.transpose(*self.swapped)
+        if not self.changes_vectors:
+            return VectorsOutput(last_hidden_state=found)
+        own, axes = self._vectors(output, input_ids.shape, self.returned_swapped), self.returned_swapped
+        return VectorsOutput(last_hidden_state=found, returned=own if axes is None else own.transpose(*axes))
 
     def returning(self, *, plain: bool) -> "AnyModule":
         """The same module, but returning what it returns itself.
@@ -109,6 +128,7 @@ class AnyModule(PreTrainedModel):
         """
         same = copy.copy(self)
         same.plain, same.vectors, same.swapped = plain, None, self.returned_swapped
+        same.changes_vectors = False
         return same
 
     def operations(self) -> contextlib.AbstractContextManager[object]:
@@ -154,8 +174,8 @@ class AnyModule(PreTrainedModel):
         finally:
             handle.remove()
 
-    def _vectors(self, output: Any, size: torch.Size) -> Tensor:
-        size = size[::-1] if self.swapped == (0, 1) else size
+    def _vectors(self, output: Any, size: torch.Size, swapped: tuple[int, int] | None) -> Tensor:
+        size = size[::-1] if swapped == (0, 1) else size
         if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
             output = vars(output)
         tensors = [each for each in tree_iter(output) if isinstance(each, Tensor)]
@@ -204,11 +224,11 @@ class AnyModule(PreTrainedModel):
     def _find_axes(self, output: Any, size: torch.Size) -> None:
         """Find out which axis of the returned vectors is that of the tokens."""
         try:
-            self._vectors(output, size)
+            self._vectors(output, size, self.swapped)
         except InputError as error:
             self.swapped = (0, 1)
             try:
-                self._vectors(output, size)
+                self._vectors(output, size, self.swapped)
             except InputError:
                 raise error from None
 
@@ -243,6 +263,8 @@ class AnyModule(PreTrainedModel):
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):
             self.vectors, self.swapped = None, returned_with
+        # Vectors of another size are the logits of a head.
+        self.changes_vectors = self.vectors is not None and returned.shape == made.shape
         self._check_rest(layout)
         self.pads = batching_of(self) is Batching.PADDED
         if self.vectors is None:

@@ -61,7 +61,7 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
         biases = exit_.enter_context(recorded_biases(model))
         exit_.enter_context(torch.inference_mode(False))
         exit_.enter_context(torch.enable_grad())
-        with frozen_functions(model, attention=True):
+        with frozen_functions(attention=True):
             output = model(**{name: tensor.clone() for name, tensor in inputs.items()})
         (source,), (target,) = leaves
         yield FrozenTranslation(source, target, output.logits, biases)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_movement
+from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_mask, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, layers_of, more_than_a_network, stream_of, swapped_axes
 from normscope.models.infer_network import NoNetworkError
@@ -214,7 +214,9 @@ class _Stack:
         last = self._calls[-1]
         norms = [
             node
-            for node, _ in self._graph.forward(self._graph.same(last.outputs[0]), is_movement)
+            for node, _ in self._graph.forward(
+                self._graph.same(last.outputs[0]), lambda node: is_movement(node) or is_mask(node)
+            )
             if isinstance(node, Norm) and not last.holds(node.call)
         ]
         return norms[0].path if len(norms) == 1 else None

@@ -66,8 +66,8 @@ def hook_on_end(model: nn.Module, layout: ModelLayout, take: Callable[[Tensor], 
         replaced = taken(output[0])
         if replaced is None:
             return None
-        if isinstance(output, tuple):
-            return (replaced, *output[1:])
+        if isinstance(output, tuple | list):
+            return type(output)((replaced, *output[1:]))
         output[next(iter(output))] = replaced
         return output
 

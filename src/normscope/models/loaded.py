@@ -4,13 +4,15 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+from jaxtyping import Int, Shaped
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -31,6 +33,7 @@ from normscope.models.random_state import drawing
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
+from normscope.models.token_names import TokenNames
 from normscope.models.token_types import TokenTypes, tables_of_token_types
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
@@ -272,6 +275,20 @@ class LoadedModel:
             observer.run(self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
+    @cached_property
+    def ending(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer puts behind a text, such as [SEP]: a next token follows the text instead."""
+        if self.tokenizer is None or isinstance(self.tokenizer, TokenNames):
+            return ()
+        ids, special = list(map(int, self.tokenizer.encode("a"))), set(self.tokenizer.all_special_ids)
+        return tuple(reversed([*itertools.takewhile(special.__contains__, reversed(ids))]))
+
+    def last_of_text(
+        self, input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"]
+    ) -> Int[torch.Tensor, " batch"]:
+        """The position of each text's last token before the `ending`, if the text has that and more."""
+        return last_of_text(input_ids, token_mask, self.ending)
+
     @property
     def is_cross_attention(self) -> bool:
         """Whether the decoder's cross-attention is observed."""
@@ -294,6 +311,24 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self.model.dtype
+
+
+def last_of_text(
+    input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"], ending: Sequence[int]
+) -> Int[torch.Tensor, " batch"]:
+    """The position of each text's last token before an ending, if the text has that and more.
+
+    Args:
+        token_mask: 1 at tokens, 0 at padding behind them.
+        ending: Token ids.
+    """
+    last = token_mask.long().sum(dim=1) - 1
+    count = len(ending)
+    if not 0 < count < input_ids.shape[1]:
+        return last
+    places = last[:, None] + torch.arange(1 - count, 1, device=last.device)
+    ends = (input_ids.gather(1, places.clamp(min=0)) == torch.tensor(ending, device=last.device)).all(dim=1)
+    return torch.where(ends & (last >= count), last - count, last)
 
 
 def _in_memory(loaded: LoadedModel) -> list[PreTrainedModel]:

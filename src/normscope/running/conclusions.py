@@ -176,7 +176,13 @@ _TEXTS = ("caption", "value_label", "x_label", "y_label")
 def about_words(findings: Findings) -> Findings:
     """The findings of an analysis that has measured words: sentences, captions and labels say `word` where they say `token`."""
     sentences = [
-        Sentence(_of_words(text), figure=text.figure, table=text.table)
+        Sentence(
+            _of_words(text),
+            figure=text.figure,
+            table=text.table,
+            measure=text.measure,
+            surprising=text.surprising,
+        )
         if isinstance(text, Sentence)
         else _of_words(text)
         for text in findings.sentences

@@ -66,6 +66,11 @@ class Pairs(abc.ABC):
         """α of some queries of one sequence."""
 
     @property
+    def received_alike(self) -> Float[Tensor, "batch key"] | None:
+        """Σ_i α_ij if the keys that a query sees had equal weights, 1/n_i for n_i keys; None if that is not defined."""
+        return None
+
+    @property
     @abc.abstractmethod
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
         """How many keys each query sees; 0 at padding. This does not depend on any number that the model computes."""
@@ -141,6 +146,24 @@ class TokenPairs(Pairs):
             weights = self.block.alpha.rows(chosen, some)
             seen = functools.partial(self.block.alpha.seen.of, chosen, some)
             yield PairsPart(weights, some, keys, seen)
+
+    @property
+    def received_alike(self) -> Float[Tensor, "batch key"]:
+        """Σ_i 1/n_i over the queries i that see a key, of the n_i keys that they see."""
+        received: Tensor = self.batch.once(("received alike", self.block.mask), self._receive_alike)
+        return received.to(self.norms)
+
+    def _receive_alike(self) -> Float[Tensor, "batch key"]:
+        rule, keys = (self.block.mask or Mask()).of_positions, self.keys.host.token_mask
+        counts = torch.from_numpy(self.visible_counts).double()
+        shares = counts.reciprocal().masked_fill_(counts == 0, 0)
+        received = torch.zeros(keys.shape, dtype=torch.float64)
+        sequences, queries, columns = (torch.arange(n) for n in (len(keys), shares.shape[1], keys.shape[1]))
+        for some, of in rule.strips(len(queries), len(columns)):
+            visible = rule.visible(queries[some], columns[of], sequences)
+            seen = torch.ones(1, 1) if visible is None else visible[:, 0]
+            received[:, of] += (seen * shares[:, some, None]).sum(dim=1)
+        return to_device(received * keys, self.norms.device)
 
     @property
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:

@@ -16,6 +16,7 @@ from normscope.analyses.sinks.options import SINKS, SinksOptions
 from normscope.analyses.sinks.rates import SinkRates
 from normscope.analyses.sinks.report import (
     main_position,
+    masses_of_first_variant,
     massive_by_layer,
     rates_of_first_variant,
     summary_table,
@@ -140,7 +141,7 @@ class SinksAnalysis(Analysis):
         """Tables, figures and sentences."""
         tables = self._tables()
         rates = rates_of_first_variant(tables["summary"])
-        position = main_position(rates) if rates else None
+        position = main_position(rates, masses_of_first_variant(tables["mass"])) if rates else None
         by_head = tables["by_head"]
         counted = {"by_head": by_head[by_head["position"] == position]}
         rolled = roll_up(self.info.published, tables | counted)
