@@ -407,7 +407,7 @@ TASKS = {
             Tool("transformers, output_attentions, text by text", _looped(1)),
             Tool(f"transformers, output_attentions, batches of {_BATCH}", _looped(_BATCH)),
             Tool(f"{OURS}, mixing", _analysed("mixing")),
-            Tool(f"{OURS}, mixing and norms", _analysed("mixing", "norms", norms={"exact_pairs": 0})),
+            Tool(f"{OURS}, mixing and norms", _analysed("mixing", "norms")),
             Tool(f"{OURS}, mixing and norms with every pair ranked", _analysed("mixing", "norms")),
         ),
     ),

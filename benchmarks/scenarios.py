@@ -79,7 +79,6 @@ SHAPES: dict[str, PretrainedConfig] = {
 
 BARE = "bare"
 STRAIGHTFORWARD = "straightforward"
-EXACT = "exact"
 ONE_SCALAR = "attribution of a scalar"
 VALUE_ZEROING = "value zeroing"
 SIMILARITY = "similarity"
@@ -94,7 +93,7 @@ class Scenario:
     length: int
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself, or
-    names of analyses joined by +; `, exact` keeps every pair for the correlation."""
+    names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -119,7 +118,7 @@ EVERYTHING = "mixing+norms+frequency+outliers+score"
 
 def shapes() -> Iterator[Scenario]:
     """Models and analyses."""
-    yield Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "outliers+score", EVERYTHING))
+    yield Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING))
     yield Scenario("BERT-base", 2, 512, (BARE, "mixing"))
     yield Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", "sinks", "feedforward", EVERYTHING))
     yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
@@ -247,17 +246,17 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
 
     Args:
         model: A model of a known family.
-        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead.
+        names: Names of the analyses.
     """
     changed: dict[str, dict[str, Any]] = {
-        "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
+        "norms": {"seed": 0},
         "frequency": {"seed": 0},
         "score": {"seed": 0},
         "feedforward": {"seed": 0},
         "sinks": {"seed": 0},
     }
     context = context_of(model)
-    infos = [analyses()[name] for name in names if name != EXACT]
+    infos = [analyses()[name] for name in names]
     return [info.load()(info.options(**changed.get(info.name, {})), context) for info in infos]
 
 

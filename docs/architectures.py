@@ -47,9 +47,7 @@ LAYERS = (
 )
 """Names of the number of layers in configs."""
 REFUSED: Mapping[str, Collection[str]] = {
-    "bigbird_pegasus": ("encoder", "decoder", "cross"),
     "falcon_h1": ("",),
-    "git": ("",),
     "prophetnet": ("encoder",),
 }
 """Stacks whose layout is inferred from a config, but whose model, with weights, is refused at load. A slow test proves all

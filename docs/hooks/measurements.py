@@ -18,7 +18,6 @@ MEASURED = ROOT / "benchmarks" / "measured"
 
 FOUR = "mixing+norms+outliers+score"
 WAYS = {
-    "norms, exact": "norms, every pair kept",
     "outliers+score": "outliers and score",
     "mixing+norms+frequency+outliers+score": "all five",
     "straightforward": "mixing, straightforward",

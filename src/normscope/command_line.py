@@ -30,7 +30,7 @@ def program() -> str:
 
 def asks_for_json() -> bool:
     """Take `--json` from the command line; False if it asks for help as well."""
-    if "--json" not in sys.argv[1:]:
+    if "--json" not in sys.argv[1:] or sys.argv[1:3] == ["explain", "--"]:  # which `explain` refuses, or explains
         return False
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--json"]
     return help_topics() is None
@@ -69,11 +69,17 @@ _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
 def text_to_explain() -> str | None:
     """Take `explain TEXT` from the command line: the text, of a file, or of the standard input; None without it.
 
+    After `--`, the text is what it is, even if it is the name of a file or begins with a dash.
+
     Raises:
         InputError: If there is no text, or its file cannot be read.
     """
     if sys.argv[1:2] != ["explain"]:
         return None
+    if sys.argv[2:3] == ["--"] and len(sys.argv) > 3:
+        text = sys.argv[3]
+        del sys.argv[1:4]
+        return text
     if len(sys.argv) < 3 or sys.argv[2].startswith("--"):
         raise InputError(f'explain: expected a text, the name of a text file, or -: {program()} explain "A text."')
     text = sys.argv[2]

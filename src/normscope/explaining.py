@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import html
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import pandas as pd
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
+from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.decomposition import decompose
 from normscope.errors import InputError, one_line
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
+from normscope.models.logit_meaning import LogitMeaning
 from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
-from normscope.rounding import counted, number
+from normscope.rounding import brief_share, counted, number
 from normscope.running.options import RunOptions
 from normscope.typed_texts import as_given
 
@@ -26,6 +29,8 @@ PAGE = "explain.html"
 
 _STRONGEST = 8
 """Tokens and heads that are printed."""
+_SINK = 0.3
+"""The share of the weight of later tokens from which the first token of a causal model is a sink."""
 _LARGEST = 1_500_000
 """Values of token maps on the page, about 3 MB; single heads, and then all maps, are left out beyond it."""
 
@@ -51,12 +56,15 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     given = as_given(model, text, chat=options.dataset.chat_template)
     prediction = prediction_of(model, given)
     by_head = not model.layout.reads_target
-    found = attribute(model, given, prediction.target, by=["layer", "head"] if by_head else None)
+    found = attribute(
+        model, given, prediction.target, against=prediction.runner_up, by=["layer", "head"] if by_head else None
+    )
     assert isinstance(found, Attribution)
     if callable(prediction.target):
         found = dataclasses.replace(found, what="length of the embedding")
-    maps, note = _maps(model, given)
-    _print(model, prediction, found)
+    maps, note, weight = _maps(model, given)
+    sink = _said_of_sink(found, weight) if weight is not None and weight >= _SINK else ""
+    _print(model, prediction, found, sink)
     heads = found.strongest(_STRONGEST) if by_head else pd.DataFrame()
     page = folder / PAGE
     try:
@@ -65,8 +73,12 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
             explained_page(
                 title=f"{model.name}: {text[:80]}",
                 what=prediction.what,
-                choices=prediction.choices,
-                scores=found._repr_html_(),
+                choices=[
+                    (*choice, written)
+                    for choice, (_, written) in zip(prediction.choices, _written(prediction), strict=True)
+                ],
+                are_shares=prediction.meaning is not LogitMeaning.value,
+                scores=_coloured(found, sink),
                 heads=heads,
                 picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
                 maps=maps,
@@ -79,13 +91,18 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     return page
 
 
-def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:
-    """The token maps of the text, with its shares through the whole model, and what is left out."""
+def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str, float | None]:
+    """The token maps of the text, with its shares through the whole model; what is left out; and the mean weight that later
+    tokens of a causal model give the first one.
+    """
     decomposed = decompose(model, text)
+    weight = None
+    if model.causal and len(decomposed.tokens) > 1:
+        weight = float(decomposed.weights[:, 1:, 0].mean())
     queries, keys = len(decomposed.tokens), len(decomposed.key_tokens)
     values = model.layers * queries * keys
     if values * 7 > _LARGEST:
-        return None, f"{counted(queries, 'token')} are too many for maps of all pairs on one page"
+        return None, f"{counted(queries, 'token')} are too many for maps of all pairs on one page", weight
     note = ""
     if values * (7 + model.layout.attention.heads) <= _LARGEST:
         decomposed = decompose(model, text, heads=True)
@@ -93,20 +110,48 @@ def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:
         note = "shown without single heads, which would make the page too large"
     maps = decomposed.explorer().sentences[0]
     if model.layout.reads_target:
-        return maps, note
+        return maps, note, weight
     through = attribution_maps(model, text, ["decompx"])["decompx"].cumulative[:, :, :keys]
-    return dataclasses.replace(maps, maps={**maps.maps, "decompx": through.astype(np.float32)}), note
+    return dataclasses.replace(maps, maps={**maps.maps, "decompx": through.astype(np.float32)}), note, weight
 
 
-def _print(model: LoadedModel, prediction: Prediction, found: Attribution) -> None:
+def _said_of_sink(found: Attribution, weight: float) -> str:
+    """What the first token adds, and why it stands apart."""
+    return (
+        f"The first token, {found.tokens[0]}, adds {number(float(found.scores[0]), signed=True)}. It stands apart because it "
+        f"is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
+    )
+
+
+def _coloured(found: Attribution, sink: str) -> str:
+    """The text with its tokens coloured by their scores; a sink keeps its number, but sets no colour."""
+    if not sink:
+        return found._repr_html_()
+    largest = float(np.abs(found.scores[1:]).max(initial=0))
+    first = coloured(found.tokens[:1], found.scores[:1], np.inf)
+    return (
+        f"<p>{html.escape(found._sum)}</p>{first}{coloured(found.tokens[1:], found.scores[1:], largest)}"
+        f"<p>{html.escape(sink)}</p>{LEGEND}"
+    )
+
+
+def _written(prediction: Prediction) -> list[tuple[str, str]]:
+    """The choices with their probabilities as percentages, or with their values."""
+    if prediction.meaning is LogitMeaning.value:
+        return [(name, number(value, signed=True)) for name, value in prediction.choices]
+    return [(name, f"{number(100 * probability)}%") for name, probability in prediction.choices]
+
+
+def _print(model: LoadedModel, prediction: Prediction, found: Attribution, sink: str) -> None:
     print(f"\n{model.name}: {prediction.what}")
-    for name, probability in prediction.choices:
-        print(f"  {number(100 * probability):>7}%  {name}")
-    largest = float(np.abs(found.scores).max(initial=0)) or 1.0
+    for name, written in _written(prediction):
+        print(f"  {written:>8}  {name}")
     print(f"\n{found._sum}\n")
-    order = np.argsort(-np.abs(found.scores), kind="stable")[:_STRONGEST]
+    sizes = np.abs(found.scores)
+    order = [at for at in np.argsort(-sizes, kind="stable") if at or not sink][:_STRONGEST]
+    largest = max((float(sizes[at]) for at in order), default=0.0) or 1.0
     width = max((len(found.tokens[at]) for at in order), default=0)
     for at in order:
         bar = "█" * round(20 * abs(float(found.scores[at])) / largest)
         print(f"  {number(float(found.scores[at]), signed=True):>9}  {found.tokens[at]:<{width}}  {bar}")
-    print()
+    print(f"\n{sink}\n" if sink else "")

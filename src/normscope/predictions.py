@@ -12,6 +12,7 @@ from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_n
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
+from normscope.models.logit_meaning import LogitMeaning
 from normscope.models.text_batches import batch_from_texts
 
 _CHOICES = 5
@@ -24,9 +25,14 @@ class Prediction:
     what: str
     """In a few words."""
     choices: Sequence[tuple[str, float]]
-    """The most likely answers, and their probabilities; empty for an embedding."""
+    """The most likely answers, and their probabilities; of a regression, its values; empty for an embedding."""
     target: Target
     """What is attributed: the first of them."""
+    meaning: LogitMeaning = LogitMeaning.softmax
+    """What the numbers of the choices are."""
+    runner_up: int | None = None
+    """The number of the second answer, if one excludes the other: what the first is compared with to say why it is the first.
+    Most of a logit is shared by all answers."""
 
     def aimed_at(self, name: str) -> Target:
         """The target with another answer.
@@ -59,7 +65,7 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
     inputs = batch_from_texts(model, text).to(model.device).model_inputs()
-    last = int(inputs["attention_mask"].sum()) - 1
+    last = int(model.last_of_text(inputs["input_ids"], inputs["attention_mask"])[0])
     if model.layout.reads_target:
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
@@ -69,40 +75,41 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
             logits = model.classifier(**inputs).logits[0]
             names = model.classifier.config.id2label or {}
             labels = [str(names.get(number, number)) for number in range(len(logits))]
-            return Prediction("class", _most_likely(logits, labels, count, also), Label())
+            meaning = LogitMeaning.of(model.classifier.config)
+            numbers = [number for number, name in enumerate(labels) if name in also]
+            likely = _most_likely(logits, meaning, count, numbers)
+            found = [(labels[number], each) for number, each in likely]
+            what = "class" if meaning is not LogitMeaning.value else "value"
+            second = likely[1][0] if meaning is LogitMeaning.softmax and len(likely) > 1 else None
+            return Prediction(what, found, Label(), meaning, second)
         if model.next_token_head is not None:
             logits = model.next_token_head(**inputs).logits[0, last]
-            return Prediction("next token", _most_likely_tokens(model, logits, count, also), NextToken())
+            return _token_prediction("next token", model, logits, count, also)
         masks = (inputs["input_ids"][0] == (model.tokenizer.mask_token_id or -1)).nonzero().flatten().tolist()
         if masks and model.masked_language_head is not None:
             logits = model.masked_language_head(**inputs).logits[0, masks[0]]
-            return Prediction("masked token", _most_likely_tokens(model, logits, count, also), MaskedToken())
+            return _token_prediction("masked token", model, logits, count, also)
     return Prediction("embedding", [], _own_embedding(model))
 
 
-def _most_likely(
-    logits: Float[Tensor, " choice"], names: Sequence[str], count: int, also: Sequence[str]
-) -> list[tuple[str, float]]:
-    if len(logits) == 1:
-        return [(names[0], float(torch.sigmoid(logits[0].double())))]
-    numbers = [number for number, name in enumerate(names) if name in also]
-    return [(names[number], each) for number, each in _probabilities(logits, count, numbers)]
-
-
-def _most_likely_tokens(
-    model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
-) -> list[tuple[str, float]]:
+def _token_prediction(
+    what: str, model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
+) -> Prediction:
     numbers = [number for name in also if (number := token_number(model, name)) is not None]
-    found = _probabilities(logits, count, numbers)
+    likely = _most_likely(logits, LogitMeaning.softmax, count, numbers)
     texts = TokenTexts(model.tokenizer)
-    return [(texts.of([number])[0], each) for number, each in found]
+    found = [(texts.of([number])[0], each) for number, each in likely]
+    target = NextToken() if what == "next token" else MaskedToken()
+    return Prediction(what, found, target, runner_up=likely[1][0] if len(likely) > 1 else None)
 
 
-def _probabilities(logits: Float[Tensor, " choice"], count: int, also: Sequence[int]) -> list[tuple[int, float]]:
-    """The most likely choices by number, and then the others that were asked for."""
-    probabilities = logits.double().softmax(dim=-1)
-    likely = probabilities.topk(min(count, len(logits))).indices.tolist()
-    return [(number, float(probabilities[number])) for number in dict.fromkeys([*likely, *also])]
+def _most_likely(
+    logits: Float[Tensor, " choice"], meaning: LogitMeaning, count: int, also: Sequence[int]
+) -> list[tuple[int, float]]:
+    """The choices with the largest numbers, and then the others that were asked for."""
+    read = meaning.read(logits)
+    likely = read.topk(min(count, len(logits))).indices.tolist()
+    return [(number, float(read[number])) for number in dict.fromkeys([*likely, *also])]
 
 
 def _own_embedding(model: LoadedModel) -> Target:

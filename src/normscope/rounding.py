@@ -131,10 +131,35 @@ def counted(count: float, noun: str, plural: str | None = None) -> str:
     return f"{count:,.0f} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def differ(one: float, other: float) -> bool:
+    """Whether a sentence may call one number the larger: by at least a unit of the third digit, so not by rounding alone.
+
+    4.6 and 4.601 are written alike; 1.246 and 1.254 are written 1.2 and 1.3, but a reader would take the difference for 0.1.
+    """
+    largest = max(abs(one), abs(other))
+    if not math.isfinite(largest) or largest == 0:
+        return one != other
+    unit = decimal.Decimal(1).scaleb(decimal.Decimal(largest).adjusted() - _DIGITS + 1)
+    return abs(one - other) >= float(unit) * (1 - 1e-9)
+
+
+def shares_differ(one: float, other: float) -> bool:
+    """Whether a sentence may call one share the larger: by half a percentage point, or by a tenth of itself and 0.1 points.
+
+    1.26% and 1.24% are written 1.3% and 1.2%, and their difference means nothing.
+    """
+    difference = abs(one - other) * (1 + 1e-9)
+    return difference >= 0.001 and difference >= min(0.005, 0.1 * max(abs(one), abs(other)))
+
+
 def movement(before: float, after: float, *beside: float) -> str:
-    """How a share moves, in the digits that are written: `rises from 10% to 12%`, `stays at 10%`."""
+    """How a share moves: `rises from 10% to 12%`, `stays at 10%`; `stays at about 10%` if the difference means nothing."""
     start, end = brief_share(before, after, *beside), brief_share(after, before, *beside)
-    return f"stays at {end}" if start == end else f"{'rises' if after > before else 'falls'} from {start} to {end}"
+    if not shares_differ(before, after):
+        return f"stays at {end}" if start == end else f"stays at about {end}"
+    if abs(after - before) < 0.02:  # whole percentages would exaggerate it or hide it
+        start, end = percentage(before), percentage(after)
+    return f"{'rises' if after > before else 'falls'} from {start} to {end}"
 
 
 def enumeration(parts: list[str]) -> str:

@@ -37,7 +37,6 @@ NOT_MUTATED = {
     "family": "a name",
     "source": "a link for messages",
     "stack": "the caller's choice",
-    "start": "a convention of training, which no computation shows",
     "routed": "whether each layer reads what it reads in the untouched model",
     "float32_inside": "loosens or tightens the bound in float64 alone",
     "unknown_network": "a reason for messages",

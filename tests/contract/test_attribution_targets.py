@@ -16,12 +16,14 @@ from transformers import (
 import normscope
 from normscope.api.arguments import single_text
 from normscope.api.targets import prepared
+from normscope.attribution.readouts import readout_of
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
 from normscope.models.embedder_files import embedder_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.task_heads import Head, has_head
+from normscope.predictions import prediction_of
 from normscope.rounding import number
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, token_batch
 
@@ -199,7 +201,7 @@ def test_next_tokens(tokenizer):
     )
     found = normscope.attribute(model, TEXT, normscope.NextToken("film"))
     with torch.inference_mode():
-        logits = head(**tokenizer(TEXT, return_tensors="pt")).logits[0, -1]
+        logits = head(**tokenizer(TEXT, return_tensors="pt")).logits[0, -2]  # before [SEP]
     assert found.target == pytest.approx(float(logits[tokenizer.convert_tokens_to_ids("film")]))
     assert abs(found.remainder) < 1e-10
     assert normscope.attribute(model, TEXT, normscope.NextToken()).target == pytest.approx(float(logits.max()))
@@ -348,3 +350,76 @@ def test_what_is_not_defined_for_translations_is_refused(translator):
     alone = dataclasses.replace(translator, load_head=lambda _head: None)
     with pytest.raises(InputError, match="has no weights of a translator"):
         normscope.attribute(alone, (TEXT, OTHER), normscope.NextToken())
+
+
+@pytest.mark.parametrize("family", ["big_bird", "openai-gpt", "bert", "deberta-v2", "xlm"])
+def test_heads_of_other_architectures_are_followed_exactly(family):
+    """big_bird makes its activation as it runs, and layers of openai-gpt return lists."""
+    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 4, "emb_dim": 24, "n_layers": 2, "n_heads": 4}
+    common = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    plain = {} if family not in ("openai-gpt", "xlm") else sizes
+    of_family = {"attention_type": "original_full"} if family == "big_bird" else {"pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=50, num_labels=3, **(plain or common), **of_family)
+    torch.manual_seed(0)
+    whole = AutoModelForSequenceClassification.from_config(config).double().eval()
+    for parameter in whole.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    ids = [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        logits = whole(torch.tensor([ids])).logits[0]
+    model = normscope.wrap(whole)
+    found = normscope.attribute(model, ids, normscope.Label(1), by="layer")
+    assert found.target == pytest.approx(float(logits[1]), rel=1e-9)
+    assert abs(found.remainder) < 1e-9 * (abs(found.scores).sum() + abs(found.bias))
+    assert found.error < 1e-9
+    maps = normscope.attribution_maps(model, ids, ["decompx"])["decompx"]
+    assert np.isfinite(maps.cumulative).all()
+
+
+class Squared(torch.nn.Module):
+    """A head that nothing can hold fixed."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, vectors):
+        return self.head(vectors) ** 2
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    config = AutoConfig.for_model(
+        "bert", vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40
+    )
+    whole = AutoModelForSequenceClassification.from_config(config).double().eval()
+    whole.classifier = Squared(whole.classifier)
+    with pytest.raises(InputError, match="logit of the class LABEL_. cannot be attributed exactly"):
+        normscope.attribute(normscope.wrap(whole), [5, 6, 7], normscope.Label())
+
+
+def test_what_follows_a_text_does_not_follow_a_special_token_behind_it(tokenizer):
+    """A BERT tokenizer puts [SEP] behind every text, also for a causal model."""
+    config = AutoConfig.for_model("gpt2", vocab_size=len(tokenizer), n_embd=24, n_layer=2, n_head=4, n_positions=64)
+    torch.manual_seed(0)
+    whole = AutoModelForCausalLM.from_config(config).double().eval()
+    model = normscope.wrap(whole, tokenizer)
+    ids = tokenizer(TEXT)["input_ids"]
+    assert ids[-1] == tokenizer.sep_token_id
+    assert model.ending == (tokenizer.sep_token_id,)
+    with torch.no_grad():
+        logits = whole(**single_text(model, TEXT, "attribute").model_inputs()).logits[0]
+    found = normscope.attribute(model, TEXT, normscope.NextToken())
+    assert found.target == pytest.approx(float(logits[-2].max()), rel=1e-9)
+    assert found.what.endswith("as the next token")
+    assert normscope.attribute(model, TEXT, normscope.NextToken(position=len(ids) - 1)).target == pytest.approx(
+        float(logits[-1].max()), rel=1e-9
+    )
+    probability = logits[-2].softmax(-1).max()
+    assert prediction_of(model, TEXT).choices[0][1] == pytest.approx(float(probability), rel=1e-9)
+    readout, _ = readout_of(model, None)
+    inputs = {"input_ids": torch.tensor([ids, [*ids[:-2], ids[-1], 0]])}
+    inputs["attention_mask"] = torch.tensor([[1] * len(ids), [1] * (len(ids) - 1) + [0]])
+    with torch.no_grad():
+        output = whole(**inputs)
+    expected = [output.logits[0, -2], output.logits[1, -3]]
+    torch.testing.assert_close(readout.answers(output, inputs), torch.stack(expected))

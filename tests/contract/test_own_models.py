@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import normscope
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.models.block_modules import bind_blocks
 from normscope.models.forward_pass import Replacement
@@ -166,7 +167,7 @@ def test_how_a_module_is_called_can_be_given():
 
     torch.manual_seed(3)
     wrapped = normscope.wrap(Reversed().double(), inputs=lambda ids, mask: {"words": ids, "padding": mask == 0})
-    assert wrapped.pads
+    assert wrapped.batching is Batching.PADDED
     expected = normscope.wrap(built_like(wrapped))
     got, wanted = (normscope.decompose(model, TEXTS[0]) for model in (wrapped, expected))
     torch.testing.assert_close(got.ratios, wanted.ratios)
@@ -206,7 +207,7 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
 
 def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
     wrapped = normscope.wrap(built("without-mask"))
-    assert not wrapped.pads
+    assert wrapped.batching is Batching.EQUAL_LENGTHS
     texts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10, 11]]
     together, *alone = (
         normscope.run("mixing", model=wrapped, texts=some).tables["mixing_by_layer"].query("category == 'all'")
@@ -460,3 +461,58 @@ def test_closures_over_modules_are_those_of_the_copy():
     model = own_models.NanoGPT()
     model.transformer.h = nn.ModuleList(Closed() for _ in range(2))
     assert normscope.wrap(model.double()).layers_verification.error < 1e-10
+
+
+class ChangedAtTheEnd(torch.nn.Module):
+    """What follows the last layer, in several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.inner, self.norm = own_models.TorchEncoder(norm_first=True), torch.nn.LayerNorm(own_models.D)
+        self.last, self.how = torch.nn.Linear(own_models.D, own_models.D), how
+
+    def forward(self, input_ids, attention_mask):
+        x, mask = self.inner(input_ids, attention_mask), attention_mask[..., None]
+        match self.how:
+            case "mask":
+                return self.norm(x * mask)
+            case "filled":
+                return self.norm(x.masked_fill(mask == 0, 0.0))
+            case "doubled":
+                return self.norm(x * 2)
+            case "projected":
+                return self.norm(self.last(x))
+            case "activated":
+                return torch.nn.functional.gelu(self.norm(x))
+        raise AssertionError(self.how)
+
+
+@pytest.mark.parametrize("how", ["mask", "filled", "doubled", "projected", "activated"])
+def test_targets_read_the_vectors_that_a_module_returns(how):
+    torch.manual_seed(0)
+    module = ChangedAtTheEnd(how).double().eval()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    texts = [[5, 6, 7, 8, 9], [5, 6, 30, 8]]
+    with torch.no_grad():
+        returned = [module(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long))[0] for ids in texts]
+    model = normscope.wrap(module)
+    seen = []
+
+    def target(hidden):
+        seen.append(hidden.detach())
+        return hidden[2, 3] + hidden[0, 1]
+
+    found = normscope.attribute(model, texts[0], target)
+    torch.testing.assert_close(seen[0], returned[0], rtol=1e-7, atol=1e-7)
+    similar = normscope.attribute(model, texts[0], normscope.SimilarityTo(texts[1], pooling="mean"))
+    cosine = torch.cosine_similarity(*(vectors.mean(dim=0) for vectors in returned), dim=0)
+    for each, expected in ((found, returned[0][2, 3] + returned[0][0, 1]), (similar, cosine)):
+        assert each.target == pytest.approx(float(expected), rel=1e-6)
+        assert abs(each.remainder) < 1e-9
+        assert each.error < 1e-9
+    if how in ("mask", "filled"):
+        assert normscope.similarity(model, *texts, pooling="mean").value == pytest.approx(float(cosine), rel=1e-6)
+    else:
+        with pytest.raises(InputError, match="this one changes them afterwards"):
+            normscope.similarity(model, *texts, pooling="mean")

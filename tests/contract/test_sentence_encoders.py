@@ -1,5 +1,6 @@
 """The parts of a similarity add up to what sentence-transformers computes, whatever modules an encoder has."""
 
+import contextlib
 import itertools
 import json
 
@@ -21,9 +22,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import normscope
 from normscope.errors import InputError
+from normscope.models.embedder_files import _Module, _parts
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 A, B = "the old bridge was closed for repairs", "a crossing that nobody could use in spring"
+
+PLACE = "sentence_embedding"
 
 ENCODERS = {
     "mean": ({"pooling_mode": "mean"}, [], {}),
@@ -32,6 +36,16 @@ ENCODERS = {
     "weighted": ({"pooling_mode": "weightedmean"}, [], {}),
     "max": ({"pooling_mode": "max"}, [], {"similarity_fn_name": "dot"}),
     "cls, tanh": ({"pooling_mode": "cls"}, [("dense", nn.Tanh(), False)], {"similarity_fn_name": "dot"}),
+    "cls, tanh of GELU": (
+        {"pooling_mode": "cls"},
+        [("dense", nn.GELU(approximate="tanh"), False)],
+        {"similarity_fn_name": "dot"},
+    ),
+    "mean, no activation of ours": (
+        {"pooling_mode": "mean"},
+        [("dense", nn.Softplus(beta=0.7), True), ("dense", nn.PReLU(init=0.3), False), ("dense", nn.Sigmoid(), False)],
+        {"similarity_fn_name": "dot"},
+    ),
     "last, norm": ({"pooling_mode": "lasttoken"}, [("norm",), ("unit",)], {"similarity_fn_name": "dot"}),
     "two projections": (
         {"pooling_mode": "mean"},
@@ -112,6 +126,69 @@ def test_the_parts_add_up_to_a_millionth_in_float64(folder, kind):
     assert tokens + constant == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("activation", [nn.GELU(approximate="tanh"), nn.GELU(), nn.Softplus(beta=0.7), nn.PReLU(11)])
+def test_an_activation_is_what_the_module_computes(activation):
+    """The two GELUs differ by 5e-6 in this similarity: a class says nothing of what its arguments change."""
+    torch.manual_seed(0)
+    dense = Dense(7, 11, activation_function=activation).double()
+    if isinstance(activation, nn.PReLU):
+        nn.init.uniform_(activation.weight)
+    (part,) = _parts(_Module("Dense", dense.get_config_dict(), dense.state_dict, dense.activation_function), "x", PLACE)
+    vectors = torch.randn(5, 7, dtype=torch.float64)
+    expected = dense({PLACE: vectors})[PLACE]
+    torch.testing.assert_close(part.linear(vectors, vectors) + part.constant(vectors), expected, rtol=0, atol=1e-14)
+    pieces = torch.randn(3, 5, 7, dtype=torch.float64)
+    whole = pieces.sum(dim=0)
+    made = sum(part.linear(each, whole) for each in pieces) + part.constant(whole)
+    torch.testing.assert_close(made, dense({PLACE: whole})[PLACE], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("activation", [nn.Softmax(dim=-1), nn.GLU(), nn.LogSoftmax(dim=-1)])
+def test_an_activation_that_mixes_dimensions_is_refused(activation):
+    dense = Dense(7, 12, activation_function=activation)
+    module = _Module("Dense", dense.get_config_dict(), dense.state_dict, dense.activation_function)
+    with pytest.raises(InputError, match=f"{type(activation).__name__}, expected one that is applied dimension by dim"):
+        list(_parts(module, "x", PLACE))
+
+
+def test_an_activation_of_files_is_made_of_the_class_that_they_name():
+    dense = Dense(7, 11, activation_function=nn.PReLU(11, init=0.4))
+    (part,) = _parts(_Module("Dense", dense.get_config_dict(), dense.state_dict), "x", PLACE)
+    vectors = torch.randn(5, 7)
+    torch.testing.assert_close(part.linear(vectors, vectors) + part.constant(vectors), dense({PLACE: vectors})[PLACE])
+    foreign = dense.get_config_dict() | {"activation_function": "os.system"}
+    with pytest.raises(InputError, match="the activation os.system, expected an activation of torch.nn"):
+        list(_parts(_Module("Dense", foreign, dense.state_dict), "x", PLACE))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda linear: linear.weight.data.mul_(1 + torch.rand(linear.weight.shape)),
+        lambda linear: linear.weight.detach().numpy().__imul__(1 + torch.rand(linear.weight.shape).numpy()),
+        lambda linear: setattr(linear, "weight", nn.Parameter(torch.randn_like(linear.weight))),
+        lambda linear: linear.load_state_dict(
+            {name: torch.randn_like(each) for name, each in linear.state_dict().items()}
+        ),
+        lambda linear: linear.load_state_dict(
+            {name: torch.randn_like(each) for name, each in linear.state_dict().items()}, assign=True
+        ),
+        lambda linear: setattr(linear.half().float().bias, "data", torch.randn_like(linear.bias)),
+    ],
+    ids=["data.mul_", "numpy", "Parameter", "loaded", "assigned", "data"],
+)
+def test_a_changed_projection_is_seen_or_refused(folder, change):
+    library = encoder_of(folder, "cls, tanh")
+    model = normscope.wrap(library)
+    before = normscope.similarity(model, A, B).value
+    with torch.no_grad():
+        change(library[2].linear)
+    expected = float(library.similarity(library.encode([A]), library.encode([B])))
+    assert abs(expected - before) > 1e-3 * abs(before)
+    with contextlib.suppress(InputError):
+        assert normscope.similarity(model, A, B).value == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])
 @pytest.mark.spread(4)
 def test_an_encoder_on_disk_is_the_same(folder, kind, tmp_path):
@@ -146,6 +223,23 @@ def test_attribution_to_a_similarity_follows_the_projections(folder):
     by_pairs = normscope.similarity(model, A, B).matrix.sum(axis=1)
     # The second projection has constants of its own, which belong to no token.
     assert found.scores == pytest.approx(by_pairs[:-1], rel=1e-3, abs=1e-5)
+    assert found.bias == pytest.approx(by_pairs[-1], rel=1e-3, abs=1e-5)
+    assert found.remainder == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_similarity_leaves_no_remainder(folder, kind):
+    """Projections, their activations and biases, norms and lengths: all of it comes from tokens or biases."""
+    encoder = encoder_of(folder, kind).double()
+    model = normscope.wrap(encoder)
+    if model.embedder.late is not None:
+        return
+    found = normscope.attribute(model, A, normscope.SimilarityTo(B), by="layer")
+    embeddings = encoder.encode([A, B], prompt="", convert_to_tensor=True)
+    expected = torch.nn.functional.cosine_similarity(*embeddings, dim=0)
+    assert found.target == pytest.approx(float(expected), rel=1e-6, abs=1e-6)
+    size = abs(found.scores).sum() + abs(found.bias)
+    assert abs(found.remainder) < 1e-6 * size
 
 
 @pytest.mark.spread(1)
@@ -156,8 +250,8 @@ def test_what_cannot_be_split_is_one_line(folder):
     with pytest.raises(InputError, match="compares embeddings by euclidean distance, which is not a sum over pairs"):
         model(encoder)
     encoder = encoder_of(folder, "cls, tanh")
-    encoder[2].activation_function = nn.Sigmoid()
-    with pytest.raises(InputError, match="Dense module with the activation Sigmoid, expected one of Identity, Tanh"):
+    encoder[2].activation_function = nn.Softmax(dim=-1)
+    with pytest.raises(InputError, match="Dense module with the activation Softmax, expected one that is applied dim"):
         model(encoder)
     with pytest.raises(
         InputError, match=r"prompts: expected a str, a pair \(tuple\) of two str or None, got a tuple of 3"

@@ -23,7 +23,6 @@ SMALL = [
     "analysis.score.ablation=false",
     "analysis.score.controls=1",
     "analysis.score.intervention_sequences=4",
-    "analysis.norms.exact_pairs=20000",
 ]
 
 

@@ -96,6 +96,8 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         (["hydra/launcher=nope"], "hydra/launcher=nope: no such preset; expected one of basic"),
         (["seed=-1"], "seed=-1: expected a whole number from 0"),
         (["device.nope=1"], "unknown key device.nope; did you mean device.name?"),
+        (["model.dtype=float64"], "unknown key model.dtype; did you mean device.dtype?"),
+        (["dataset.batch_tokens=9"], "unknown key dataset.batch_tokens; did you mean device.batch_tokens?"),
         (["model.architecture.x=1"], "model.architecture.x is not set yet; +model.architecture.x=VALUE adds it"),
         (["device=null"], "device=null: "),
         (["analysis=[mixing,3]"], "analysis=[mixing,3]: "),
@@ -392,8 +394,8 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     [
         (["dataset.path=a.txt"], "dataset.path is set, but dataset=sample does not read it; add dataset=text"),
         (
-            ["+analysis.norms.exactpairs=0"],
-            "unknown key analysis.norms.exactpairs; did you mean analysis.norms.exact_pairs?",
+            ["+analysis.norms.scatterpairs=9"],
+            "unknown key analysis.norms.scatterpairs; did you mean analysis.norms.scatter_pairs?",
         ),
         (["analysis.norms.seed=-1"], "analysis.norms.seed=-1"),
         (["model.sha256=00ff", "model.random_init=true"], "random weights are asked for"),

@@ -12,6 +12,9 @@ from transformers import (
 )
 
 import normscope
+from normscope import explaining
+from normscope.predictions import prediction_of
+from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head
@@ -57,13 +60,33 @@ def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, tex
     if what == "masked token":
         logits = logits[int((inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0])]
     elif what == "next token":
-        logits = logits[-1]
+        logits = logits[-2]  # before [SEP]
     probability, best = logits.double().softmax(dim=-1).max(dim=-1)
     name = f"LABEL_{int(best)}" if what == "class" else tokenizer.convert_ids_to_tokens(int(best))
     assert f"{folder}: {what}" in out
     assert f"{100 * float(probability):7.3g}%  {name}" in out
     assert f"Prediction: {what}" in page
     assert "Strongest: layer" in page
+
+
+def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(capsys, monkeypatch, tmp_path, tokenizer):
+    """Nearly every logit would seem to come from the first token, on which attention rests."""
+    folder = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path / "model")
+    model = normscope.load(str(folder))
+    ids = tokenizer(TEXT)["input_ids"]
+    names = [name for name, _ in prediction_of(model, TEXT).choices]
+    first, second = tokenizer.convert_tokens_to_ids(names[:2])
+    found = normscope.attribute(model, TEXT, normscope.NextToken(first), against=second)
+    weight = float(normscope.decompose(model, TEXT).weights[:, 1:, 0].mean())
+    for least, apart in ((weight + 1e-4, False), (weight - 1e-4, True)):
+        monkeypatch.setattr(explaining, "_SINK", least)
+        out, page = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")
+        assert found._sum in out
+        names = [line.split()[1] for line in out.split("biases")[1].splitlines()[2:] if line.startswith("  ")]
+        strongest = sorted(range(apart, len(ids)), key=lambda at: -abs(found.scores[at]))[:8]
+        assert names == [found.tokens[at] for at in strongest]
+        said = f"The first token, {found.tokens[0]}, adds {number(found.scores[0], signed=True)}"
+        assert (said in out) is (said in page) is apart
 
 
 def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
@@ -78,9 +101,9 @@ def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
 def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
     (tmp_path / "a.txt").write_text(f"{TEXT}\n")
     outputs = []
-    for number, text in enumerate((TEXT, str(tmp_path / "a.txt"), "-")):
+    for place, text in enumerate((TEXT, str(tmp_path / "a.txt"), "-")):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n"))
-        out, page = explained(capsys, monkeypatch, tmp_path / str(number), text, f"model.name={saved_model}")
+        out, page = explained(capsys, monkeypatch, tmp_path / str(place), text, f"model.name={saved_model}")
         outputs.append((out.splitlines()[:-1], page))
     assert outputs[0] == outputs[1] == outputs[2]
 

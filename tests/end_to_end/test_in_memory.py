@@ -27,7 +27,7 @@ TEXTS = [
 ]
 ANALYSES = ["mixing", "norms", "frequency", "outliers", "score"]
 FEW = {"controls": 1, "intervention_sequences": 2}
-FEW_PAIRS = {"exact_pairs": 1000}
+FEW_PAIRS = {"scatter_pairs": 100}
 OWN = object()  # stands for the tokenizer of the model
 
 
@@ -64,7 +64,7 @@ def command(saved_model, tmp_path_factory):
         "layers=[1,3]",
         "analysis.score.controls=1",
         "analysis.score.intervention_sequences=2",
-        "analysis.norms.exact_pairs=1000",
+        "analysis.norms.scatter_pairs=100",
         f"output_dir={folder / 'run'}",
     )
     assert outcome.status == 0, outcome.err
@@ -203,9 +203,9 @@ def test_text_in_results_is_escaped(model):
         ({"layers": [9]}, r"^layers=\[9\]: expected all or numbers from 1 to 3 \(this model's layers\), got 9$"),
         ({"categories": ["verbs"]}, r"^categories=\['verbs'\]: unknown category 'verbs'"),
         ({"categories": "mask"}, r"^categories=\[mask\]: no token of these categories occurs"),
-        ({"exact_pair": 3}, r"^exact_pair=3: no such option in norms; .*; did you mean exact_pairs\?$"),
-        ({"exact_pairs": -3}, r"^exact_pairs=-3: expected a number of pairs of at least 0"),
-        ({"exact_pairs": "many"}, r"^exact_pairs: Value 'many'"),
+        ({"scatter_pair": 3}, r"^scatter_pair=3: no such option in norms; .*; did you mean scatter_pairs\?$"),
+        ({"scatter_pairs": -3}, r"^scatter_pairs=-3: expected .* at least 1"),
+        ({"scatter_pairs": "many"}, r"^scatter_pairs: Value 'many'"),
         ({"max_length": 999}, r"^max_length=999: expected at most 160"),
         ({"max_length": 2}, r"^max_length=2: expected at least 3 tokens$"),
         ({"mask_fraction": 2.0}, r"^mask_fraction=2.0: expected a share in \[0, 1\)$"),
@@ -217,7 +217,7 @@ def test_text_in_results_is_escaped(model):
         ({"texts": ["", " "]}, r"^texts: no usable text \(2 empty\)$"),
         ({"texts": [3]}, r"^texts: expected texts, because the model has a tokenizer, got token ids"),
         ({"texts": {"a": "b"}}, r"^texts: expected texts and pairs \(tuples\) of texts, got dict$"),
-        ({"texts": 7}, r"^texts: expected a str, a pair \(tuple\) of two str or a list, got 7$"),
+        ({"texts": 7}, r"^texts: expected a str, a pair \(tuple\) of two str, a list or an array of token ids, got 7$"),
         ({"model": "nowhere/none"}, r"^model=nowhere/none: "),
         ({"tokenizer": OWN}, r"^tokenizer: a loaded or wrapped model has one already; leave it out$"),
         ({"model": torch.nn.Linear(2, 2)}, r"^model: Linear fails on token ids"),

@@ -19,6 +19,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
+from normscope.live.access import TOKEN_HEADER, Access
 from normscope.live.serving import address, bound, server_of
 from normscope.live.session import Session
 from tests.end_to_end.browser import needs_browser
@@ -48,10 +49,11 @@ def models(saved_model, tokenizer, tmp_path_factory):
 def page(models):
     """The address of a page that is served by a thread."""
     session, listening = Session(models, 64), bound("127.0.0.1", 0)
-    server = server_of(session)
+    access = Access.of(listening, "127.0.0.1")
+    server = server_of(session, access)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
-    yield address(listening, "127.0.0.1", None)
+    yield address(listening, "127.0.0.1", access.token)
     server.stop()
     thread.join(10)
     assert not thread.is_alive()
@@ -73,7 +75,8 @@ def tab(browser, page):
     yield tab
     tab.close()
     assert browser.said == []
-    assert [each for each in browser.fetched if not each.startswith((page, "data:", "blob:"))] == []
+    own = page.partition("?")[0]
+    assert [each for each in browser.fetched if not each.startswith((own, "data:", "blob:"))] == []
 
 
 def chips(tab):
@@ -138,6 +141,29 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     assert listed[1] == f"({largest})"
     assert float(listed[2].replace("−", "-")) == pytest.approx(change[largest], rel=1e-2, abs=1e-3)
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "before",
+    ["I 😀 the ", "👩‍👩‍👧 😀😀 ", "𝔘 e\u0301 🇩🇪 ", "😀 ||| the 😀 "],  # one, joined ones, letters beyond U+FFFF, a pair
+)
+def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, before):
+    for last, word, button, changed in (
+        ("swam", "bridge", 0, "road was 😀 swam"),
+        ("small", "bridge", 1, "[MASK] was 😀 small"),
+        ("cat", "cat", 2, "bridge was 😀"),
+    ):
+        tab.type("textarea", f"{before}bridge was 😀 {last}")
+        chip = (
+            "[...document.querySelectorAll('.tokens [data-at]')].find((each) => each.firstChild.textContent === '{}')"
+        )
+        tab.until(chip.format(last))
+        tab.run(f"{chip.format(word)}.click()")
+        tab.until(f"document.querySelector('.editing b')?.textContent === '{word}'")
+        tab.run("document.querySelector('.editing input').value = 'road'")
+        tab.click(".editing button", button)
+        assert tab.run("document.querySelector('textarea').value") == f"{before}{changed}"
 
 
 @needs_browser
@@ -328,18 +354,49 @@ def test_a_conversation_is_typed(tab, models):
 
 
 @needs_browser
-def test_a_notebook_shows_the_page_in_a_frame(browser, models, tmp_path):
+def test_a_notebook_shows_the_page_in_a_frame(browser, models, tmp_path, monkeypatch):
     with normscope.explore(models[0], TEXT) as page:
         (tmp_path / "notebook.html").write_text(page._repr_html_())
+        asked, answer = [], page._session.answer
+        monkeypatch.setattr(page._session, "answer", lambda body: asked.append(body["part"]) or answer(body))
         browser.said.clear()
         tab = browser.open((tmp_path / "notebook.html").as_uri())
         tab.until("document.querySelector('iframe').clientWidth > 300")
         end = time.monotonic() + 20
-        while time.monotonic() < end and not page._session.engine._results:
+        while time.monotonic() < end and "heads" not in asked and "prediction" not in asked:
             time.sleep(0.05)
-        assert page._session.engine._results  # which the framed page has asked for
+        assert "maps" in asked  # by the framed page
         assert browser.said == []
         tab.close()
+
+
+@needs_browser
+def test_the_printed_address_logs_in_and_links_work_afterwards(browser, page, tmp_path):
+    """Links, of a file and of the page itself, need the cookie, which the printed address sets; its token is seen nowhere."""
+    plain, _, token = page.partition("?")
+    browser.send("Storage.clearCookies")
+    shown = "document.querySelector('.tokens [data-at]')"
+    link = f"{plain}#text=We+swam."
+    tab = browser.open(link)
+    tab.until("document.body.innerText.includes('open the address that normscope printed')")
+    assert not tab.run(shown)
+    tab.go(f"{page}#text=The+cat.")
+    tab.until(shown)
+    assert tab.run("location.href") == f"{plain}#text=The+cat."
+    assert token not in tab.run("document.documentElement.outerHTML + document.cookie + document.referrer")
+    assert tab.run("history.length") <= 4
+    tab.go(link)
+    tab.until(f"{shown} && document.querySelector('textarea').value === 'We swam.'")
+    # Another site's link brings no SameSite cookie along, and a page of another port must not ask.
+    (tmp_path / "mail.html").write_text(f'<a href="{plain}#text=The+river.">link</a>')
+    tab.go((tmp_path / "mail.html").as_uri())
+    tab.until("document.querySelector('a')")
+    tab.click("a")
+    tab.until("document.querySelector('textarea')?.value === 'The river.'")
+    tab.until(shown)
+    assert tab.run("location.href") == f"{plain}#text=The+river."
+    tab.close()
+    browser.said.clear()  # that a page was refused
 
 
 @needs_browser
@@ -356,7 +413,9 @@ def test_many_requests_from_several_tabs_and_malformed_ones(page):
     words = TEXT.removesuffix(".").split()
 
     def post(body: bytes) -> tuple[int, dict]:
-        request = urllib.request.Request(f"{page}answer", body, {"content-type": "application/json"})
+        address, _, token = page.partition("?token=")
+        headers = {"content-type": "application/json", TOKEN_HEADER: token}
+        request = urllib.request.Request(f"{address}answer", body, headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, json.load(answer)
@@ -402,14 +461,15 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     process = start("serve", "live.port=0", f"model.name={saved_model}")
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.fullmatch(r"normscope live: (http://127\.0\.0\.1:\d+/)   \(Ctrl-C stops\)\n", line)
+    found = re.fullmatch(r"normscope live: (http://127\.0\.0\.1:\d+/)\?token=(\S{22})   \(Ctrl-C stops\)\n", line)
     assert found, process.communicate()
     # In the middle of what takes seconds.
     body = json.dumps({"part": "examples", "state": {"examples": "most_mixing"}}).encode()
     answers = []
 
     def ask():
-        request = urllib.request.Request(f"{found[1]}answer", body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", TOKEN_HEADER: found[2]}
+        request = urllib.request.Request(f"{found[1]}answer", body, headers)
         try:
             urllib.request.urlopen(request, timeout=30)
         except urllib.error.HTTPError as error:
@@ -432,6 +492,11 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     [
         (["live.port=99999"], "live.port=99999: expected a port from 0 to 65535"),
         (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
+        (["live.host=a..b"], "live.host=a..b: cannot be resolved: "),
+        ([f"live.host={'a' * 64}"], f"live.host={'a' * 64}: cannot be resolved: "),
+        (["live.host=.a"], "live.host=.a: cannot be resolved: "),
+        (["live.host=8.8.8.8"], "live.host=8.8.8.8: expected an address of this machine, such as 127.0.0.1 or 0.0.0.0"),
+        (["live.host=2001:db8::1"], "live.host=2001:db8::1: expected an address of this machine"),
         (
             ["-m", "model=minilm,bert"],
             "serve: expected one page, got a sweep (-m); list models to compare in live.models",
@@ -464,8 +529,8 @@ def test_a_port_in_use(capsys, monkeypatch):
 def test_the_address_has_the_token_and_a_name_that_others_reach():
     with bound("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        assert address(listening, "127.0.0.1", None) == f"http://127.0.0.1:{port}/"
-        assert address(listening, "::1", None) == f"http://[::1]:{port}/"
+        assert address(listening, "127.0.0.1", "secret") == f"http://127.0.0.1:{port}/?token=secret"
+        assert address(listening, "::1", "secret") == f"http://[::1]:{port}/?token=secret"
         assert address(listening, "0.0.0.0", "secret") == f"http://{socket.gethostname()}:{port}/?token=secret"
 
 

@@ -11,7 +11,7 @@ import scipy.stats
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
 from tests.oracles.attributions import BASELINES, Attributed, fingerprint
-from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
+from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -33,6 +33,7 @@ PANELS = {
 }
 WORDS = {
     "probability": "the probability of the predicted class or token",
+    "value": "the predicted value",
     "answer": "the probability of the answer (the geometric mean over its tokens)",
     "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",
@@ -400,10 +401,17 @@ def _sentences(
     size, by_chance = (number(abs(falls[method])) for method in (best, "random"))
     verbs = ["falls" if falls[method] >= 0 else "rises" for method in (best, "random")]
     chance = f"by {by_chance}" if verbs[0] == verbs[1] else f"{verbs[1]} by {by_chance}"
-    beyond_chance = [method for method in methods if _surely(every_fall, method, "random")]
+    beyond_chance = [
+        method
+        for method in methods
+        if _surely(every_fall, method, "random") and visibly_apart(falls[method], falls["random"])
+    ]
     if beyond_chance and falls[best] > 0:
         like_it = [
-            method for method in ranked if method not in (best, "random") and not _surely(every_fall, best, method)
+            method
+            for method in ranked
+            if method not in (best, "random")
+            and not (_surely(every_fall, best, method) and visibly_apart(falls[best], falls[method]))
         ]
         names = [*(TITLES[method] for method in like_it), *(["a random order"] if best not in beyond_chance else [])]
         claim = (
@@ -437,6 +445,8 @@ def _sentences(
         low, high = (three_digits(pairs[name]).removeprefix("+") for name in (least, most))
         if len(pairs) == 1:
             sentences.append(f"The scores of {both[least]} have a rank correlation of {low}.")
+        elif not visibly_apart(pairs[least], pairs[most]):
+            sentences.append(f"Token scores of all methods agree alike (Spearman's ρ = {high}).")
         else:
             sentences.append(
                 f"Token scores agree most between {both[most]} (Spearman's ρ = {high}) and least between {both[least]} ({low})."

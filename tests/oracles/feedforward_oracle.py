@@ -13,7 +13,7 @@ from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.maths.choices import NetworkBias
 from normscope.models.block_modules import bind_blocks
 from tests.oracles.activations import Sequence_, shares_of
-from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
+from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
 from tests.oracles.mixing_oracle import (
     means_by_sequence,
     share_curves,
@@ -339,6 +339,8 @@ def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
     change = f"{'smaller' if whole < alone else 'larger'}: {amount}"
     if amount == three_digits(alone).removeprefix("+"):
         change = "the same"
+    elif not visibly_apart(alone, whole):
+        change = f"about the same: {amount}"
     return [
         f"After the whole layer, the mean mixing ratio is {percent(last)}; after the attention block, it is "
         f"{percent(metrics['atb_n/mean'])}.",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
 from tests.oracles.comparison import Expected, Picture, cloud, spearman, table, three_digits
 from tests.oracles.specimens import Specimen
 
@@ -112,7 +113,7 @@ def _correlations(tokens: pd.DataFrame, measures: Sequence[str]) -> list[Mapping
     for measure in measures:
         for specials, chosen in (("with", tokens), ("without", tokens[~tokens["special"]])):
             ranked = chosen[chosen["rank"] > 0]
-            rho = spearman(ranked["rank"].to_numpy(), ranked[measure].to_numpy())
+            rho = spearman(ranked[measure].to_numpy(), ranked["rank"].to_numpy(), MEASURE_AXIS, RANK_AXIS)
             rows.append({"measure": measure, "specials": specials, **rho})
     return rows
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.statistics.intervals import Sample, mean_test
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, percent, table
+from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, table
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -217,8 +217,9 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     through = (
         "" if origin == "the source" else f"{percent(metrics[f'{name}/own'])} from the token itself through attention, "
     )
-    tenths = round(1000 * mean)  # of a per cent
-    taken = f"{'less' if tenths < 500 else 'more'} from {origin} than" if tenths != 500 else f"as much from {origin} as"
+    taken = f"{'less' if mean < 0.5 else 'more'} from {origin} than"
+    if not clearly_apart(mean, 0.5):
+        taken = f"{'' if percent(mean) == '50.0%' else 'about '}as much from {origin} as"
     return [
         f"On average, tokens take {taken} they preserve of themselves: the mean mixing ratio of the attention blocks is "
         f"{percent(mean)}{suggestion}.",

@@ -6,10 +6,22 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.sequences import fingerprint
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, spoken, table, three_digits
+from tests.oracles.comparison import (
+    Expected,
+    Picture,
+    clearly_apart,
+    cloud,
+    percent,
+    spearman,
+    spoken,
+    table,
+    three_digits,
+)
 from tests.oracles.specimens import Specimen
+from tests.oracles.words import WordSequence
 
 NO_SPECTRUM = (
     "no single linear layer maps what attention reads to the values of this model, as in latent attention, in bottlenecks or "
@@ -52,6 +64,8 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for (score, dropped, weights), errors in together.groupby(["score", "dropped", "weights"]):
             curves[f"pruning/{weights}/{score}/{dropped}"] = errors.droplevel(["score", "dropped", "weights"]).to_dict()
     metrics = heads | _metrics(curves, dispersion, input_dispersion, correlation, rates)
+    if not isinstance(specimen.sequences[0], WordSequence):
+        metrics |= {"f/uniform": _with_equal_weights(specimen, layers)}
     return Expected(
         tables={
             "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
@@ -73,7 +87,9 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         figures=_figures(by_layer, by_head, head_shares, per_key, pairs, values, rates)
         | ({} if pruning is None else {"pruning": _pruning_picture(pruning)}),
         summary=_summary(by_layer, correlation, present),
-        sentences=_sentences(metrics),
+        sentences=_sentences(
+            {name: value for name, value in metrics.items() if name.split("/")[-1] not in _unseen(specimen, layers)}
+        ),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
     )
 
@@ -144,6 +160,28 @@ def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
                     )
                 )
     return pd.concat(frames)
+
+
+def _unseen(specimen: Specimen, layers: Sequence[int]) -> set[str]:
+    """Categories whose tokens are seen by no token but themselves."""
+    seen: dict[str, bool] = {}
+    for sequence in specimen.sequences:
+        for key, category in enumerate(specimen.key_categories(sequence)):
+            for layer in layers:
+                others = sequence.blocks[layer - 1].visible[:, key].sum() > 1
+                seen[category] = seen.get(category, False) or bool(others)
+    return {category for category, others in seen.items() if not others}
+
+
+def _with_equal_weights(specimen: Specimen, layers: Sequence[int]) -> float:
+    """Mean ‖f‖ of the keys that a query sees, then over queries, heads, sequences and layers."""
+    means = []
+    for layer in layers:
+        for sequence in specimen.sequences:
+            block = sequence.blocks[layer - 1]
+            norms = np.linalg.norm(block.f, axis=-1)
+            means.append(np.mean([norms[:, seen].mean(axis=1).mean() for seen in block.visible]))
+    return float(np.mean(means))
 
 
 def _inputs(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
@@ -224,7 +262,7 @@ def _correlation(
         for category in (*specimen.names, "all"):
             chosen = _of(own, category)
             if category in categories and len(chosen):
-                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy())
+                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy(), WEIGHT_AXIS, NORM_AXIS)
                 rows.append({"layer": layer, "category": category, **found})
     return table(["layer", "category"], rows, ["spearman", "count", "error_bound", "reason"])
 
@@ -330,12 +368,14 @@ def _figures(by_layer, by_head, head_shares, per_key, pairs, values, rates) -> d
 def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
     means = by_layer.groupby(["category", "measure"])["sequence_mean"].mean().unstack()
     rho = _pooled(correlation).reindex(means.index)
+    parts = {"‖αf‖ %": 100 * means["alpha_f"] / means.loc["all", "alpha_f"]} if "all" in present else {}
     return pd.DataFrame(
         {
             "α": means["alpha"],
             "‖αf‖": means["alpha_f"],
+            **parts,
             "‖f‖": means["f"],
-            "share %": means["share"] * 100,
+            "signed share %": means["share"] * 100,
             "ρ(α, ‖f‖)": rho,
         },
         index=list(present),
@@ -347,7 +387,7 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     for category in ("cls", "sep", "first", "punctuation"):
         if f"alpha/{category}" in metrics and "alpha/all" in metrics:
             weight, vector = metrics[f"alpha/{category}"], metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
-            little = 2 * vector < weight and percent(vector) != percent(weight)
+            little = 2 * vector < weight and clearly_apart(vector, weight)
             but = "but contribute only" if little else "and contribute"
             sentences.append(
                 f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
@@ -356,15 +396,25 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     sentences += [*_of_shares(metrics), *_of_pruning(metrics)]
     rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
     if rhos:
-        tendency = " Where it is negative, shorter vectors tend to get larger weights."
-        if not any(rho.startswith("−") for rho in rhos.values()):
-            tendency = ""
         over_all = f"{rhos.pop('all')} over all tokens" if "all" in rhos else ""
         each = [f"{rho} for {spoken(name)}" for name, rho in rhos.items()]
         listed = " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
         between = ", and " if over_all and each else ""
         sentences.append(
-            f"The rank correlation between α and ‖f(x)‖ is {over_all}{between}{listed}{' tokens' if each else ''}.{tendency}"
+            f"The rank correlation between α and ‖f(x)‖ over the pairs of all texts is {over_all}{between}{listed}"
+            f"{' tokens' if each else ''}."
+        )
+    weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
+    if (
+        weighted is not None
+        and alike is not None
+        and abs(metrics["alpha/all"] - 1) < 0.001
+        and not 0.9 < weighted / alike < 1 / 0.9
+    ):
+        sentences.append(
+            f"{'Shorter' if weighted < alike else 'Longer'} vectors tend to get larger weights: the keys that a query sees "
+            f"have a mean ‖f(x)‖ of {three_digits(weighted)[1:]} weighted by α, and of {three_digits(alike)[1:]} with equal "
+            "weights."
         )
     mean, low, high, inputs = (percent(metrics[name]) for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
     sentences.append(
@@ -437,10 +487,16 @@ def _of_pruning(metrics: dict[str, float]) -> list[str]:
         ):
             of = {score: errors[weights, score, dropped] for score in RANKED_BY}
             least = min(of, key=of.get)
-            by_weight = "" if least == "alpha" else f"; by weight, it changes by {percent(of['alpha'])}"
+            changes = f"least where keys are ranked by {RANKED_BY[least][1]}: by {percent(of[least])} on average"
+            if clearly_apart(of[least], of["alpha"]):
+                changes += f"; by weight, it changes by {percent(of['alpha'])}"
+            elif least != "alpha":
+                by_weight = percent(of["alpha"])
+                changes = (
+                    f"by {by_weight} on average where keys are ranked by weight, and no other score is clearly better"
+                )
             sentences.append(
-                f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are "
-                f"ranked by {RANKED_BY[least][1]}: by {percent(of[least])} on average{by_weight}."
+                f"If every head drops {dropped} of its keys and {rest}, the attention output changes {changes}."
             )
     return sentences
 
@@ -452,11 +508,11 @@ def _of_shares(metrics: dict[str, float]) -> list[str]:
     for category in shares if "all" in shares else ():
         norm = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
         relative = shares[category] / shares["all"]
-        if category != "all" and (shares[category] < 0 or not 0.5 <= relative / norm <= 1.5):
+        if category != "all" and not 0.5 <= relative / norm <= 1.5 and clearly_apart(relative, norm):
             sentences.append(
                 f"Norms {'over' if relative < norm else 'under'}state what {spoken(category)} tokens contribute: these have "
-                f"{percent(norm)} of Σ‖αf(x)‖, but {percent(shares[category])} along the output vectors, where "
-                "contributions add up."
+                f"{percent(norm)} of Σ‖αf(x)‖, but {percent(relative)} of what comes from all tokens along the output "
+                "vectors, where contributions add up."
             )
     some = "writes" if negative == 1 else "write"
     of = f"{heads} head{'' if heads == 1 else 's'}"

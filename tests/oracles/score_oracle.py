@@ -12,7 +12,7 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, percent, spoken, table, three_digits
+from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, spoken, table, three_digits
 from tests.oracles.specimens import Specimen
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
@@ -437,8 +437,8 @@ def _sentences(metrics: Mapping[str, float], outliers: list[int]) -> list[str]:
         if random is not None:
             comparison = f"; with as many random dimensions removed instead, it is {percent(before + random)}"
         change = f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}"
-        if percent(before) == percent(after):
-            change = f"stays at {percent(before)}"
+        if not clearly_apart(before, after):
+            change = f"stays at {'' if percent(before) == percent(after) else 'about '}{percent(after)}"
         sentences.append(
             "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
             f"{spoken(most)} tokens {change}{comparison}."

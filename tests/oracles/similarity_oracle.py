@@ -21,7 +21,7 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.frozen_layers import LayerFreezer
-from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits
+from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
 
@@ -362,8 +362,10 @@ def _sentences(metrics: Mapping[str, Any], friends: list[dict[str, Any]] | None)
         f"{_digits(abs(with_bias))}.",
     ]
     if len(categories) > 1 and categories[first] > 0:
-        kind = {"other": "Ordinary", "punctuation": "Punctuation"}.get(first, spoken(first))
-        sentences.append(f"{kind} tokens add most to the mean cosine: {_digits(categories[first])}.")
+        most = [name for name in categories if name == first or not visibly_apart(categories[name], categories[first])]
+        kinds = " and ".join({"other": "ordinary"}.get(name, spoken(name)) for name in most)
+        amount = _digits(categories[first]) if len(most) == 1 else f"about {_digits(categories[first])} each"
+        sentences.append(f"{kinds[0].upper()}{kinds[1:]} tokens add most to the mean cosine: {amount}.")
     if "gold/spearman" in metrics:
         sentences.append(
             f"Spearman's ρ between the cosines and the gold scores of {metrics['gold/count']} pairs is "

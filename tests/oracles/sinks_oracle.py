@@ -12,7 +12,16 @@ import torch
 from normscope.analyses.sinks.options import SinksOptions
 from normscope.data.sequences import fingerprint
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.comparison import Expected, Picture, percent, spoken, table, three_digits
+from tests.oracles.comparison import (
+    Expected,
+    Picture,
+    clearly_apart,
+    percent,
+    spoken,
+    table,
+    three_digits,
+    visibly_apart,
+)
 from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
@@ -38,7 +47,12 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     tables |= _ablation(specimen, layers, categories, options, tables["massive"])
     rates = tables["summary"]["sink_rate"]
     of_first = {name: rates.get((*next(iter(variants)), name), -1.0) for name in positions} if len(rates) else {}
-    main = max(positions, key=of_first.__getitem__) if of_first else None
+    mass = tables["mass"]["mass"].groupby(["inputs", "bos", "position"]).mean()
+    weights = {name: mass.get((*next(iter(variants)), name), 0.0) for name in positions} if len(rates) else {}
+    candidates = [
+        name for name in positions if name == "first" or weights.get(name, 0.0) >= 0.03 * of_first.get(name, 0)
+    ]
+    main = max(candidates, key=of_first.__getitem__) if of_first else None
     if main is not None and of_first[main] < 0.01:
         main = "first"
     metrics = _metrics(tables)
@@ -433,6 +447,11 @@ def _summary(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
         rows[_label(specimen, inputs, bos)] = {
             f"{main}: sink rate %": 100 * found["sink_rate"].xs(main, level="position").mean(),
             "its weight %": 100 * mass["mass"].xs(main, level="position").mean(),
+            **(
+                {}
+                if main == "first"
+                else {"first token's weight %": 100 * mass["mass"].xs("first", level="position").mean()}
+            ),
             "dormant heads %": 100 * strength["dormant"].mean(),
         }
     return pd.DataFrame.from_dict(rows, orient="index")
@@ -511,16 +530,21 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
         "median.",
     ]
     if "ablation_loss" in tables:
-        before, zero, mean, controls = (
-            number(metrics[f"ablation/{name}"])
+        losses = [
+            metrics[f"ablation/{name}"]
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
+        ]
+        before, zero, mean, controls = map(number, losses)
+        changes, to_mean = (
+            f"leaves the loss at {'' if before == after else 'about '}{after}"
+            if not visibly_apart(losses[0], loss)
+            else f"changes the loss {start}to {after}"
+            for loss, after, start in ((losses[1], zero, f"from {before} "), (losses[2], mean, ""))
         )
-        changes = f"leaves the loss at {before}" if before == zero else f"changes the loss from {before} to {zero}"
-        to_mean = "leaves the loss at" if before == mean else "changes the loss to"
         sentences += [
             f"Setting the massive activations to zero {changes} nats; with as many random dimensions set to zero, it is "
             f"{controls}.",
-            f"Setting the massive activations to their mean {to_mean} {mean} nats.",
+            f"Setting the massive activations to their mean {to_mean} nats.",
         ]
     if "ablation" in tables:
         effects = {
@@ -533,8 +557,9 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             before, after = effects[most]
             whose = f"on {spoken(most)} tokens"
             effect = (
-                f"attention weights hardly change: that {whose} stays at {percent(before)}"
-                if percent(before) == percent(after)
+                f"attention weights hardly change: that {whose} stays at "
+                f"{'' if percent(before) == percent(after) else 'about '}{percent(after)}"
+                if not clearly_apart(before, after)
                 else f"the attention weight {whose} {'rises' if after > before else 'falls'} from {percent(before)} to "
                 f"{percent(after)}"
             )

@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import re
 import sys
 
+import numpy as np
 import pytest
 
 from normscope.analyses.registry import analyses
@@ -107,11 +109,14 @@ CASES = {
                 ],
             )
             for mean, amount, written in (
-                (0.4994, "less from the source than", "49.9%"),
+                (0.4949, "less from the source than", "49%"),
+                (0.4951, "about as much from the source as", "49.5%"),
+                (0.4994, "about as much from the source as", "49.9%"),
                 (0.4996, "as much from the source as", "50%"),
                 (0.5, "as much from the source as", "50%"),
                 (0.5004, "as much from the source as", "50%"),
-                (0.5006, "more from the source than", "50.1%"),
+                (0.5006, "about as much from the source as", "50.1%"),
+                (0.5051, "more from the source than", "51%"),
             )
         ),
         (
@@ -170,11 +175,13 @@ CASES = {
                 ],
             )
             for whole, first, change in (
-                (0.09994, "0.100", "smaller: 0.0999"),
+                (0.0989, "0.10", "smaller: 0.099"),
+                (0.09994, "0.100", "about the same: 0.0999"),
                 (0.09996, "0.10", "the same"),
                 (0.1, "0.10", "the same"),
                 (0.1004, "0.10", "the same"),
-                (0.1006, "0.100", "larger: 0.101"),
+                (0.1006, "0.100", "about the same: 0.101"),
+                (0.1011, "0.100", "larger: 0.101"),
             )
         ),
         (
@@ -201,6 +208,10 @@ CASES = {
         ),
         (
             {"category/cls": 0.2, "category/punctuation": 0.2001},
+            ["[CLS] and punctuation tokens add most to the mean cosine: about 0.20 each."],
+        ),
+        (
+            {"category/cls": 0.2, "category/punctuation": 0.2011},
             ["Punctuation tokens add most to the mean cosine: 0.20."],
         ),
         (
@@ -269,15 +280,55 @@ CASES = {
                 {"alpha_f/all": 5.0, "alpha_f/sep": 1.0, "share/all": 0.9, "share/sep": share},
                 [
                     f"Norms {'over' if share < 0.1 else 'under'}state what [SEP] tokens contribute: these have 20% of "
-                    f"Σ‖αf(x)‖, but {written} along the "
-                    "output vectors, where contributions add up."
+                    f"Σ‖αf(x)‖, but {written} of what comes from all tokens along the output vectors, where "
+                    "contributions add up."
                 ]
                 if written
                 else [],
             )
             # Between half and one and a half of the norms' share, nothing is said.
-            for share, written in ((-0.1, "−10%"), (0.0899, "9.0%"), (0.0901, ""), (0.2699, ""), (0.2701, "27%"))
+            for share, written in ((-0.09, "−10%"), (0.0891, "9.9%"), (0.0901, ""), (0.2699, ""), (0.2709, "30%"))
         ),
+        *(
+            (
+                # b_O has all the rest of the output: of what tokens add, [CLS] has as much as of the norms, or half of it.
+                {"alpha_f/all": 5.0, "alpha_f/cls": 0.6, "share/all": of_tokens, "share/cls": share},
+                [
+                    f"Norms overstate what [CLS] tokens contribute: these have 12% of Σ‖αf(x)‖, but {written} of what comes "
+                    "from all tokens along the output vectors, where contributions add up."
+                ]
+                if written
+                else [],
+            )
+            for of_tokens, share, written in (
+                (0.125, 0.015, ""),
+                (0.125, 0.00749, "6.0%"),
+                (0.0501, -0.0501, "−100%"),
+                (0.0499, -0.0499, ""),
+                (-0.2, 0.015, ""),
+            )
+        ),
+        ({"alpha_f/all": 5.0, "alpha_f/cls": 0.001, "share/all": 0.9, "share/cls": 0.0008}, []),  # 0.0% and 0.1%
+        *(
+            (
+                {"alpha/all": all_weight, "alpha_f/all": weighted, "f/uniform": 2.0},
+                [
+                    f"{length} vectors tend to get larger weights: the keys that a query sees have a mean ‖f(x)‖ of {written} "
+                    "weighted by α, and of 2.0 with equal weights."
+                ]
+                if length
+                else [],
+            )
+            for all_weight, weighted, length, written in (
+                (1.0, 1.79, "Shorter", "1.8"),
+                (0.99, 1.79, "", ""),  # a learned sink takes weight, and lengths weighted by the rest are shorter
+                (1.0, 1.81, "", ""),
+                (1.0, 2.0, "", ""),
+                (1.0, 2.22, "", ""),
+                (1.0, 2.23, "Longer", "2.2"),
+            )
+        ),
+        (NORMS, {"unseen": ["cls"]}, []),
         *(
             (
                 {"share/negative_heads": negative, "share/heads": heads},
@@ -295,19 +346,20 @@ CASES = {
         *(
             (
                 {f"pruning/{weights}/alpha/80%": by_weight, f"pruning/{weights}/alpha_f/80%": 0.25},
-                [
-                    f"If every head drops 80% of its keys and {rest}, the attention output changes least where keys are ranked "
-                    f"by {written}."
-                ],
+                [f"If every head drops 80% of its keys and {rest}, the attention output changes {written}."],
             )
             for weights, rest in (
                 ("unchanged", "leaves the weights of the others unchanged"),
                 ("renormalised", "renormalises the others"),
             )
             for by_weight, written in (
-                (0.2, "weight: by 20% on average"),
-                (0.25, "weight: by 25% on average"),
-                (0.3, "α‖f(x)‖: by 25% on average; by weight, it changes by 30%"),
+                (0.2, "least where keys are ranked by weight: by 20% on average"),
+                (0.25, "least where keys are ranked by weight: by 25% on average"),
+                (
+                    0.2549,
+                    "by 25.5% on average where keys are ranked by weight, and no other score is clearly better",
+                ),
+                (0.3, "least where keys are ranked by α‖f(x)‖: by 25% on average; by weight, it changes by 30%"),
             )
         ),
         ({"share/negative_heads": 0.0, "share/heads": 0.0}, []),
@@ -334,24 +386,20 @@ CASES = {
         (
             {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
             [
-                "The rank correlation between α and ‖f(x)‖ is −0.50 for [CLS], +0.063 for [SEP] and +0.25 for other tokens. "
-                "Where it is negative, shorter vectors tend to get larger weights."
+                "The rank correlation between α and ‖f(x)‖ over the pairs of all texts is −0.50 for [CLS], +0.063 for [SEP] "
+                "and +0.25 for other tokens."
             ],
         ),
         (
             {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
             [
-                "The rank correlation between α and ‖f(x)‖ is +0.13 over all tokens, and 0 for [CLS] and +0.25 for other "
-                "tokens."
+                "The rank correlation between α and ‖f(x)‖ over the pairs of all texts is +0.13 over all tokens, and 0 for "
+                "[CLS] and +0.25 for other tokens."
             ],
         ),
-        ({"spearman/all": 0.125}, ["The rank correlation between α and ‖f(x)‖ is +0.13 over all tokens."]),
         (
-            {"spearman/all": -0.001},
-            [
-                "The rank correlation between α and ‖f(x)‖ is −0.0010 over all tokens. Where it is negative, shorter vectors "
-                "tend to get larger weights."
-            ],
+            {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 2.0, "f/uniform": 2.0},  # all rows are uniform
+            ["The rank correlation between α and ‖f(x)‖ over the pairs of all texts is −0.30 over all tokens."],
         ),
         (
             VARIATION,
@@ -460,13 +508,24 @@ CASES = {
         ),
         (
             {
-                "intervention/cls/change": -0.0001,
                 "intervention/cls/before": 0.2502,
                 "intervention/cls/after": 0.2501,
             },
             [f"{WITHOUT_OUTLIERS} [CLS] tokens stays at 25%."],
         ),
-        ({"intervention/cls/change": 0.4}, []),
+        *(
+            (
+                {"intervention/cls/before": 0.0126, "intervention/cls/after": after},
+                [f"{WITHOUT_OUTLIERS} [CLS] tokens {moves}."],
+            )
+            for after, moves in (
+                (0.0124, "stays at about 1.2%"),  # 0.02 points
+                (0.0114, "stays at about 1.1%"),
+                (0.0112, "falls from 1.3% to 1.1%"),
+                (0.0141, "rises from 1.3% to 1.4%"),
+            )
+        ),
+        ({"intervention/cls/before": 0.4}, []),
     ],
     "attribution": [
         ({}, []),
@@ -641,6 +700,33 @@ CASES = {
                 "and DecompX (−0.25).",
             ],
         ),
+        *(
+            (
+                {"agreement/alti/decompx": low, "agreement/decompx/gradient_x_input": 0.5},
+                [text],
+            )
+            for low, text in (
+                (0.4996, "Token scores of all methods agree alike (Spearman's ρ = 0.50)."),
+                (
+                    0.4989,
+                    "Token scores agree most between DecompX and gradient × input (Spearman's ρ = 0.500) and least between "
+                    "ALTI and DecompX (0.499).",
+                ),
+            )
+        ),
+        (
+            {"rollout/share/itself": 0.25, "alti/share/itself": 0.25, "decompx/share/itself": 0.5},
+            [
+                "According to DecompX, a token's own share of its output vector is 50%; the other methods put the token's own "
+                "share at 25%.",
+            ],
+        ),
+        (
+            # Every sequence falls a little more, but no reader would see it.
+            {"probability/comprehensiveness/rollout": 0.2501, "probability/comprehensiveness/random": 0.25},
+            {"above_random": {"rollout": 1e-5}},
+            [f"{NOT_DETECTABLE.format('0.25', 'rollout of weights')}, and by 0.25 without as many random tokens."],
+        ),
         (
             {"agreement/alti/decompx": -5.6e-17},
             ["The scores of ALTI and DecompX have a rank correlation of 0."],
@@ -691,6 +777,24 @@ CASES = {
                 "On text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
                 "Without [CLS], the sink rate of [SEP] tokens is 30%.",
             ],
+        ),
+        *(
+            (
+                # Every head has its last [SEP] look at itself, in texts of 64 tokens of a causal model.
+                {
+                    "text/without_bos/sink_rate/first": 0.5,
+                    "text/without_bos/sink_rate/sep": 0.9,
+                    "text/without_bos/mass/first": 0.15,
+                    "text/without_bos/mass/sep": mass,
+                },
+                [
+                    f"On text, {subject} of the heads, and {receives} of all attention weight.",
+                ],
+            )
+            for mass, subject, receives in (
+                (0.0269, "the first token is a sink in 50%", "it receives 15%"),
+                (0.0271, "[SEP] tokens are, on average, sinks in 90%", "together they receive 2.7%"),
+            )
         ),
         (
             {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.01},
@@ -807,6 +911,66 @@ CASES = {
 def test_sentences(name):
     for metrics, *keywords, expected in CASES[name]:
         assert module_of(name).sentences_of(metrics, **(keywords[0] if keywords else {})) == expected
+
+
+CLAIMS = {
+    r"take less from .* than .*: the mean mixing ratio of the attention blocks is (\S+?)(?:;|\.$)": lambda ratio: (
+        ratio < 0.5
+    ),
+    r"take more from .* than .*: the mean mixing ratio of the attention blocks is (\S+?)(?:;|\.$)": lambda ratio: (
+        ratio > 0.5
+    ),
+    r"take as much from .*: the mean mixing ratio of the attention blocks is (\S+?)(?:;|\.$)": lambda ratio: (
+        ratio == 0.5
+    ),
+    r"by (\S+) \(1 − Spearman's ρ\); .* the change is smaller: (\S+)\.$": lambda alone, whole: whole < alone,
+    r"by (\S+) \(1 − Spearman's ρ\); .* the change is larger: (\S+)\.$": lambda alone, whole: whole > alone,
+    r"receive (\S+) of the attention weight but contribute only (\S+) of": lambda weight, norm: norm < weight,
+    r"Norms overstate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share < norm,
+    r"Norms understate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share > norm,
+    r"^Shorter .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted < alike,
+    r"^Longer .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted > alike,
+    r"changes least where .*: by (\S+) on average; by weight, it changes by (\S+)\.$": lambda best, weight: (
+        best < weight
+    ),
+    r"falls from (\S+) to (\S+?)(?:;|\.$)": lambda before, after: after < before,
+    r"rises from (\S+) to (\S+?)(?:;|\.$)": lambda before, after: after > before,
+    r"changes the loss from (\S+) to (\S+) nats": lambda before, after: before != after,
+    r"gets (\S+) times .* but contributes only (\S+) times": lambda weight, norm: norm < weight,
+    r"is (?:the most|more) faithful .* falls by (\S+) on average, and by (\S+) without": lambda best, random: (
+        best > random
+    ),
+    r"agree most between .*ρ = (\S+)\) and least between .* \((\S+)\)": lambda high, low: high > low,
+    r"between (\S+) \(.*\) and (\S+) \(.*\)\.$": lambda low, high: low < high,
+    r"norms (?:raise|lower) the accuracy of the best head by (\S+) percentage": lambda points: points > 0,
+}
+"""What a sentence claims of the numbers that it prints, by a pattern that finds both."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_sentence_claims_holds_of_the_numbers_it_prints(name):
+    """Close to every threshold: each metric of each case is moved by up to a half, several times."""
+    draw, claimed = np.random.default_rng(0), set()
+    for metrics, *keywords, _ in CASES[name]:
+        for _ in range(60):
+            moved = {key: value * (1 + draw.choice(MOVES)) for key, value in metrics.items()}
+            for sentence in module_of(name).sentences_of(moved, **(keywords[0] if keywords else {})):
+                for pattern, holds in CLAIMS.items():
+                    for found in re.finditer(pattern, sentence):
+                        claimed.add(pattern)
+                        assert holds(*map(_read, found.groups())), sentence
+    assert claimed or name in NO_CLAIMS
+
+
+MOVES = (0, 0, 1e-4, -1e-4, 1e-3, -1e-3, 0.01, -0.01, 0.1, -0.1, 0.5, -0.5)
+NO_CLAIMS = {"similarity", "frequency", "outliers", "alignment"}
+"""Analyses whose sentences name numbers without comparing them."""
+
+
+def _read(written):
+    digits, _, power = written.replace(",", "").replace("−", "-").partition("×10")
+    value = float(digits.rstrip("%")) * (0.01 if digits.endswith("%") else 1)
+    return value * 10.0 ** int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))) if power else value
 
 
 @pytest.mark.parametrize("name", analyses())

@@ -42,7 +42,6 @@ overrides = st.fixed_dictionaries(
         "device.batch_tokens": st.sampled_from([0, 1, 7, 64, 4096]),
         "device.dtype": st.sampled_from(["float32", "float64", "bfloat16"]),
         "model.stack": st.sampled_from(["null", "encoder", "decoder", "cross"]),
-        "analysis.norms.exact_pairs": st.sampled_from([0, 50, 10**6]),
         "analysis.norms.sampled_queries": st.sampled_from(["null", 0, 1, 4]),
         "analysis.outliers.threshold": st.sampled_from([0, 0.5, 3]),
         "analysis.outliers.dimensions": st.sampled_from(["null", "[0,5]", "[99999]"]),

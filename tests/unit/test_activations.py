@@ -31,6 +31,7 @@ EXACT = {
     "ReLU6": lambda x: min(max(x, mpmath.mpf(0)), mpmath.mpf(6)),
     "hard swish": lambda x: x * min(max(x + 3, mpmath.mpf(0)), mpmath.mpf(6)) / 6,
     "identity": lambda x: x,
+    "tanh": mpmath.tanh,
 }
 EDGES = (-50, -8, -3, 0, 3, 6, 10, 50)
 """Where activations bend or have breakpoints: quadrature is piece by piece."""
@@ -70,7 +71,7 @@ def test_slopes(name, dtype, bound):
 def test_limits_at_zero_and_infinity(name):
     activation = ACTIVATIONS[name]
     zero = torch.zeros(1, dtype=torch.float64)
-    at_zero = {"ReLU": 0.0, "ReLU²": 0.0, "ReLU6": 0.0, "identity": 1.0, "Mish": 0.6}.get(name, 0.5)
+    at_zero = {"ReLU": 0.0, "ReLU²": 0.0, "ReLU6": 0.0, "identity": 1.0, "tanh": 1.0, "Mish": 0.6}.get(name, 0.5)
     assert activation.slope(zero).item() == pytest.approx(at_zero, rel=1e-15)
     assert activation.path_slope(zero).item() == pytest.approx(at_zero / (3 if name == "ReLU²" else 2), rel=1e-15)
     ends = torch.tensor([-torch.inf, torch.inf, torch.nan])
@@ -165,7 +166,7 @@ def test_a_slope_below_zero(negative):
     assert slope[1].item() == pytest.approx((-negative - float(mean[1])) / -2)
 
 
-UNKNOWN = {"sigmoid", "tanh", "laplace", "sqrtsoftplus", "xielu"}
+UNKNOWN = {"sigmoid", "laplace", "sqrtsoftplus", "xielu"}
 """Not multiples of their input, or with learned parameters of their own; no family's configs use them."""
 
 
@@ -188,6 +189,15 @@ def test_functions_are_recognised():
     assert activation_of(nn.GELU(approximate="tanh"), like) is ACTIVATIONS["GELU (tanh)"]
     assert activation_of(torch.relu, like) is ACTIVATIONS["ReLU"]
     assert activation_of(lambda u: 1.01 * torch.relu(u), like) is None
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.3, 2.0])
+def test_swish_is_recognised_with_any_factor(scale):
+    """A learned β, as in Ramachandran et al. 2017 (arXiv:1710.05941): u σ(βu)."""
+    u = torch.linspace(-15, 15, 400, dtype=torch.float64)
+    activation = activation_of(lambda u: u * torch.sigmoid(scale * u), u)
+    torch.testing.assert_close(activation.value(u), u * torch.sigmoid(scale * u), rtol=0, atol=1e-14)
+    torch.testing.assert_close(activation.slope(u), torch.sigmoid(scale * u), rtol=0, atol=1e-14)
 
 
 def test_a_function_that_is_not_applied_element_by_element_is_not_recognised():

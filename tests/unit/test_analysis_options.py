@@ -34,8 +34,6 @@ ENDS = [
     (AttributionOptions, "shares", [50.0], [20.0, 100.0]),
     (AttributionOptions, "shares", [50.0], []),
     (AttributionOptions, "methods", [AttributionMethod.rollout], []),
-    (FrequencyOptions, "exact_pairs", 0, -1),
-    (NormsOptions, "exact_pairs", 0, -1),
     (NormsOptions, "scatter_pairs", 1, 0),
     (NormsOptions, "sampled_queries", 1, 0),
     (NormsOptions, "sampled_queries", None, -3),
@@ -169,8 +167,8 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
 
 def test_defaults():
     """The defaults are those of the papers, where they state them."""
-    assert NormsOptions(seed=1) == NormsOptions(False, 50_000_000, 512, 10_000, 1)
-    assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
+    assert NormsOptions(seed=1) == NormsOptions(False, 512, 10_000, 1)
+    assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
     assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, NetworkBias.summand, 16, 20, 1)
     assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, 0.5, True, 16, 5, 1)

@@ -41,7 +41,7 @@ class Counting(Analysis):
             "rows": PerExampleTensors(2, torch.float32),
             "sample": UniformSample(4, 1, 0),
             "sequences": SequenceSample(2, 0),
-            "ranks": RankCorrelation(1, 1, Axis(-4, 4, 2), Axis(-4, 4, 2), 50),
+            "ranks": RankCorrelation(1, 1, Axis(-4, 4, 2), Axis(-4, 4, 2)),
         }
 
     def result(self) -> Findings:

@@ -19,6 +19,7 @@ from normscope.data.examples import Corpus, CorpusCounts, Example, WrongWords
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.rows import GoldColumns
 from normscope.data.text_files import TextFile
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.running.shares import Share
 
@@ -34,7 +35,7 @@ class Reader:
     takes_segments = True
     translates = is_cross_attention = causal = False
     decoder_inputs = None
-    pads = True
+    batching = Batching.PADDED
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

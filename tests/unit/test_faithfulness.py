@@ -90,7 +90,7 @@ def classifier(**config) -> ClassReadout:
 
 
 def test_a_classifier_is_tested_by_the_class_of_the_whole_text():
-    readout = classifier()
+    readout = classifier(num_labels=3)
     untouched, left = torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([[5.0, 3.0, 0.0]])
     assert readout.scalars(left, untouched).tolist() == [3.0]
     expected = np.exp(3) / (np.exp(5) + np.exp(3) + 1)
@@ -103,7 +103,7 @@ def test_a_classifier_is_tested_by_the_class_of_the_whole_text():
 
 @pytest.mark.parametrize(("untouched", "sign"), [(2.0, 1), (-2.0, -1)])
 def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
-    readout, left = classifier(), torch.tensor([[0.5]])
+    readout, left = classifier(num_labels=1), torch.tensor([[0.5]])
     assert readout.scalars(left, torch.tensor([[untouched]])).tolist() == [sign * 0.5]
     expected = 1 / (1 + np.exp(-sign * 0.5))
     assert readout.values(left, torch.tensor([[untouched]])).tolist() == pytest.approx([expected])
@@ -112,7 +112,10 @@ def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
 def test_a_language_model_is_tested_by_the_token_that_follows_the_whole_text():
     readout = NextTokenReadout(classifier().model)
     logits = torch.tensor([[[0.0, 1.0], [4.0, 3.0], [9.0, 9.0]], [[0.0, 1.0], [5.0, 3.0], [1.0, 2.0]]])
-    answers = readout.answers(SimpleNamespace(logits=logits), {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})
+    answers = readout.answers(
+        SimpleNamespace(logits=logits),
+        {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "input_ids": torch.zeros(2, 3, dtype=torch.long)},
+    )
     assert answers.tolist() == [[4.0, 3.0], [1.0, 2.0]]
     untouched = torch.tensor([[0.0, 1.0], [7.0, 1.0]])
     assert readout.scalars(answers, untouched).tolist() == [3.0, 1.0]

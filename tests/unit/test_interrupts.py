@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
 import normscope
@@ -39,6 +40,7 @@ def state(*models):
     modules = [module for model in models for module in model.modules()]
     return {
         "hooks": [[*module._forward_hooks.values(), *module._forward_pre_hooks.values()] for module in modules],
+        "global hooks": [*module_hooks._global_forward_hooks.values()],
         "forward": [vars(module).get("forward") for module in modules],
         "methods": [sorted(name for name, value in vars(module).items() if callable(value)) for module in modules],
         "attention": [module.config._attn_implementation for module in modules if hasattr(module, "config")],
@@ -48,7 +50,7 @@ def state(*models):
 
 CONTEXTS = {
     "observer": lambda model, layout: Observer(model, layout, feed_forward=True),
-    "functions": lambda model, _layout: frozen_functions(model),
+    "functions": lambda _model, _layout: frozen_functions(),
     "biases": lambda model, _layout: recorded_biases(model),
     "pass": lambda model, layout: frozen_pass(model, layout, INPUTS),
     "trace": lambda model, _layout: traced(model),
@@ -93,7 +95,7 @@ def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, mo
                 assert state(model) == before, number
             else:
                 break
-    assert number >= {"observer": 18, "functions": 1, "biases": 0, "pass": 20, "trace": 20}[context]
+    assert number >= {"observer": 18, "functions": 0, "biases": 0, "pass": 20, "trace": 20}[context]
     assert state(model) == before
 
 

@@ -5,12 +5,10 @@ import shlex
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 from transformers import AutoModelForCausalLM
 
 import normscope
 from normscope.errors import InputError
-from normscope.live.server import app
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
 from normscope.live.texts import Limit, read, units_of
@@ -20,7 +18,7 @@ from normscope.rounding import number
 from normscope.typed_texts import messages_of
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, with_chat_template
-from tests.unit.test_live_server import asked
+from tests.unit.test_live_server import asked, client_of
 from tests.unit.test_live_snippets import run
 
 TYPED = "system: be brief.\nuser:  The old bridge\n  was closed. \nassistant: We swam.\nuser: We crossed the river."
@@ -48,7 +46,7 @@ def client(model, folder, saved_model):
     models = [model, normscope.load(str(saved_model), device="cpu")]
     sources = [source_of(model, ModelOptions(name=str(folder)), DeviceOptions(name="cpu")) for model in models]
     session = Session(models, 100, sources)
-    yield TestClient(app(session), base_url="http://localhost")
+    yield client_of(session)
     assert session.engine.close(5)
 
 

@@ -17,6 +17,7 @@ import normscope
 from normscope import Label, MaskedToken, NextToken
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.errors import InputError
+from normscope.live.access import TOKEN_HEADER, Access
 from normscope.live.answers import THROUGH
 from normscope.live.server import LARGEST_BODY, app
 from normscope.live.session import Session
@@ -41,9 +42,16 @@ def session(model):
     assert session.engine.close(10)
 
 
+def client_of(session, base_url="http://127.0.0.1:8765"):
+    """A client that shows the token."""
+    return TestClient(
+        app(session, Access("secret")), base_url, raise_server_exceptions=False, headers={TOKEN_HEADER: "secret"}
+    )
+
+
 @pytest.fixture(scope="module")
 def client(session):
-    return TestClient(app(session), base_url="http://127.0.0.1:8765", raise_server_exceptions=False)
+    return client_of(session)
 
 
 def asked(client, part="maps", side=0, **state):
@@ -112,7 +120,7 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     with torch.inference_mode():
         logits = auto.from_pretrained(folder)(**inputs).logits[0]
     if family == "gpt2":
-        logits = logits[-1]
+        logits = logits[-2]  # before [SEP]
     elif auto is AutoModelForMaskedLM:
         logits = logits[int((inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0])]
 
@@ -122,7 +130,7 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     order = logits.argsort(descending=True).tolist()
     best, other = name(order[0]), name(order[-1])
     session = Session([model], 24)
-    client = TestClient(app(session), base_url="http://localhost")
+    client = client_of(session)
     found = asked(client, "prediction", text=text)
     assert [chosen for chosen, _ in found["choices"]] == [name(number) for number in order[:8]]
     likely = logits.double().softmax(dim=-1)[order[:8]]
@@ -149,7 +157,7 @@ def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
     folder = sentence_encoder(saved_model, tmp_path / "encoder")
     model = normscope.load(str(folder))
     session = Session([model], 24)
-    client = TestClient(app(session), base_url="http://localhost")
+    client = client_of(session)
     found = asked(client, "prediction", text=TEXT)
     assert (found["what"], found["choices"], found["target"]) == ("embedding", [], "")
     with torch.inference_mode():
@@ -287,19 +295,76 @@ def test_only_a_page_of_this_server_may_ask(client, headers, status):
     assert answer.status_code == status, answer.text
 
 
-def test_another_host_demands_its_token(session):
-    client = TestClient(app(session, "secret"), base_url="http://10.0.0.7:8765")
-    body = {"part": "maps", "state": {"text": TEXT}}
-    assert client.get("/").status_code == 403
-    assert client.get("/?token=secre").status_code == 403
-    assert client.get("/?token=secr%C3%A9t").status_code == 403
-    assert client.get("/?token=secret").status_code == 200
-    assert client.post("/answer", json=body).status_code == 403
-    assert client.post("/answer", json=body, headers={"x-normscope-token": "secret"}).status_code == 200
-    assert (
-        client.post("/answer", json=body, headers={"x-normscope-token": "secret", "origin": "http://a"}).status_code
-        == 403
-    )
+BODY = {"part": "maps", "state": {"text": TEXT}}
+
+
+@pytest.mark.parametrize("hosts", [frozenset({"127.0.0.1"}), None], ids=["local", "any"])
+def test_nothing_is_answered_without_the_token(session, capsys, hosts):
+    client = TestClient(app(session, Access("secret", hosts)), "http://127.0.0.1:8765", follow_redirects=False)
+    refused = [
+        client.get("/"),
+        client.get("/", headers={"cookie": "normscope-8765=secre"}),
+        client.get("/", headers={"cookie": "normscope-9000=secret"}),  # another server's
+        client.get("/?token=secre"),
+        client.get("/?token="),
+        client.get("/?token=secr%C3%A9t"),
+        client.get("/?token=%ED%A0%80"),
+    ]
+    assert {answer.status_code for answer in refused} == {403}
+    assert len({answer.text for answer in refused}) == 1  # a wrong token is told no more than none
+    for headers in ({}, {TOKEN_HEADER: "x"}, {"cookie": "normscope-8765=x"}, {TOKEN_HEADER: ""}):
+        for path in ("/answer", "/answer?token=secret"):
+            assert client.post(path, json=BODY, headers=headers).status_code == 403
+    assert client.post("/answer", json=BODY, headers={TOKEN_HEADER: "secret"}).status_code == 200
+    wrong = {TOKEN_HEADER: "secret", "origin": "http://a"}
+    assert client.post("/answer", json=BODY, headers=wrong).status_code == 403
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_opening_the_printed_address_sets_a_cookie_and_links_need_no_token(session):
+    client = TestClient(app(session, Access("secret")), "http://localhost:9000")
+    opened = client.get("/?token=secret", follow_redirects=False)
+    assert (opened.status_code, opened.headers["location"]) == (303, "/")
+    assert opened.headers["set-cookie"] == "normscope-9000=secret; HttpOnly; Path=/; SameSite=strict"
+    assert opened.headers["referrer-policy"] == "no-referrer"
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "secret" not in page.text
+    assert client.get("/?again", follow_redirects=False).headers["location"] == "/"
+    assert client.post("/answer", json=BODY).status_code == 200
+    crossed = client.post("/answer", json=BODY, headers={"origin": "http://localhost:1"})
+    assert crossed.status_code == 403  # the browser's cookie is not enough for another port's page
+
+
+def test_a_frame_gets_the_page_and_keeps_its_token(session):
+    client = TestClient(app(session, Access("secret", framed=True)), "http://127.0.0.1:1", follow_redirects=False)
+    assert client.get("/?token=x", headers={"sec-fetch-dest": "iframe"}).status_code == 403
+    framed = client.get("/?token=secret", headers={"sec-fetch-dest": "iframe"})
+    assert framed.status_code == 200
+    assert "set-cookie" not in framed.headers
+    assert client.get("/?token=secret", headers={"sec-fetch-dest": "document"}).status_code == 303
+
+
+@pytest.mark.parametrize("hosts", [frozenset({"localhost", "127.0.0.1"}), None], ids=["local", "any"])
+@pytest.mark.parametrize(
+    "host", ["", " ", "localhost\t", "localhost ", "local host", "localhost:", "a@localhost", "[::1"]
+)
+def test_a_host_that_no_browser_sends_is_refused(session, host, hosts):
+    client = TestClient(app(session, Access("secret", hosts)), "http://localhost")
+    assert client.post("/answer", json=BODY, headers={TOKEN_HEADER: "secret", "host": host}).status_code == 421
+
+
+def test_strangers_cannot_flood_the_terminal(session, capsys):
+    client = TestClient(app(session, Access("secret")), "http://localhost")
+    session._said_once.clear()
+    for number in range(50):
+        client.get("/")
+        client.get(f"/{number}")
+        client.get("/", headers={"host": f"evil-{number}"})
+        client.post("/answer", json=BODY, headers={"origin": f"http://evil-{number}"})
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith("(printed once)") for line in lines)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/", 200), ("/answer", 405), ("/../etc/passwd", 404), ("/x", 404)])
@@ -328,7 +393,7 @@ def test_names_and_texts_are_never_markup(model):
     named = dataclasses.replace(model, name="</script><script>alert(1)</script>")
     _ = named.verification
     session = Session([named], 24)
-    page = TestClient(app(session), base_url="http://localhost").get("/").text
+    page = client_of(session).get("/").text
     assert "<script>alert" not in page
     session.engine.close(1)
 
@@ -383,7 +448,7 @@ def test_another_thread_may_use_the_model(tokenizer, tmp_path):
     """As a notebook does whose page is open."""
     model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)))
     session = Session([model], 24)
-    client = TestClient(app(session), base_url="http://localhost")
+    client = client_of(session)
     expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(40)]
     stop = threading.Event()
 

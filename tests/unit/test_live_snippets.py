@@ -1,22 +1,33 @@
 """What is copied from a live page makes the numbers that the page shows."""
 
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
+from hydra import compose, initialize_config_dir
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import normscope
-from normscope.live.server import app
+from normscope import cli  # noqa: F401 - registers the schema
+from normscope.command_line import asks_for_json, text_to_explain
+from normscope.distribution import folder
+from normscope.live import snippets
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
+from normscope.live.state import State
+from normscope.live.texts import Read
 from normscope.models.options import DeviceOptions, DType, ModelOptions
+from normscope.reporting.page.report import repeated
 from normscope.rounding import number
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, sentence_encoder
-from tests.unit.test_live_server import asked, unpacked
+from tests.unit.test_live_server import asked, client_of, unpacked
 
 TEXT = 'It\'s an "old" bridge; $HOME, `so` we crossed.'
 BEFORE = 'It\'s a "new" bridge; $HOME, `so` we crossed.'
@@ -40,7 +51,7 @@ def client(folders):
         source_of(model, ModelOptions(name=str(path)), device) for model, path in zip(models, folders, strict=True)
     ]
     session = Session(models, 24, sources)
-    yield TestClient(app(session), base_url="http://localhost")
+    yield client_of(session)
     assert session.engine.close(5)
 
 
@@ -58,6 +69,11 @@ STATES = [
     {"layer": "3", "measure": "attnres_n", "minus": "layer:1"},
     {"layer": "3", "measure": "attn_n", "minus": "measure:attn_w"},
     {"removed": "1.2,3.1", "before": BEFORE, "minus": "before", "layer": "2"},
+    {"measure": "rollout", "through": "1", "layer": "2", "minus": "measure:attn_w"},
+    {"measure": "norm_rollout", "through": "1", "minus": "measure:attnres_n", "head": "2"},
+    {"measure": "attn_w", "through": "1", "layer": "3", "minus": "measure:alti", "head": "2"},
+    {"measure": "decompx", "through": "1", "layer": "3", "minus": "layer:1", "level": "word"},
+    {"layer": "2", "measure": "share", "minus": "measure:attn_w"},
     {"model": "2", "measure": "attn_n"},
     {"model": "2", "compare": "1", "target": "bridge", "against": "old"},
     {
@@ -89,13 +105,14 @@ def test_python(client, state):
         expected = maps[measure][layer]
         if head >= 0 and measure == "attn_w":
             expected = weights[layer, head]
-        elif head >= 0:
+        elif head >= 0 and measure == "attn_n":
             norms = unpacked(found["maps"]["head_maps"]["attn_n"], (3, 4, count, count))
             expected = norms[layer, head]
         if kind == "layer":
             expected = expected - maps[measure][int(other) - 1]
         elif kind == "measure":
-            expected, less = (values / values.sum(-1, keepdims=True) for values in (expected, maps[other][layer]))
+            less = weights[layer, head] if head >= 0 and other == "attn_w" else maps[other][layer]
+            expected, less = (values / values.sum(-1, keepdims=True) for values in (expected, less))
             expected = expected - less
         np.testing.assert_allclose(
             np.asarray(names[f"shown{suffix}"]), expected, atol=2e-3 * np.abs(maps[measure]).max(), rtol=0
@@ -111,6 +128,113 @@ def test_the_python_of_two_embeddings_has_their_pairs(client):
     names = run(asked(client, "code", text=TEXT, before=BEFORE)["python"])
     pair = asked(client, "pair", text=TEXT, before=BEFORE)
     np.testing.assert_allclose(names["pairs"].ravel(), pair["values"], rtol=1e-3, atol=1e-6)
+
+
+def test_the_python_of_two_texts_in_a_model_that_says_not_how_it_pools(saved_model):
+    model = normscope.load(str(saved_model), random_init=True)
+    session = Session(
+        [model], 24, [source_of(model, ModelOptions(name=str(saved_model), random_init=True), DeviceOptions())]
+    )
+    code = asked(client_of(session), "code", text=TEXT, before=BEFORE)["python"]
+    assert 'text_before, pooling="mean")' in code
+    names = run(code)
+    expected = normscope.similarity(model, TEXT, BEFORE, pooling="mean").matrix
+    np.testing.assert_allclose(names["pairs"], expected, rtol=1e-4, atol=1e-6)
+    session.engine.close(5)
+
+
+HOSTILE = [
+    "a\x03\ntouch owned\n",
+    "\x1b[201~\ntouch owned\n",
+    "\x9b201~touch owned\r",
+    "$(touch owned)",
+    "`touch owned`; touch owned #",
+    "it's\x07 !! $HOME \\x41 \\",
+    "\\'$(touch owned)\n'",
+    "a\tb\r\nc\x7f\x85d",
+    "\u202eevil\u2028line\u200b \u00a0",
+    "👩\u200d👧 naïve 北京\n",
+    "README.md",
+    "hello",
+    "/etc/hostname",
+    "-",
+    "--",
+    "--json",
+    "-h --help",
+    "key=value",
+    "${oc.env:HOME} ~ * ? [a]",
+    "  spaces  ",
+]
+STUB = """#!{python}
+import json, sys
+json.dump(sys.argv[1:], open({seen!r}, "w"))
+"""
+
+
+def words_of(command, folder):
+    """What a shell hands to the program when a command is pasted, byte by byte as a terminal sends it."""
+    seen = folder / "seen.json"
+    stub = folder / "normscope"
+    stub.write_text(STUB.format(python=sys.executable, seen=str(seen)))
+    stub.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", command], cwd=folder, env={"PATH": path}, check=True, timeout=20)
+    assert not (folder / "owned").exists()
+    return json.loads(seen.read_text())
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_pasted_command_has_the_text_and_runs_nothing_else(client, tmp_path, monkeypatch, text):
+    for name in ("README.md", "hello", "-", "a"):
+        (tmp_path / name).write_text("not this")
+    code = asked(client, "code", text=text, model="2")
+    command, python = code["command"], code["python"]
+    assert command.isprintable()
+    assert python.replace("\n", "").isprintable()
+    words = words_of(command, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["normscope", *words])
+    monkeypatch.chdir(tmp_path)
+    assert not asks_for_json()
+    assert text_to_explain() == text
+    assert not [word for word in sys.argv[1:] if "=" not in word]
+    names = {}
+    exec(next(line for line in python.splitlines() if line.startswith("text = ")), names)
+    assert names["text"] == text
+
+
+NAMES = [
+    *("${oc.env:HOME}", "\\${x}", "a${b", 'it\'s "a\\b"', "ends in \\", "x\x1b[201~\ny", "\u202eevil"),
+    *("null", "true", "1e5", "007", ".5", "inf", "models (1)", "Süd", "a,b=[c]", "{a: b}", "~a", "/tmp/a-b_c.d", "./a"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_model_is_a_literal(folders, tmp_path, name):
+    model = normscope.load(str(folders[0]), device="cpu")
+    source = source_of(model, ModelOptions(name=name, revision=name), DeviceOptions())
+    given = []
+    exec(
+        source.python, {"normscope": types.SimpleNamespace(load=lambda name, revision: given.append((name, revision)))}
+    )
+    assert given == [(name, name)]
+    command = snippets.command([source], State(text="a"), Read("a", "a", "", chat=False))
+    assert command.isprintable()
+    with initialize_config_dir(str(folder("conf")), version_base="1.3"):
+        options = compose("config", overrides=words_of(command, tmp_path)[3:])
+    assert (options.model.name, options.model.revision) == (name, name)
+
+
+def test_a_text_that_no_argument_holds_has_no_command(client):
+    code = asked(client, "code", text="a\0b", model="2")
+    assert code["command"] == ""
+    assert "text = 'a\\x00b'" in code["python"]
+
+
+def test_the_command_that_repeats_a_run_is_printable(tmp_path):
+    words = ["normscope", "dataset.path=a\x1b[201~\ntouch owned\n", "output_dir=x"]
+    shown = repeated(shlex.join(words))
+    assert shown.isprintable()
+    assert words_of(shown, tmp_path) == [words[1]]
 
 
 @pytest.mark.parametrize("model", ["2", "3"])

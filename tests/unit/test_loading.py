@@ -72,6 +72,52 @@ def test_weights_of_another_family(folder):
     assert_refused(folder, "its weights lack .* of the model's tensors")
 
 
+WRAPPERS = {
+    "_orig_mod.": "_orig_mod. before or in the model's own names, which torch.compile adds",
+    "module.": "module. before or in the model's own names, which DataParallel or DistributedDataParallel adds",
+    "module._orig_mod.": "module._orig_mod. before or in the model's own names",
+    "_forward_module.": "_forward_module. before or in the model's own names, which Lightning adds",
+    "model.": r"its own have model\. before these names",
+    "encoder.wrapped.": r"its own have encoder\.wrapped\. before these names",
+}
+
+
+@pytest.mark.parametrize("prefix", WRAPPERS)
+def test_what_a_wrapper_puts_before_names_is_named(prefix, folder):
+    def rename(weights):
+        for key in [*weights]:
+            weights[prefix + key] = weights.pop(key)
+
+    change_weights(folder, rename)
+    assert_refused(folder, WRAPPERS[prefix])
+
+
+def test_what_wrappers_put_into_names_is_named(folder):
+    """Fully sharded models have a wrapper around every layer."""
+
+    def rename(weights):
+        for key in [*weights]:
+            name = f"_fsdp_wrapped_module.{key}".replace("attention.", "_fsdp_wrapped_module.attention.", 1)
+            weights[name] = weights.pop(key)
+
+    change_weights(folder, rename)
+    assert_refused(
+        folder, "_fsdp_wrapped_module[.] before or in .*, which FullyShardedDataParallel adds; save the model"
+    )
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("kind", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn"])
+def test_the_attention_that_a_config_asks_for_need_not_be_installed(key, kind, folder):
+    """Our own attention runs."""
+    inputs = token_batch(tiny_model(FAMILY_CONFIGS["bert"], torch.float32), (7,))
+    expected = load(ModelOptions(name=str(folder), seed=0), EXACTLY).model(**inputs).last_hidden_state
+    change_config(folder, **{key: kind})
+    loaded = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
+    assert torch.equal(loaded.model(**inputs).last_hidden_state, expected)
+    assert verify(loaded.model, loaded.layout, "flash").error < 1e-12
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [(torch.complex64, "C64"), (torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")],
@@ -218,6 +264,7 @@ def test_keys_that_only_the_code_reads_are_accepted(minilm_folder):
         ("mistral", {}, True),
         ("gemma", {"is_causal": False}, False),
         ("gemma", {"is_causal": False, "use_bidirectional_attention": True}, False),
+        ("gemma2", {"use_bidirectional_attention": True}, False),
         ("bert", {}, False),
         ("bert", {"is_decoder": True}, True),
         ("bert", {"is_decoder": True, "is_causal": False}, False),

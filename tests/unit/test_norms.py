@@ -8,6 +8,7 @@ import normscope
 from normscope.analyses.norms.figures import _floor
 from normscope.maths import norms as maths
 from normscope.maths.normalisation import Normalisation
+from tests import tiny
 
 F64 = torch.float64
 B, H, T, D, M = 2, 3, 5, 4, 12
@@ -100,3 +101,28 @@ def test_decompose_equals_explicit_vectors(saved_model):
 @pytest.mark.parametrize(("values", "floor"), [([5.0, 1e-17, 1.0], 0.005), ([5.0, 0.01], None), ([0.0, 0.0], None)])
 def test_singular_values_at_rounding_errors_size_are_cut_off(values, floor):
     assert _floor(pd.DataFrame({"value": values})) == floor
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "mistral"])
+def test_uniform_weights_prefer_no_vectors(family):
+    """Short texts of tokens with short vectors and long texts of tokens with long ones; all weights of a query are equal.
+
+    Over the pairs of all texts, ρ is negative, because weights are larger in short texts. No query prefers shorter vectors.
+    """
+    model = tiny.tiny_model(tiny.FAMILY_CONFIGS[family] | {"sliding_window": 4}, torch.float64)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in ("query", "q_proj", "position_embeddings")):
+            parameter.zero_()
+    loaded = normscope.wrap(model)
+    every = list(range(5, 99))
+    lengths = [float(first_block(loaded, token).transformed().norm(dim=-1).mean()) for token in every]
+    ordered = [token for _, token in sorted(zip(lengths, every, strict=True))]
+    texts = [ordered[:3], ordered[3:6], ordered[-12:], ordered[-24:-12]]
+    results = normscope.run("norms", model=loaded, texts=texts, layers=1)
+    assert results.metrics["norms/spearman/all"] < -0.05
+    assert results.metrics["norms/f/uniform"] == pytest.approx(results.metrics["norms/alpha_f/all"], rel=1e-12)
+    assert not any("vectors tend to get" in sentence for sentence in results.findings["norms"].sentences)
+
+
+def first_block(model, token):
+    return next(iter(normscope.observe(model, [token])))

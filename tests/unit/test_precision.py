@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,8 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks import analysis, rates
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
-from normscope.statistics.precision import ROUND, half_width, in_rounds, until_precise
+from normscope.distribution import CHECKOUT
+from normscope.statistics.precision import FIRST, ROUND, half_width, in_rounds, until_precise
 from tests.oracles import specimens
 
 ANY = 1e6
@@ -33,17 +35,17 @@ def test_the_half_width_is_that_of_students_interval():
     assert half_width(np.ones((3, 2))) == 0
 
 
-@pytest.mark.parametrize(("precision", "expected"), [(None, 23), (0.0, 23), (0.5, 20), (0.6, 15), (10.0, ROUND)])
+@pytest.mark.parametrize(("precision", "expected"), [(None, 48), (0.0, 48), (0.3, 35), (0.35, 30), (10.0, FIRST)])
 def test_a_sample_ends_with_the_first_look_that_is_precise_enough(precision, expected):
-    observations = list(np.random.default_rng(5).normal(size=23))
+    observations = list(np.random.default_rng(5).normal(size=48))
     by_hand = next(
         (
             number
-            for number in range(ROUND, 24, ROUND)
+            for number in range(FIRST, 48, ROUND)
             if precision is not None
             and scipy.stats.t.ppf(0.975, number - 1) * scipy.stats.sem(observations[:number]) <= precision
         ),
-        23,
+        48,
     )
     measured: list[float] = []
 
@@ -56,9 +58,56 @@ def test_a_sample_ends_with_the_first_look_that_is_precise_enough(precision, exp
     assert len(measured) == expected
 
 
+_VALUES = {
+    "normal": lambda generator, size: generator.normal(size=size),
+    "uniform": lambda generator, size: generator.uniform(-0.5, 0.5, size=size) * np.sqrt(12),
+    "skewed (log-normal, σ = 1)": lambda generator, size: (
+        (generator.lognormal(size=size) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e)
+    ),
+    "nine of ten are zero": lambda generator, size: ((generator.random(size) < 0.1) - 0.1) / 0.3,
+    "5% are 20 larger": lambda generator, size: (
+        (generator.normal(size=size) + 20 * (generator.random(size) < 0.05) - 1) / np.sqrt(1 + 19)
+    ),
+}
+"""Values with mean 0 and standard deviation 1."""
+
+
+def coverage(kind: str, precision: float, simulations: int = 2_000) -> float:
+    """How often the interval of a sample that ends early, of at most 100 values, holds the true mean."""
+    generator = np.random.default_rng([list(_VALUES).index(kind), int(10 * precision)])
+    held = 0
+    for _ in range(simulations):
+        measured: list[float] = []
+        values = _VALUES[kind](generator, 100).tolist()
+
+        def width(measured: list[float] = measured) -> float:
+            return half_width(np.array(measured)[:, None])
+
+        for part in until_precise(in_rounds(values, precision), width, precision):
+            measured += part
+        held += abs(np.mean(measured)) <= width()
+    return held / simulations
+
+
+@pytest.mark.slow
+def test_the_documented_coverage_is_that_of_simulations():
+    text = (CHECKOUT / "docs/guides/trust.md").read_text()
+    block = re.search(r"^\| values \|[^\n]*\n\|[-|: ]+\n((?:\|[^\n]*\n)+)", text, flags=re.M)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+    assert [name for name, *_ in rows] == list(_VALUES)
+    for name, *cells in rows:
+        for cell, precision in zip(cells, (0.5, 0.3), strict=True):
+            assert coverage(name, precision) == pytest.approx(float(cell.removesuffix("%")) / 100, abs=0.002), name
+
+
 LAYERS, CATEGORIES = [1, 3], ["punctuation", "other", "all"]
 VARIANTS = [(inputs, "without_bos") for inputs in SinkInput]
-MODULES = {"score": [samples], "sinks": [samples, analysis], "feedforward": [samples], "attribution": [sample]}
+MODULES = {
+    "score": [samples, ablations],
+    "sinks": [ablations, analysis],
+    "feedforward": [samples],
+    "attribution": [sample],
+}
 HEADLINES = {"score": ablations, "sinks": rates, "feedforward": maps}
 ENDS = {
     "score": (
@@ -79,7 +128,7 @@ ENDS = {
 def findings(name, options, monkeypatch, size):
     """What an analysis publishes if it looks at its intervals after so many sequences."""
     for module in MODULES[name]:
-        monkeypatch.setattr(module, "in_rounds", functools.partial(in_rounds, size=size))
+        monkeypatch.setattr(module, "in_rounds", functools.partial(in_rounds, first=size, size=size))
     others = {"options": [OutliersOptions(dimensions=[2, 7])]} if name == "score" else {}
     return getattr(specimens, ENDS[name][0])().findings(name, options, LAYERS, CATEGORIES, **others)
 

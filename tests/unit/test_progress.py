@@ -1,11 +1,13 @@
 """Throughput, the time that is left, and how they are shown."""
 
 import sys
+import time
 
 import pytest
 
-from normscope.reporting.terminal import CorpusBar, show_table, steps_bar
+from normscope.reporting.terminal import CorpusBar, say, show_table, steps_bar
 from normscope.reporting.throughput import Throughput, duration
+from normscope.running.phases import Phase, Phases
 
 
 def state(seconds: float = 10.0, total: int | None = 500) -> Throughput:
@@ -38,13 +40,38 @@ def test_durations_are_rounded(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_log_gets_a_plain_line_every_half_minute(capsys):
+def test_a_log_gets_a_plain_line_every_ten_seconds(capsys):
     with CorpusBar(500, "pass") as bar:
-        for seconds in (0.0, 29.0, 30.0, 59.0, 61.0):
+        for seconds in (0.0, 9.0, 10.0, 19.0, 21.0):
             bar.update(state(seconds))
-    assert capsys.readouterr().err.splitlines() == [f"pass: {state(each).sentence()}" for each in (30.0, 61.0)]
+    assert capsys.readouterr().err.splitlines() == [f"pass: {state(each).sentence()}" for each in (10.0, 21.0)]
     assert list(steps_bar("abc", 3, "ablations")) == ["a", "b", "c"]
     assert capsys.readouterr().err == ""
+
+
+def test_no_phase_is_silent_for_ten_seconds(capsys, monkeypatch):
+    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_BEATS", 0.01)
+    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_LINES", 0.1)
+    phases = Phases([Phase.START, Phase.INTERVENTIONS], shown=True)
+    phases.begin(Phase.INTERVENTIONS)
+    time.sleep(0.35)
+    said = capsys.readouterr().err.splitlines()
+    assert 2 <= len(said) <= 4
+    assert set(said) == {"interventions (2 of 2): 0 s so far"}
+    phases.end()
+    time.sleep(0.25)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_printed_postpones_what_is_said_in_silence(capsys, monkeypatch):
+    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_BEATS", 0.01)
+    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_LINES", 0.2)
+    phases = Phases([Phase.START], shown=True)
+    for _ in range(8):
+        time.sleep(0.05)
+        say("a line")
+    phases.end()
+    assert set(capsys.readouterr().err.splitlines()) == {"a line"}
 
 
 def test_a_terminal_gets_a_bar_with_throughput(capsys, monkeypatch):

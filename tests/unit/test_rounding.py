@@ -11,11 +11,13 @@ from normscope.rounding import (
     brief_share,
     compared,
     counted,
+    differ,
     duration,
     enumeration,
     movement,
     number,
     percentage,
+    shares_differ,
 )
 
 
@@ -169,3 +171,44 @@ def test_numbers_with_signs():
     assert brief(0.181, signed=True) == "+0.18"
     assert brief_share(-0.05, signed=True) == "−5.0%"
     assert compared(brief, 3.4, 9.0, 3.41) == ["3.40", "9.0", "3.41"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "do"),
+    [
+        (0.0126, 0.0124, False),  # written 1.3% and 1.2%
+        (0.013, 0.012, False),
+        (0.013, 0.0115, True),
+        (0.002, 0.001, True),
+        (0.0019, 0.001, False),  # less than 0.1 points
+        (0.5, 0.5049, False),
+        (0.5, 0.505, True),
+        (-0.1, 0.1, True),
+        (0.0, 0.0, False),
+    ],
+)
+def test_shares_that_a_sentence_may_tell_apart(one, other, do):
+    assert shares_differ(one, other) is shares_differ(other, one) is do
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "do"),
+    [
+        (3.4, 3.401, False),
+        (3.4, 3.41, True),
+        (1.246, 1.254, False),
+        (0.0, 1e-12, True),
+        (0.0, 0.0, False),
+        (-0.2, -0.2001, False),
+        (999.0, 1000.0, False),
+        (990.0, 1000.0, True),
+    ],
+)
+def test_numbers_that_a_sentence_may_tell_apart(one, other, do):
+    assert differ(one, other) is differ(other, one) is do
+
+
+def test_a_movement_that_rounding_makes_is_none():
+    assert movement(0.0126, 0.0124) == "stays at about 1.2%"
+    assert movement(0.245, 0.2549) == "rises from 24.5% to 25.5%"
+    assert movement(0.1, 0.25) == "rises from 10% to 25%"

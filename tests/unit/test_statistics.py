@@ -1,5 +1,6 @@
 """What accumulators compute, number by number; that batches and merging change nothing is the contract's own suite."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -8,11 +9,12 @@ import pytest
 import scipy.stats
 import torch
 
+from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.statistics.counts import Counts
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
-from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.rank_correlation import RankCorrelation, rounded
 from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.uniform_sample import UniformSample
@@ -108,7 +110,8 @@ AXES = (Axis(-3, 3, 2), Axis(-2, 5, 1))
 
 def cell(axis: Axis, value: float) -> int:
     """Counted up from the lowest edge: 2^bits cells of equal width in every factor of two."""
-    edges = [2.0**power * (1 + step / 2**axis.bits) for power, step in grid(axis)]
+    shift = axis.shift / 2**23
+    edges = [2.0**power * (1 + step / 2**axis.bits - (shift if step else shift / 2)) for power, step in grid(axis)]
     return min(sum(value >= edge for edge in edges[1:]), axis.cells - 1)
 
 
@@ -156,7 +159,7 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, m
         pairs = PairsPart(first * seen, unseen=(~seen).sum(dim=2)) if zeros else PairsPart(first, seen=seen)
         part.add(second, group, [pairs])
         whole[0].add(second, group, in_parts(pairs))
-        whole[1].merge(part.low, part.counts)
+        whole[1].merge_state_dict(part.state_dict())
         for b, h, q, k in np.ndindex(*first.shape):
             if group[b, k] >= 0 and (seen is None or seen[b, 0, q, k]):
                 expected[
@@ -171,10 +174,10 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, m
 
 def test_merged_counts_outgrow_32_bits():
     grids = Axis(0, 1, 0), Axis(0, 1, 0)
-    histogram, counts = PairHistogram(*grids, 1), torch.zeros(grids[0].cells, 1, 1, dtype=torch.int32)
-    counts[0] = 2**31 - 1
+    histogram, state = PairHistogram(*grids, 1), PairHistogram(*grids, 1).state_dict()
+    state |= {"low": torch.tensor(0), "counts": torch.tensor([[[2**31 - 1]], [[0]]], dtype=torch.int32)}
     for times in (1, 2, 3):
-        histogram.merge(0, counts)
+        histogram.merge_state_dict(state)
         assert histogram.table(0)[1].tolist() == [[times * (2**31 - 1)], [0]]
 
 
@@ -208,45 +211,11 @@ def test_a_histogram_is_copied_only_when_it_grows(monkeypatch, stored, stays):
     assert [before == after for before, after in itertools.pairwise(held)] == stays
 
 
-@pytest.mark.parametrize("saved", ["kept", "counted"])
-def test_a_saved_state_goes_on_as_if_nothing_had_happened(saved):
-    """Kept pairs are saved, loaded and then counted with later ones, on grids that differ."""
-    generator = torch.Generator().manual_seed(2)
-    grids = Axis(-4, 2, 6), Axis(-1, 4, 3)
-    budget = 40 if saved == "kept" else 0
-    at_once, counted = RankCorrelation(1, 2, *grids, budget), RankCorrelation(1, 2, *grids, 0)
-    interrupted = RankCorrelation(1, 2, *grids, budget)
-    for batch in range(2):
-        first, second = torch.rand(2, 1, 5, 7, generator=generator), 9 * torch.rand(2, 1, 7, generator=generator)
-        group = torch.randint(-1, 2, (2, 7), generator=generator)
-        seen = torch.rand(2, 1, 5, 7, generator=generator) > 0.3
-        for correlation in (at_once, counted, interrupted):
-            correlation.update(0, second, group, [PairsPart(first, seen=seen)])
-        assert ("first_0" in interrupted.state_dict()) == (saved == "kept" and batch == 0)
-        state = {name: tensor.clone() for name, tensor in interrupted.state_dict().items()}
-        interrupted = RankCorrelation(1, 2, *grids, budget)
-        interrupted.load_state_dict(state)
-    for correlation in (at_once, interrupted):
-        assert correlation.compute(union=True) == counted.compute(union=True)
-        assert torch.equal(correlation.state_dict()["counts_0"], counted.state_dict()["counts_0"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_ties_share_a_rank_in_every_dtype(dtype):
-    first = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], dtype=dtype)
-    second = torch.tensor([0.5, 0.25, 0.5, 0.5, 2.0, 4.0], dtype=dtype)
-    correlation = RankCorrelation(1, 1, *AXES, 100)
-    correlation.update(0, second[None, None], torch.zeros(1, 6, dtype=torch.long), [PairsPart(first[None, None, None])])
-    # Ranks 5 1½ 5 3 5 1½ and 3 1 3 3 5 6, by hand: Σ(r − 3½)(s − 3½) = 1, Σ(r − 3½)² = 15, Σ(s − 3½)² = 15.5
-    assert correlation.compute()[0][0].spearman == pytest.approx(1 / (15 * 15.5) ** 0.5, abs=1e-12)
-
-
-@pytest.mark.parametrize("way", ["exact", "merged", "loaded", "counted", "counted and merged", "given up on the way"])
+@pytest.mark.parametrize("way", ["counted", "merged", "loaded"])
 def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
     generator = torch.Generator().manual_seed(1)
-    budget = {"counted": 0, "counted and merged": 0, "given up on the way": 150}.get(way, 10_000)
     fine, whole = Axis(-4, 2, 10), Axis(-1, 4, 3)  # hardly two numbers share a cell, so that counting is nearly exact
-    parts = [RankCorrelation(2, 2, fine, whole, budget) for _ in range(2)]
+    parts = [RankCorrelation(2, 2, fine, whole) for _ in range(2)]
     pairs = {(layer, group): [] for layer in range(2) for group in range(2)}
     for layer, number in itertools.product(range(2), range(2)):
         first = torch.rand(2, 3, 4, 5, generator=generator)
@@ -254,13 +223,14 @@ def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
         first = first + second.unsqueeze(2) * (0.05 if layer else -0.02) + 0.2
         group = torch.randint(-1, 2, (2, 5), generator=generator)
         seen = torch.rand(2, 1, 4, 5, generator=generator) > 0.3
-        parts[number if "merged" in way else 0].update(layer, second, group, in_parts(PairsPart(first, seen=seen)))
+        into = parts[number if way == "merged" else 0]
+        into.update(layer, second, group, in_parts(PairsPart(first, seen=seen)))
         for b, h, q, k in np.ndindex(*first.shape):
             if group[b, k] >= 0 and seen[b, 0, q, k]:
                 pairs[layer, int(group[b, k])].append((float(first[b, h, q, k]), float(second[b, h, k])))
-    correlation = parts[0].merge(parts[1]) if "merged" in way else parts[0]
+    correlation = parts[0].merge(parts[1]) if way == "merged" else parts[0]
     if way == "loaded":
-        correlation = RankCorrelation(2, 2, fine, whole, budget)
+        correlation = RankCorrelation(2, 2, fine, whole)
         correlation.load_state_dict(parts[0].state_dict())
     found = correlation.compute()
     assert len(found) == 3
@@ -269,18 +239,89 @@ def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
             own = np.array([pair for layer in layers for pair in pairs[layer, group]])
             assert row[group].count == len(own)
             expected = scipy.stats.spearmanr(own[:, 0], own[:, 1]).statistic
-            assert row[group].spearman == pytest.approx(expected, abs=1e-9 if budget == 10_000 else 5e-3)
-            assert abs(row[group].spearman - expected) <= row[group].error_bound + 1e-9
-            assert row[group].error_bound == 0 if budget == 10_000 else 1e-3 < row[group].error_bound < 0.5
+            assert row[group].spearman == pytest.approx(expected, abs=5e-3)
+            assert abs(row[group].spearman - expected) <= row[group].error_bound < 0.1
+
+
+def test_equal_numbers_in_a_cell_of_their_own_are_no_error():
+    """Of the second numbers, cells know whether they are equal; half of the numbers share each cell of the first."""
+    generator = torch.Generator().manual_seed(0)
+    second = torch.randint(1, 5, (1, 1, 200), generator=generator).float()
+    first = (second + torch.rand(1, 1, 200, generator=generator)).round()
+    bounds = []
+    for numbers in (second, second + 0.01 * torch.rand(1, 1, 200, generator=generator)):
+        correlation = RankCorrelation(1, 1, Axis(0, 4, 6), Axis(0, 4, 3))
+        # The first of this test are distinct cells of one value each, which the histogram does not know.
+        correlation.update(0, numbers, torch.zeros(1, 200, dtype=torch.long), [PairsPart(first[:, :, None])])
+        found = correlation.compute()[0][0]
+        expected = scipy.stats.spearmanr(first.flatten(), numbers.flatten()).statistic
+        assert abs(found.spearman - expected) <= found.error_bound
+        bounds.append(found.error_bound)
+    assert bounds[0] < 0.75 * bounds[1]
+
+
+def _pairs_with_rounding(seed: int, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray, torch.Tensor, torch.Tensor]:
+    """Numbers with many ties, some on edges of cells, and the same with the rounding of a type."""
+    numbers = np.random.default_rng(seed)
+    shift = Axis(0, 1, 5).shift
+    edges = np.array([1 - shift / 2**24, 1 + 3 / 32 - shift / 2**23], dtype=np.float32) / 4
+    # Halfway between the last number below the edge and the edge: where a float64 becomes one or the other.
+    edges = (edges.astype(float) + np.nextafter(edges, np.float32(0)).astype(float)) / 2
+    values = np.concatenate([edges, numbers.uniform(0.05, 0.5, 7)])
+    chosen = [numbers.choice(values, 400, p=[0.15, 0.15, *[0.1] * 7]) for _ in range(2)]
+    chosen[0][:100] = chosen[1][:100]
+    chosen[1][:30] = numbers.uniform(0.05, 0.5, 30)
+    first, second = (
+        torch.from_numpy(each * (1 + numbers.uniform(-1, 1, 400) * 8 * torch.finfo(dtype).eps)).to(dtype)
+        for each in chosen
+    )
+    return *chosen, first, second
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_bound_holds_where_rounding_breaks_ties(seed, dtype):
+    x, y, first, second = _pairs_with_rounding(seed, dtype)
+    axis = rounded(Axis(-4, 1, 5), dtype)
+    correlation = RankCorrelation(1, 1, axis, axis)
+    group = torch.zeros(1, 400, dtype=torch.long)
+    correlation.update(0, second[None, None], group, [PairsPart(first[None, None, None])])
+    found = correlation.compute()[0][0]
+    exact = scipy.stats.spearmanr(x, y).statistic
+    assert abs(found.spearman - exact) <= found.error_bound
+    ordered = scipy.stats.spearmanr(first, second).statistic
+    assert abs(ordered - exact) > 1e-3, "rounding matters"
+    without = RankCorrelation(1, 1, *[dataclasses.replace(axis, tolerance=0.0)] * 2)
+    without.update(0, second[None, None], group, [PairsPart(first[None, None, None])])
+    assert without.compute()[0][0].error_bound < found.error_bound
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6, 1e-3, 1.0])
+def test_numbers_near_an_edge_are_those_that_rounding_may_move(tolerance):
+    axis = Axis(-3, 3, 4, tolerance)
+    values = torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 7 + 0.2
+    moved = torch.stack([axis.cell(values * (1 + sign * tolerance / 2)) for sign in (-1, 0, 1)])
+    crosses = (moved[0] != moved[2]) if tolerance < 0.1 else torch.ones(5000, dtype=torch.bool)
+    near = axis.near_edge(values)
+    assert not (crosses & ~near).any()
+    assert near.float().mean() <= max(8 * tolerance * 2**axis.bits, 0.001 if tolerance else 0.0)
+
+
+def test_common_numbers_are_far_from_edges():
+    """Rows of equal weights, 1/n, and whole numbers: rounding must not tear them apart."""
+    counts = torch.arange(1.0, 2049.0)
+    for axis in (rounded(WEIGHT_AXIS, torch.float32), rounded(NORM_AXIS, torch.float32)):
+        assert not axis.near_edge(1 / counts).any()
+        assert not axis.near_edge(counts).any()
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_the_bound_reaches_no_further_than_a_correlation_can(same):
     """With cells this coarse, the bounds of ρ are −1 and 1, and go no further."""
-    correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0), 0)
+    correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0))
     first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
     order = [0, 1, 2, 5, 6, 3, 4, 7, 8, 9]
-    second = first[order] if same else first.flip(0)[order]
+    second = (first[order] if same else first.flip(0)[order]) * torch.linspace(1, 1.1, 10)
     correlation.update(
         0, second[None, None], torch.zeros(1, 10, dtype=torch.long), [PairsPart(first[None, None, None])]
     )
@@ -292,7 +333,7 @@ def test_the_bound_reaches_no_further_than_a_correlation_can(same):
 @pytest.mark.parametrize("pairs", range(3, 40))
 def test_pairs_with_cells_of_their_own_are_ranked_exactly(pairs):
     """The spread of ranks within cells is then zero, but rounding may make it negative."""
-    correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3), 0)
+    correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3))
     numbers = torch.tensor([2.0**power * (1 + step / 8) for power, step in grid(Axis(0, 8, 3))][:pairs])
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(pairs))
     parts = [PairsPart(numbers[None, None, None])]

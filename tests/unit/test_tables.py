@@ -224,7 +224,7 @@ def test_weights_in_strips_have_the_same_correlation(monkeypatch):
     for at_once in (7, 40):
         monkeypatch.setattr(AttentionWeights, "queries_at_once", property(lambda _alpha, at_once=at_once: at_once))
         block = blocks_of(model, batch)[0]
-        pairs = PairCorrelation(NormsOptions(seed=0), 1, len(CATEGORIES))
+        pairs = PairCorrelation(NormsOptions(seed=0), 1, len(CATEGORIES), torch.float64)
         pairs.update(0, pairs_of(block, batch))
         found[at_once] = pairs.correlation.compute()[0]
         assert "whole" not in vars(block.alpha), "α of the whole batch"
@@ -238,17 +238,16 @@ def test_no_category_has_no_members():
     assert context.members(batch_of(model, (3, 2))).shape == (0, 2, 3)
 
 
-@pytest.mark.parametrize("exact_pairs", [10**6, 0])
 @pytest.mark.parametrize("scale", [1, 30])
 @pytest.mark.spread(1)
-def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pairs):
+def test_rank_correlations_are_those_of_the_numbers_in_float64(scale):
     """Sharp attention has weights that float32 cannot tell from zero, and neighbours that it cannot tell apart."""
     model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
     for modules in bind_blocks(model, layout_of("gpt2")):
         modules.attention.c_attn.weight[:, :24] *= scale
     batch = batch_of(model, (30, 24, 1))
     pairs = visible_pairs(model, batch)
-    analysis = NormsAnalysis(NormsOptions(exact_pairs=exact_pairs, seed=0), context_of(model))
+    analysis = NormsAnalysis(NormsOptions(seed=0), context_of(model))
     analysing(model, batch, [analysis])()
     result = analysis.result()
     correlation = result.tables["correlation"]
@@ -258,7 +257,6 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         chosen = pairs[((pairs["layer"] == row.layer) | (row.layer == 0))]
         chosen = chosen[(chosen["category"] == row.category) | (row.category == "all")]
         assert row.count == len(chosen)
-        assert (row.error_bound == 0) == bool(exact_pairs)
         expected = spearmanr(chosen["alpha"], chosen["f"]).statistic
         assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
     everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
@@ -266,6 +264,28 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
     others = correlation.query("layer == 0")["spearman"].dropna()
     written = f"{brief(everything, *others, signed=True)} over all tokens"
     assert any(written in sentence for sentence in result.sentences)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_rank_correlations_do_not_depend_on_the_size_of_batches(family, dtype):
+    """With rotary positions, equal tokens have equal ‖f(x)‖ in the first layer, up to rounding."""
+    model, tables = tiny_model(FAMILY_CONFIGS[family], dtype), []
+    tokens = torch.randint(5, 9, (24, 17), generator=torch.Generator().manual_seed(0))
+    categories, lengths = torch.full((1, 17), CATEGORIES.index("other")), [3 + number % 15 for number in range(24)]
+    for size in (1, 5, 24):
+        analysis = NormsAnalysis(NormsOptions(seed=0), dataclasses.replace(context_of(model), dtype=dtype))
+        for start in range(0, 24, size):
+            rows = slice(start, start + size)
+            token_mask = torch.arange(17) < torch.tensor(lengths[rows])[:, None]
+            of_tokens = categories.expand(token_mask.shape).masked_fill(~token_mask, -1)
+            batch = Batch(tokens[rows], None, token_mask, of_tokens, tuple(range(24))[rows])
+            analysing(model, batch, [analysis])()
+        tables.append(analysis.result().tables["correlation"].set_index(["layer", "category"]))
+    for other in tables[1:]:
+        assert other["count"].equals(tables[0]["count"])
+        assert ((other["spearman"] - tables[0]["spearman"]).abs() < 1e-3).all()
+        assert (other["error_bound"] - tables[0]["error_bound"]).abs().max() < 1e-2
 
 
 def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
@@ -288,6 +308,8 @@ def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
             table = result["correlation_by_layer"].query("layer == @layer") if layer else result["correlation"]
             row = table[(table["measure"] == measure) & (table["specials"] == "with")].iloc[0]
             assert row["count"] == len(ranks)
-            assert row["spearman"] == pytest.approx(
-                spearmanr(ranks, values).statistic, abs=1e-4
-            )  # rounding breaks ties
+            if pd.isna(row["spearman"]):
+                assert values.max() < 1.05 * values.min()
+                assert row["reason"] == "one side is constant, or varies too little for an estimate"
+            else:
+                assert abs(row["spearman"] - spearmanr(ranks, values).statistic) <= row["error_bound"]

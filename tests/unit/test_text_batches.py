@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 import normscope
 from normscope.api import decompose, observe
 from normscope.errors import InputError
-from normscope.models.text_batches import batch_from_texts
+from normscope.models.text_batches import batch_from_texts, is_single
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")
@@ -72,7 +72,10 @@ def test_lists_may_mix_texts_and_pairs(model):
         (np.array(["a", "b"]), "ndarray"),
         (pd.Series(["a", "b"]), "Series"),
         (pd.DataFrame({"text": ["a"]}), "DataFrame"),
-        (torch.tensor([[101, 102]]), "Tensor"),
+        (torch.tensor([[101.0, 102.0]]), "Tensor"),
+        (torch.tensor([True]), "Tensor"),
+        (torch.tensor(101), "Tensor"),
+        (torch.tensor([[[101, 102]]]), "Tensor"),
         (b"bytes", "bytes"),
         (None, "NoneType"),
         (7, "int"),
@@ -85,6 +88,41 @@ def test_other_types_are_refused(model, texts, got):
     expected = rf"expected a str, a pair \(tuple\) of two str, a conversation .*, or .* BatchEncoding; got {got}$"
     with pytest.raises(InputError, match=expected):
         batch_from_texts(model, texts)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda ids: ids,
+        lambda ids: [ids],
+        lambda ids: torch.tensor(ids),
+        lambda ids: torch.tensor([ids], dtype=torch.int32),
+        lambda ids: np.array(ids),
+        lambda ids: np.array([ids], dtype=np.uint16),
+        lambda ids: [torch.tensor(ids)],
+    ],
+)
+def test_token_ids_are_a_text_in_every_form(model, form):
+    text = "The old bridge was closed."
+    expected, found = batch_from_texts(model, text), batch_from_texts(model, form(model.tokenizer(text)["input_ids"]))
+    assert torch.equal(found.input_ids, expected.input_ids)
+    assert torch.equal(found.token_mask, expected.token_mask)
+
+
+def test_rows_of_token_ids_are_texts(model):
+    ids = model.tokenizer("The old bridge was closed.")["input_ids"]
+    batch = batch_from_texts(model, torch.tensor([ids, ids[::-1]]))
+    assert batch.input_ids.tolist() == [ids, ids[::-1]]
+    assert not is_single(torch.tensor([ids, ids]))
+    assert is_single(torch.tensor([ids]))
+    assert batch_from_texts(model, [torch.tensor(ids), np.array(ids[:4])]).token_mask.sum(dim=1).tolist() == [
+        len(ids),
+        4,
+    ]
+    with pytest.raises(InputError, match=r"the ids end in padding \(\[PAD\]\); pass the tokenizer's BatchEncoding"):
+        batch_from_texts(model, torch.tensor([ids, [*ids[:4], *[0] * (len(ids) - 4)]]))
+    with pytest.raises(InputError, match="expected 0 to .*, got 101 to 99999999"):
+        batch_from_texts(model, torch.tensor([101, 99999999]))
 
 
 @pytest.mark.parametrize(

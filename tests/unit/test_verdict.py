@@ -9,12 +9,18 @@ from normscope.reporting.comparison.verdict import significant, title, verdict
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
+TITLE = "mixing ratio (AttnResLn-N: the attention block)"
 NORM, SMALL = "norms/f/cls", "mixing/attn_n/share"
 
 
-def comparison(values, tests=(), sequence_tests=()):
-    rows = [(group, metric, 0, value) for group, metric, value in values]
+CELLS = ["depth", "figure", "panel", "row", "column", "group", "value"]
+
+
+def comparison(values, tests=(), sequence_tests=(), cells=()):
+    """Values are (group, metric, value), or (group, metric, layer, value)."""
+    rows = [(*row[:2], *(row[2:] if len(row) == 4 else (0, row[2]))) for row in values]
     return SimpleNamespace(
+        heatmaps=pd.DataFrame([(2, "norms/by_head", "α", "1", *cell) for cell in cells], columns=CELLS),
         values=pd.DataFrame(rows, columns=["group", "metric", "layer", "value"]),
         tests=pd.DataFrame(tests, columns=COLUMNS),
         sequence_tests=pd.DataFrame(sequence_tests, columns=COLUMNS),
@@ -74,7 +80,55 @@ def test_shares_that_are_equal_are_not_named():
 def test_equal_groups_are_said_to_agree():
     """Differences that are rounding have no test, and need none."""
     values = [*VALUES[:2], ("same", MEAN, 0.25 * (1 + 1e-8)), ("same", SHARE, 0.125)]
-    assert verdict(comparison(values)) == ["same and base are equal up to rounding in every common measure (2)."]
+    cells = [("1", "base", 0.5), ("1", "same", 0.5 * (1 + 1e-8))]
+    assert verdict(comparison(values, cells=cells)) == [
+        "same and base are equal up to rounding in every common measure (2), also layer by layer."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "cells", "end"),
+    [
+        (
+            [
+                ("base", MEAN, 2, 0.687),
+                ("tuned", MEAN, 2, 0.707),
+                ("base", MEAN, 1, 0.707),
+                ("tuned", MEAN, 1, 0.707),
+            ],
+            (),
+            f"in layer 2 of {TITLE}: 71% instead of 69%.",
+        ),
+        (
+            [("base", LEAST, 0.01), ("tuned", LEAST, 0.02)],
+            (),
+            "difference is in mixing/attnresln_n/min: 0.020 instead of 0.010.",
+        ),
+        (
+            [],
+            [("1", "base", 0.4), ("2", "base", 0.6), ("1", "tuned", 0.6), ("2", "tuned", 0.4)],
+            "Their measures are equal up to rounding, but cells of heat maps are not, such as those of norms/by_head.",
+        ),
+    ],
+    ids=["a layer", "a minimum", "heads in another order"],
+)
+def test_groups_are_equal_only_if_their_layers_extremes_and_heads_are(more, cells, end):
+    values = [("base", MEAN, 0.7), ("tuned", MEAN, 0.7), *more]
+    (sentence,) = verdict(comparison(values, cells=cells))
+    assert sentence.startswith("Whether tuned differs from base cannot be tested")
+    assert sentence.endswith(end)
+
+
+def test_a_difference_that_no_reader_can_see_is_not_named():
+    """It is detectable: every sequence has it."""
+    values = [("base", MEAN, 0.2501), ("tuned", MEAN, 0.2502), ("base", SHARE, 0.125), ("tuned", SHARE, 0.13)]
+    tests = [("tuned", MEAN, 0.0001, 0.00009, 0.00011, 1e-4), ("tuned", SHARE, 0.005, 0.001, 0.009, 0.01)]
+    (sentence,) = verdict(comparison(values, sequence_tests=tests))
+    assert "in 2 of 2 measures tested over sequences, most clearly in" in sentence
+    assert "13.0% instead of 12.5%" in sentence
+    assert verdict(comparison(values, sequence_tests=tests[:1])) == [
+        "tuned differs from base in 1 of 1 measure tested over sequences, but in each by too little to matter."
+    ]
 
 
 def test_groups_without_a_common_measure():

@@ -406,7 +406,9 @@ def written_units(tokenizer, text):
 def test_findings_say_words():
     caption = "All tokens. Special tokens and [SEP] tokens."
     figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="share of tokens", caption=caption)
-    said = about_words(Findings({}, {}, sentences=[Sentence("A token's part.", table="t")], figures={"f": figure}))
+    sentence = Sentence("A token's part.", table="t", measure="attn_n", surprising=True)
+    said = about_words(Findings({}, {}, sentences=[sentence], figures={"f": figure}))
+    assert (said.sentences[0].measure, said.sentences[0].surprising) == ("attn_n", True)
     assert said.sentences == ["A word's part."]
     assert said.sentences[0].table == "t"
     lines = said.figures["f"]

@@ -6,7 +6,7 @@ sets have as well says nothing about outliers.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,16 +18,21 @@ from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.samples import batches_until_precise
+from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.scores import part_of_keys
 from normscope.models.block import AttentionBlock, TokenSelector
 from normscope.models.interventions import Ablation, InterventionRunner, Loss
 from normscope.results.axes import TOGETHER
-from normscope.statistics.precision import half_width
+from normscope.statistics.intervals import FEWEST
+from normscope.statistics.precision import half_width, in_rounds, until_precise
 from normscope.statistics.tidy import tidy
 
 ALONE = 8
 """Largest number of outlier dimensions that are also removed one at a time. Hundreds would take hours and add little."""
+
+_FEWEST_SEQUENCES = 8
+"""Layers to start from are left out before a sample has fewer sequences than this."""
 
 ZERO, MEAN = "zero", "mean"
 
@@ -219,6 +224,8 @@ class PropagatedEffects(NamedTuple):
     """The same for the loss of masked or next tokens, without layer and category. Empty if it cannot be measured."""
     without_loss: str | None
     """Why the loss cannot be measured; None if it can."""
+    reduced: str | None = None
+    """What was left out, so that the work stayed within its budget; None if nothing was."""
 
 
 class StreamAblations(NamedTuple):
@@ -250,6 +257,7 @@ def ablate_residual_stream(
     removals: Removals,
     stream: StreamAblations,
     precision: float | None,
+    budget: float | None,
 ) -> PropagatedEffects:
     """Attention and loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
 
@@ -262,18 +270,42 @@ def ablate_residual_stream(
         stream: Where to replace them, and by what.
         precision: The half-width of the intervals of `_Changes`, with zeros from the first of the starts on, at which the
             sample ends; None for the whole sample.
+        budget: The largest number of multiplications and additions; None for any. Without one, the work grows with the square
+            of the number of layers: 30 layers took an hour for 16 short texts.
     """
-    counted, changes = _without_all(context), _Changes()
+    asked, counted = (len(sample), len(stream.starts)), _without_all(context)
+    sample, stream = _within(budget, runner.operations_from, sample, stream, 2 * len(removals.places))
+    before, outcomes, changes = _outcomes(runner, sample, counted, removals, stream, precision)
+    attention, losses = [], []
+    for start, value in itertools.product(stream.starts, (ZERO, MEAN)):
+        after = [outcomes[start, value, removal.dimensions] for removal in removals.all]
+        attention.append(_attention_effects(counted, before, after, removals, start, value))
+        if before.loss is not None:
+            losses.append(_loss_effects(before.loss, after, removals, start, value))
+    of_loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
+    effects = _present(pd.concat(attention, ignore_index=True)).assign(sequences=changes.sequences)
+    return PropagatedEffects(effects, of_loss, runner.without_loss, _reduced(asked, changes.sequences, sample, stream))
+
+
+def _outcomes(
+    runner: InterventionRunner,
+    sample: Sequence[Int[Tensor, "kind _"]],
+    counted: AnalysisContext,
+    removals: Removals,
+    stream: StreamAblations,
+    precision: float | None,
+) -> "tuple[_Outcome, dict[tuple[int, str, tuple[int, ...]], _Outcome], _Changes]":
+    """What the model does unchanged and under each ablation, by start, value and dimensions; and the headline."""
     steps = list(itertools.product(stream.starts, (ZERO, MEAN), removals.places))
     headline = (stream.starts[0], ZERO, removals.together)
-    before, outcomes = _Outcome(counted), {step: _Outcome(counted) for step in steps}
-    for batch in batches_until_precise(
-        runner, sample, changes.half_width, precision, "ablations of the residual stream"
-    ):
+    before, outcomes, changes = _Outcome(counted), {step: _Outcome(counted) for step in steps}, _Changes()
+
+    def ablate(batch: Batch) -> Iterator[None]:
+        """One step for each ablation of a batch."""
         members = counted.members(batch)
         kept: dict[int, Tensor] = {}  # by layer
 
-        def keep(block: AttentionBlock, members: Tensor = members, kept: dict[int, Tensor] = kept) -> None:
+        def keep(block: AttentionBlock) -> None:
             kept[block.layer] = _shares(block, members)
 
         unchanged = runner.unchanged(batch, keep, stream.starts)
@@ -286,16 +318,60 @@ def ablate_residual_stream(
             if step == headline:
                 for layer, shares in kept.items():
                     changes.add(shares - of_unchanged[layer])
+            yield
         changes.end_batch()
-    attention, losses = [], []
-    for start, value in itertools.product(stream.starts, (ZERO, MEAN)):
-        after = [outcomes[start, value, removal.dimensions] for removal in removals.all]
-        attention.append(_attention_effects(counted, before, after, removals, start, value))
-        if before.loss is not None:
-            losses.append(_loss_effects(before.loss, after, removals, start, value))
-    of_loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
-    effects = _present(pd.concat(attention, ignore_index=True)).assign(sequences=changes.sequences)
-    return PropagatedEffects(effects, of_loss, runner.without_loss)
+
+    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
+    batches = itertools.chain.from_iterable(until_precise(parts, changes.half_width, precision))
+    passes = itertools.chain.from_iterable(map(ablate, batches))
+    for _ in runner.progress(passes, len(steps) * sum(map(len, parts)), "ablations of the residual stream"):
+        pass
+    return before, outcomes, changes
+
+
+def _within(
+    budget: float | None,
+    operations_from: Callable[[int], float],
+    sample: Sequence[Int[Tensor, "kind _"]],
+    stream: StreamAblations,
+    ablations: int,
+) -> tuple[Sequence[Int[Tensor, "kind _"]], StreamAblations]:
+    """The sequences and the layers to start from whose ablations stay within a budget.
+
+    First sequences are left out, then layers, evenly; the first layer and the fewest sequences of an interval stay.
+
+    Args:
+        operations_from: The operations per token of a pass from a layer on.
+        ablations: Number of ablations from every start.
+    """
+    if budget is None:
+        return sample, stream
+
+    def cost(sequences: int, starts: Sequence[int]) -> float:
+        tokens = sum(int((kinds[0] >= 0).sum()) for kinds in sample[:sequences])
+        return tokens * ablations * sum(map(operations_from, starts))
+
+    number, starts = len(sample), list(stream.starts)
+    while number > _FEWEST_SEQUENCES and cost(number, starts) > budget:
+        number -= 1
+    while len(starts) > 1 and cost(number, starts) > budget:
+        places = np.linspace(0, len(stream.starts) - 1, len(starts) - 1).round().astype(int)
+        starts = [stream.starts[place] for place in places]
+    while number > FEWEST and cost(number, starts) > budget:
+        number -= 1
+    return sample[:number], stream._replace(starts=starts)
+
+
+def _reduced(
+    asked: tuple[int, int], used: int, sample: Sequence[Int[Tensor, "kind _"]], stream: StreamAblations
+) -> str | None:
+    """What the budget left out; the sample may have ended early besides."""
+    if asked == (len(sample), len(stream.starts)):
+        return None
+    layers = (
+        "" if asked[1] == len(stream.starts) else f" and start from layers {', '.join(map(str, stream.starts))} alone"
+    )
+    return f"ablations of the residual stream use {used} of {asked[0]} sequences{layers}, to limit their time"
 
 
 class _Outcome:

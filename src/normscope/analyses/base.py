@@ -106,6 +106,8 @@ class AnalysisContext:
     """Holds the layers of the model fixed."""
     own_embedder: Callable[[], Embedder] = lambda: Embedder(Pooling.mean)
     """Returns what makes the model's embeddings, by its own files; raises InputError if they do not say."""
+    dtype: torch.dtype = torch.float32
+    """The type in which the model computes."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
     has_experts: bool = False

@@ -15,14 +15,15 @@ from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.api.models import DEFAULT_MODEL, generators_restored, load_stack, wrap
+from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
 from normscope.api.results import Results
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
+from normscope.models.random_state import generators_restored
 from normscope.models.stream_changes import is_changed
-from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of
+from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
 from normscope.running.python_options import run_options
@@ -165,7 +166,8 @@ def listed(texts: Text | Iterable[Text]) -> list[Text]:
     """
     if isinstance(texts, Mapping):
         raise InputError(f"texts: expected texts and pairs (tuples) of texts, got {describe_type(texts)}")
-    found: list[Any] = [texts] if isinstance(texts, str | tuple) or is_ids(texts) else list(texts)
+    given: Any = plain_ids(texts)
+    found: list[Any] = [given] if isinstance(given, str | tuple) or is_ids(given) else list(given)
     if not found:
         raise InputError("texts: expected at least one text, got none")
     if is_messages(found) or any(map(is_messages, found)):

@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, table_of_effects
 from normscope.api.spans import sums_of_spans
-from normscope.api.targets import Answer, next_token_head
+from normscope.api.targets import Answer, check_linear, next_token_head
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
@@ -73,6 +73,10 @@ def attributed_answer(
         rows = TokenTexts(model.tokenizer).of(found[0].answer)
         matrix = pd.DataFrame([np.bincount(numbers[0], row) for row in by_token.cpu().numpy()], rows, list(names[0]))
     in_prompt = np.sum([scores[:length] for scores in signed], axis=0)
+    if AnswerMeasure(target.measure) is AnswerMeasure.logit:
+        for each in found:
+            size = float(each.parts.scores.abs().sum())
+            check_linear("the logit of the answer", float(each.parts.remainder), size, model.dtype)
     said = " minus that of ".join(repr(model.tokenizer.decode(each.answer)) for each in found)
     counts = [asked_units, *(len(each) - asked_units for each in names)]
     return Attribution(

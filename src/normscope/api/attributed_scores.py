@@ -14,7 +14,7 @@ from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.calls import checked, in_turn
 from normscope.api.spans import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
-from normscope.api.targets import Answer, Label, NextToken, Target, prepared, token_number
+from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_supported
 from normscope.attribution.scalars import attribute_scalars
@@ -27,7 +27,7 @@ from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type, is_single
+from normscope.models.text_batches import Text, describe_type, is_single, plain_ids
 from normscope.running.token_maps import numbers_of, texts_of
 
 
@@ -144,7 +144,7 @@ class _Asked(NamedTuple):
 
 
 def _attributed(model: LoadedModel, text: object, asked: _Asked) -> Attribution | Attributions:
-    several = isinstance(asked.target, list)
+    text, several = plain_ids(text), isinstance(asked.target, list)
     if is_single(text):
         found = _of_text(model, text, asked)
         return Attributions(found) if several else found[0]
@@ -201,10 +201,16 @@ def _of_scalars(
     ):
         values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)
         effects: Sequence[Effects | None] = [None] * len(values)
+        constants = torch.cat([each.constant(passed) for each in ready])
         if asked.columns is None:
-            parts = attribute_scalars(passed, torch.cat(values), asked.bias)
+            parts = attribute_scalars(passed, torch.cat(values), asked.bias, constants=constants)
         else:
-            parts, effects = attribute_with_effects(passed, torch.cat(values), asked.bias, direct=asked.direct)
+            parts, effects = attribute_with_effects(
+                passed, torch.cat(values), asked.bias, direct=asked.direct, constants=constants
+            )
+    for each, what, scores, remainder in zip(ready, names, parts.scores, parts.remainder, strict=True):
+        if each.is_linear:
+            check_linear(what, float(remainder), float(scores.abs().sum()), model.dtype)
     scores, tokens, numbers = parts.scores.cpu().numpy(), texts_of(model, batch), numbers_of(batch)
     return [
         Attribution(

@@ -154,6 +154,8 @@ _NAMES: Mapping[Any, str] = {
     Iterable: "a list",
     Mapping: "a dict with names as keys",
     Callable: "a function",
+    Tensor: "an array of token ids",
+    np.ndarray: "an array of token ids",
     nn.Module: "a torch.nn.Module",
     BatchEncoding: "a tokenizer's BatchEncoding",
     PreTrainedTokenizerBase: "a transformers tokenizer",

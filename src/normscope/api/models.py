@@ -1,11 +1,9 @@
 """Models for the Python interface: by name, or already in memory."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -17,6 +15,7 @@ from normscope.models.damage import damage_named
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization
+from normscope.models.random_state import drawing
 from normscope.models.wrapping import wrap_model
 from normscope.running.options import SCHEMA
 
@@ -108,7 +107,7 @@ def _verified(
     options: ModelOptions, device: DeviceOptions, device_map: object, tokenizer: PreTrainedTokenizerBase | None
 ) -> LoadedModel:
     SCHEMA.check_strings({"model": plain(options), "device": plain(device)})
-    with generators_restored():
+    with drawing():  # transformers builds models under settings of the whole process
         model = open_model(options).load(device, device_map=device_map, tokenizer=tokenizer)
     _ = model.verification  # made here
     return model
@@ -155,17 +154,12 @@ def wrap(
         InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise
             modified, its adapters cannot be merged exactly, or observation changes its results.
     """
-    with in_terms_of_arguments({"model.name": "model"}), damage_named(model):
+    with in_terms_of_arguments({"model.name": "model"}), damage_named(model), drawing():  # as its forward may
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
         with damage_named(model, of_proof=True):
             _ = wrapped.verification  # made here
     return wrapped
-
-
-def generators_restored() -> AbstractContextManager[None]:
-    """A context after which torch's random number generators are as they were before it."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
 def _check_alone(device_map: object, **others: object) -> None:

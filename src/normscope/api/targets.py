@@ -15,17 +15,20 @@ from normscope.data.batching import Batch
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
 from normscope.maths.choices import Pooling
-from normscope.maths.embedder import Embedder
+from normscope.maths.embedder import Embedder, pooled
+from normscope.models.any_module import returned_vectors
 from normscope.models.block import full_precision
 from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
+from normscope.models.logit_meaning import LogitMeaning
 from normscope.models.text_batches import Text, describe_type, require_unicode
+from normscope.rounding import number
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The logit of a class, from a text classifier."""
+    """The logit of a class, from a text classifier; of a regression, its value."""
 
     label: str | int | None = None
     """The class's name or number; the most likely one by default."""
@@ -39,7 +42,8 @@ class NextToken:
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""
     position: int | None = None
-    """The position of the token that it follows, from 0; the last one by default."""
+    """The position of the token that it follows, from 0; by default the text's last one, before any special tokens that the
+    tokenizer puts behind a text."""
 
 
 @checked
@@ -90,6 +94,10 @@ class PreparedTarget:
     """The model to run, if it is not the base model."""
     evaluate: Callable[[FrozenPass], tuple[Float[Tensor, "1"], str]]
     """Returns the target's value and its description."""
+    constant: Callable[[FrozenPass], Float[Tensor, "1"]] = lambda passed: torch.zeros(1, device=passed.hidden.device)
+    """What biases outside the model and its head add to the value: those of the modules that make an embedding."""
+    is_linear: bool = True
+    """Whether the target is linear in the last hidden vectors, with what the head computes held fixed: no remainder."""
 
 
 def prepared(model: LoadedModel, batch: Batch, target: object, against: str | int | None = None) -> PreparedTarget:
@@ -120,11 +128,39 @@ def prepared(model: LoadedModel, batch: Batch, target: object, against: str | in
         case str() | int() if not isinstance(target, bool):
             return _class(model, Label(target), against)
         case _ if callable(target):
-            return PreparedTarget(None, lambda passed: (_own_scalar(target, passed.hidden), "the target"))
+            own = target
+            return PreparedTarget(
+                None, lambda passed: (_own_scalar(own, passed.returned), "the target"), is_linear=False
+            )
     raise InputError(
         "target: expected a Label, NextToken, Answer, MaskedToken or SimilarityTo, a label, or a function of the last hidden "
         f"vectors; got {describe_type(target)}"
     )
+
+
+def check_linear(what: str, remainder: float, size: float, dtype: torch.dtype) -> None:
+    """Check that nothing is left of a target that is linear once everything is held fixed.
+
+    Args:
+        what: The target, in words.
+        remainder: What is left.
+        size: The sum of the sizes of its parts, from which they round.
+        dtype: The precision of the model.
+
+    Raises:
+        InputError: If something is left: the head computes with a function that could not be held fixed.
+    """
+    allowed = min(_LEFT * torch.finfo(dtype).eps, _MOST_LEFT) * max(size, 1.0)
+    if not abs(remainder) <= allowed:
+        raise InputError(
+            f"target: {what} cannot be attributed exactly: {number(remainder)} of it comes from no token and no bias, because "
+            "what the model computes after its last layer is not linear even with its activations and norms held fixed; "
+            "attribute a function of the last hidden vectors instead, whose remainder is reported"
+        )
+
+
+_LEFT, _MOST_LEFT = 2000, 0.05
+"""The remainder that rounding explains, in units of the precision and at most, relative to the size of the parts."""
 
 
 def chosen_embedder(model: LoadedModel, pooling: str | None) -> Embedder:
@@ -142,8 +178,13 @@ def _class(model: LoadedModel, target: Label, against: str | int | None) -> Prep
     number = _class_number("label", target.label, labels)
     other = _class_number("against", against, labels)
 
+    is_value = LogitMeaning.of(head.config) is LogitMeaning.value
+
+    def name(each: int) -> str:
+        return f"{'' if is_value else 'the class '}{labels.get(each, each)}"
+
     def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
-        return _chosen_logit(passed.output.logits[0], number, other, lambda each: f"the class {labels.get(each, each)}")
+        return _chosen_logit(passed.output.logits[0], number, other, name, what="value" if is_value else "logit")
 
     return PreparedTarget(head, evaluate)
 
@@ -154,6 +195,7 @@ def _chosen_logit(
     against: int | None,
     name: Callable[[int], str],
     where: str = "",
+    what: str = "logit",
 ) -> tuple[Float[Tensor, "1"], str]:
     """One logit, or by how much it exceeds another, and its description.
 
@@ -163,11 +205,12 @@ def _chosen_logit(
         against: The one that is subtracted; None for none.
         name: The name of each.
         where: What follows its name.
+        what: What it is.
     """
     best = int(logits.argmax()) if number is None else number
     if against is None:
-        return logits[best][None], f"logit of {name(best)}{where}"
-    return (logits[best] - logits[against])[None], f"logit of {name(best)} minus that of {name(against)}{where}"
+        return logits[best][None], f"{what} of {name(best)}{where}"
+    return (logits[best] - logits[against])[None], f"{what} of {name(best)} minus that of {name(against)}{where}"
 
 
 def _class_number(argument: str, label: str | int | None, labels: dict[int, str]) -> int | None:
@@ -184,10 +227,11 @@ def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: st
     head = next_token_head(model, "NextToken")
     number, other = token_number(model, target.token), token_number(model, against, "against")
     last = batch.input_ids.shape[1] - 1
-    position = last if target.position is None else target.position
+    end = int(model.last_of_text(batch.input_ids, batch.token_mask)[0])
+    position = end if target.position is None else target.position
     if not 0 <= position <= last:
         raise InputError(f"NextToken: expected a position from 0 to {last}, the last token of the text, got {position}")
-    where = "as the next token" if position == last else f"after token {position}"
+    where = "as the next token" if position == end else f"after token {position}"
     return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), where))
 
 
@@ -259,16 +303,24 @@ def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     embedder = chosen_embedder(model, target.pooling)
     other = single_text(model, target.text, "SimilarityTo")
     with torch.inference_mode():
-        hidden = full_precision(model.model(**other.model_inputs()).last_hidden_state)
+        hidden = full_precision(returned_vectors(model.model(**other.model_inputs())))
         embedding = embedder.embedding(hidden, other.token_mask)
     direction = torch.nn.functional.normalize(embedding.clone(), dim=-1)
 
-    def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
-        embedded = embedder.embedding(passed.hidden, passed.token_mask)
-        norm = torch.linalg.vector_norm(embedded.detach(), dim=-1)
-        return (embedded * direction).sum(dim=-1) / norm, "cosine similarity"
+    def cosine(vectors: Tensor, norm: Tensor) -> Tensor:
+        return (vectors * direction).sum(dim=-1) / norm
 
-    return PreparedTarget(None, evaluate)
+    def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
+        embedded = embedder.embedding(passed.returned, passed.token_mask)
+        return cosine(embedded, torch.linalg.vector_norm(embedded.detach(), dim=-1)), "cosine similarity"
+
+    def constant(passed: FrozenPass) -> Tensor:
+        hidden = passed.returned.detach()
+        whole = pooled(embedder.weights(hidden, passed.token_mask), hidden)
+        parts, embedded = embedder.parts(torch.zeros_like(whole).unsqueeze(1), whole)
+        return cosine(parts[:, -1], torch.linalg.vector_norm(embedded, dim=-1))
+
+    return PreparedTarget(None, evaluate, constant)
 
 
 def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "1"]:

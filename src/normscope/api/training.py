@@ -14,9 +14,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.analyses.findings import Lines
 from normscope.api.analysing import check_names, listed, run
 from normscope.api.calls import checked
-from normscope.api.models import generators_restored
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
+from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.weights_and_biases import log_to_active_run
 from normscope.rounding import counted

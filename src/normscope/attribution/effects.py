@@ -40,7 +40,12 @@ class Effects:
 
 
 def attribute_with_effects(
-    passed: FrozenPass, targets: Float[Tensor, " scalar"], bias: ValueBias = ValueBias.token, *, direct: bool
+    passed: FrozenPass,
+    targets: Float[Tensor, " scalar"],
+    bias: ValueBias = ValueBias.token,
+    *,
+    direct: bool,
+    constants: Float[Tensor, " scalar"] | None = None,
 ) -> tuple[ScalarAttribution, list[Effects]]:
     """The parts of scalars by token, and the effects of all parts of the model on each of them.
 
@@ -52,6 +57,7 @@ def attribute_with_effects(
         targets: Scalars that autograd has recorded from `passed.hidden`.
         bias: Where the value biases of the first layer go.
         direct: Which effects; see the module.
+        constants: What biases outside the model add to each scalar; None for nothing.
     """
     noted: list[_Noted] = []
 
@@ -59,7 +65,7 @@ def attribute_with_effects(
         noted.append(_Noted(last.after))
         return noted[-1]
 
-    found = attribute_scalars(passed, targets, bias, note, direct=direct)
+    found = attribute_scalars(passed, targets, bias, note, direct=direct, constants=constants)
     return found, [effects for each in noted for effects in each.effects(direct=direct)]
 
 

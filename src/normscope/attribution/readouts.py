@@ -5,7 +5,7 @@ answer moves when tokens are erased.
 """
 
 import abc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
-from normscope.models.loaded import LoadedModel
+from normscope.models.loaded import LoadedModel, last_of_text
+from normscope.models.logit_meaning import LogitMeaning
 
 
 class Readout(abc.ABC):
@@ -28,7 +29,7 @@ class Readout(abc.ABC):
     """
 
     quantity: str
-    """What falls when tokens are erased: `probability`, `answer`, `loss` or `cosine`."""
+    """What falls when tokens are erased: `probability`, `value`, `answer`, `loss` or `cosine`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -78,9 +79,12 @@ class Readout(abc.ABC):
 
 
 class ClassReadout(Readout):
-    """The class that a classifier gives the whole text: its logit, and its probability."""
+    """The class that a classifier gives the whole text: its logit, and its probability; of a regression, its value."""
 
-    quantity = "probability"
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self._meaning = LogitMeaning.of(model.config)
+        self.quantity = "value" if self._meaning is LogitMeaning.value else "probability"
 
     @property
     def head(self) -> PreTrainedModel:
@@ -105,16 +109,24 @@ class ClassReadout(Readout):
         return answers.gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
-        """The probability of the class that was most likely for the whole text."""
-        if untouched.shape[1] == 1 or self.model.config.problem_type == "multi_label_classification":
-            return torch.sigmoid(wide(self.scalars(answers, untouched)))
-        return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+        """The probability of the class that was most likely for the whole text; of a regression, the value's size."""
+        if untouched.shape[1] == 1:
+            return self._meaning.read(self.scalars(answers, untouched)[:, None])[:, 0]
+        return self._meaning.read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
 class NextTokenReadout(Readout):
-    """The token that a causal language model predicts after the text: its logit, and its probability."""
+    """The token that a causal language model predicts after the text: its logit, and its probability.
+
+    Args:
+        ending: Special tokens that the tokenizer puts behind a text; the prediction follows the text, not these.
+    """
 
     quantity = "probability"
+
+    def __init__(self, model: PreTrainedModel, ending: Sequence[int] = ()) -> None:
+        super().__init__(model)
+        self._ending = ending
 
     @property
     def head(self) -> PreTrainedModel:
@@ -122,9 +134,10 @@ class NextTokenReadout(Readout):
         return self.model
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
-        """The logits after the last token."""
+        """The logits after the last token of the text."""
         logits: Tensor = output.logits
-        return logits[torch.arange(len(logits), device=logits.device), inputs["attention_mask"].sum(dim=1) - 1]
+        last = last_of_text(inputs["input_ids"], inputs["attention_mask"], self._ending)
+        return logits[torch.arange(len(logits), device=logits.device), last.to(logits.device)]
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
@@ -134,7 +147,7 @@ class NextTokenReadout(Readout):
 
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
         """The probability of the token that was most likely after the whole text."""
-        return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+        return LogitMeaning.softmax.read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
 class ContinuationReadout(Readout):
@@ -260,7 +273,7 @@ def readout_of(
     if target is not ReadoutTarget.embedding and model.next_token_head is not None:
         match target:
             case None | ReadoutTarget.next:
-                return NextTokenReadout(model.next_token_head), False
+                return NextTokenReadout(model.next_token_head, model.ending), False
             case ReadoutTarget.answer:
                 return ContinuationReadout(model.next_token_head, answer), False
             case ReadoutTarget.loss:

@@ -57,7 +57,7 @@ class LastGradients(NamedTuple):
     hidden: Float[Tensor, "scalar token model"]
     """Zero at padding."""
     after: Float[Tensor, " scalar"]
-    """What the biases after the last hidden vectors add to the scalar: gradient × bias."""
+    """What the biases after the last hidden vectors add to the scalar."""
 
 
 def last_gradients(passed: FrozenPass, targets: Float[Tensor, " scalar"]) -> LastGradients:
@@ -91,6 +91,7 @@ def attribute_scalars(
     note: Callable[[LastGradients], Note | None] = lambda _last: None,
     *,
     direct: bool = False,
+    constants: Float[Tensor, " scalar"] | None = None,
 ) -> ScalarAttribution:
     """Attribute scalars to the tokens of their sequences.
 
@@ -100,6 +101,7 @@ def attribute_scalars(
         note: Called with the last gradients of the scalars that go back together; returns what receives every layer, from the
             last to the first, if anything does.
         direct: Whether that receives the gradients along the residual connections and their norms alone.
+        constants: What biases outside the model add to each scalar; None for nothing.
 
     Raises:
         InputError: If the activation of a network is unknown.
@@ -107,18 +109,26 @@ def attribute_scalars(
     single = len(passed.hidden) == 1
     each = passed.hidden.shape[1] * (2 if direct else 1)
     at_once = max(1, _TOKENS_AT_ONCE // each) if single else len(targets)
-    return joined([_attribute_together(passed, some, bias, note, direct=direct) for some in targets.split(at_once)])
+    outside = torch.zeros_like(targets) if constants is None else constants
+    return joined(
+        [
+            _attribute_together(passed, some, of_some, bias, note, direct=direct)
+            for some, of_some in zip(targets.split(at_once), outside.detach().split(at_once), strict=True)
+        ]
+    )
 
 
 def _attribute_together(
     passed: FrozenPass,
     targets: Float[Tensor, " scalar"],
+    constants: Float[Tensor, " scalar"],
     bias: ValueBias,
     note: Callable[[LastGradients], Note | None],
     *,
     direct: bool,
 ) -> ScalarAttribution:
-    gradient, after = last = last_gradients(passed, targets)
+    last = last_gradients(passed, targets)
+    gradient, after = last = last._replace(after=last.after + wide(constants))
     # The direct gradients go back beside the others, so that each layer is rebuilt once.
     both = torch.cat([gradient, gradient]) if direct else gradient
     back = passed.transposed(both, note(last), direct=len(gradient) if direct else 0)

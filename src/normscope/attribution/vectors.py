@@ -116,6 +116,7 @@ def pooled_vectors(
     """
     check_supported(layout)
     with frozen_pass(model, layout, inputs) as passed:
+        passed.check_returned()
         hidden = passed.hidden.detach()
         chosen = weights(hidden, passed.token_mask)
         pooling = None if chosen is None else wide(chosen)

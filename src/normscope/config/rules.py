@@ -73,9 +73,6 @@ ABOVE_ZERO: Metadata = rule("a number above 0", lambda number: number > 0, (0.0,
 
 RANDOM_SETS = at_least(0, "a number of random sets, {} for none")
 
-PAIR_BUDGET = at_least(0, "a number of pairs of at least {}; 0 estimates")
-"""Of the pairs kept for an exact rank correlation."""
-
 
 def between(lowest: float, highest: float, what: str) -> Metadata:
     """A number in a closed interval, in units of `what`."""

@@ -15,6 +15,9 @@ from normscope.errors import InputError
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
 
+_ALIKE, _LAST_ALIKE = 0.6, 0.85
+"""How alike two keys, or the last parts of two keys of any groups, are if one may be a misspelling of the other."""
+
 
 class Schema:
     """All keys of a config, with their defaults and the metadata of their fields.
@@ -49,9 +52,24 @@ class Schema:
                 self._refuse_unknown(below, f"{key}.")
 
     def suggestion(self, key: str) -> str:
-        """The end of a message that suggests the closest known key; empty if none is close."""
-        close = difflib.get_close_matches(key, self._names, n=1)
-        return f"; did you mean {close[0]}?" if close else ""
+        """The end of a message that suggests the closest known key; empty if none is close.
+
+        What a key is called counts most: to `model.dtype`, `device.dtype` is closer than `model.toy`.
+        """
+
+        def alike(one: str, other: str) -> float:
+            return difflib.SequenceMatcher(None, one, other).ratio()
+
+        def last(name: str) -> str:
+            return name.rpartition(".")[2]
+
+        scores = {name: (alike(last(name), last(key)), alike(name, key)) for name in self._names}
+        close = {
+            name: of_last + of_all / 2
+            for name, (of_last, of_all) in scores.items()
+            if of_last >= _LAST_ALIKE or of_all >= _ALIKE
+        }
+        return f"; did you mean {max(close, key=lambda name: close[name])}?" if close else ""
 
     def is_free_form(self, key: str) -> bool:
         """Whether a key is, or lies in, a mapping that users fill in with keys of their own."""

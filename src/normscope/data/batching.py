@@ -14,7 +14,7 @@ from torch import Tensor
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.sequences import fingerprint
-from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
+from normscope.data.token_sequence import AnnotatedSentence, Batching, TokenSequence
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.tensors import to_device
@@ -302,13 +302,16 @@ def batches_of_window(
 
 def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_tokens: int) -> Iterator[Batch]:
     """Batches of sequences of similar length. The longest come first, so that running out of memory happens early."""
-    ordered = sorted(sequences, key=lambda sequence: -_length(sequence))
+    padded = encoder.batching is Batching.PADDED
+    ordered = sorted(sequences, key=lambda each: (-_length(each), () if padded else _lengths(each)))
     start = 0
     while start < len(ordered):
         unit = 1 if ordered[start].second is None else 2
         rows = max(1, batch_tokens // max(1, unit * _length(ordered[start])))
-        if not encoder.pads:
-            lengths = [_length(each) for each in ordered[start : start + rows]]
+        if encoder.batching is Batching.SINGLE:
+            rows = 1
+        elif encoder.batching is Batching.EQUAL_LENGTHS:
+            lengths = [_lengths(each) for each in ordered[start : start + rows]]
             rows = lengths.count(lengths[0])
         yield collate(ordered[start : start + rows], encoder)
         start += rows
@@ -333,11 +336,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     longest = max(len(sequence.input_ids) for sequence in sequences)
     padding = encoder.tokenizer.pad_token_id
     shape = (len(sequences), longest)
-    if not encoder.pads and any(len(sequence.input_ids) < longest for sequence in sequences):
-        raise InputError(
-            "expected texts of the same length in a batch, because the model treats padding as tokens; pass them one by one, "
-            "or wrap the model with inputs=, a function of ids and mask that masks padding"
-        )
+    _check_companions(sequences, encoder.batching)
     # Padding is masked, so any id will do for models without a padding token; 0 always exists.
     input_ids = np.full(shape, 0 if padding is None else padding, dtype=np.int64)
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
@@ -376,6 +375,20 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     )
 
 
+def _check_companions(sequences: Sequence[TokenSequence], batching: Batching) -> None:
+    """Check that texts may be in one batch."""
+    if batching is Batching.SINGLE and len(sequences) > 1:
+        raise InputError(
+            "expected a single text in a batch, because the model's output for a text depends on the other texts; pass them "
+            "one by one"
+        )
+    if batching is not Batching.PADDED and len({len(sequence.input_ids) for sequence in sequences}) > 1:
+        raise InputError(
+            "expected texts of the same length in a batch, because the model treats padding as tokens; pass them one by one, "
+            "or wrap the model with inputs=, a function of ids and mask that masks padding"
+        )
+
+
 def _all_tokens(sequence: TokenSequence) -> np.ndarray:
     if sequence.source_ids is None:
         return sequence.input_ids
@@ -383,5 +396,10 @@ def _all_tokens(sequence: TokenSequence) -> np.ndarray:
 
 
 def _length(sequence: TokenSequence) -> int:
+    return max(_lengths(sequence))
+
+
+def _lengths(sequence: TokenSequence) -> tuple[int, ...]:
+    """The lengths of all texts of an example."""
     others = (sequence.source_ids, None if sequence.second is None else sequence.second.input_ids)
-    return max(len(sequence.input_ids), *(0 if ids is None else len(ids) for ids in others))
+    return len(sequence.input_ids), *(0 if ids is None else len(ids) for ids in others)

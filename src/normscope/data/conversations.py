@@ -206,8 +206,9 @@ class Conversations(ExampleEncoder):
                 counts.skipped[written] += 1
                 continue
             ids, parts, _ = tokens_of(self.sequences.tokenizer, written)
-            sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
+            cut = longest is not None and len(ids) > longest
+            sequence = self.sequences.of_one_text(list(self.sequences.kept(ids)), cut=cut)
             for part in {part for message in messages for part in message.others}:
                 counts.remarks[LEFT_OUT.format(part=part)] += 1
-            inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
+            inherited = np.array([names.index(part) for part in self.sequences.kept(parts)], dtype=np.int64)
             yield [dataclasses.replace(sequence, inherited=inherited)]

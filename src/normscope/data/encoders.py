@@ -6,7 +6,7 @@ That of conversations is in `conversations`, which only they need.
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokenizerBase
@@ -115,7 +115,7 @@ class Texts(ExampleEncoder):
         texts = [[example.text for example in examples]]
         if paired:
             texts.append([example.text_pair or "" for example in examples])
-        whole = self.sequences.tokenizer(*texts, verbose=False)
+        whole = self._read(*texts)
         sequences = []
         for index, input_ids in enumerate(whole["input_ids"]):
             segments = whole["token_type_ids"][index] if self.sequences.segments else None
@@ -132,22 +132,23 @@ class Texts(ExampleEncoder):
                 sequences.append(self._windows(examples[index].text))
                 continue
             if given is not None:
-                segments = segments and segments[: self.sequences.max_length]
-                sequences.append([self.sequences.made(given[: self.sequences.max_length], segments, cut=True)])
+                segments = segments and list(self.sequences.kept(segments))
+                sequences.append([self.sequences.made(list(self.sequences.kept(given)), segments, cut=True)])
                 continue
             # Only texts that are too long are tokenised twice; this detects truncation with any tokenizer.
-            beginnings = self._beginnings(whole, index, of_pair)
-            cut = self.sequences.tokenizer(
-                *beginnings, truncation="longest_first", max_length=self.sequences.max_length
-            )
+            parts = self._long_enough(whole, index, of_pair)
+            cut = self._read(*parts, truncation="longest_first", max_length=self.sequences.max_length)
             segments = cut["token_type_ids"] if self.sequences.segments else None
-            sequences.append(
-                [self.sequences.made(cut["input_ids"], segments, self._written(cut, 0, beginnings), cut=True)]
-            )
+            sequences.append([self.sequences.made(cut["input_ids"], segments, self._written(cut, 0, parts), cut=True)])
         return sequences
 
-    def _beginnings(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
-        """The beginnings of the texts, long enough not to change the tokens that remain after truncation.
+    def _read(self, *texts: Any, **arguments: Any) -> BatchEncoding:
+        """What the tokenizer makes of texts, with segment ids if the model takes any, for which some must be asked."""
+        asked = {"return_token_type_ids": True} if self.sequences.segments else {}
+        return self.sequences.tokenizer(*texts, verbose=False, **asked, **arguments)
+
+    def _long_enough(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
+        """The parts of both texts of a pair that remain after truncation, with more around them.
 
         Fast tokenizers build every pair of windows of two texts and drop all but the first, in time quadratic in their length.
         Twice the maximum length is enough to leave the remaining tokens unchanged. The longer text must stay the longer one,
@@ -159,16 +160,22 @@ class Texts(ExampleEncoder):
         owners = whole.sequence_ids(index)
         positions = [[position for position, owner in enumerate(owners) if owner == side] for side in range(len(texts))]
         shortest = min(map(len, positions))
-        beginnings = []
+        parts = []
         for text, tokens in zip(texts, positions, strict=True):
             kept = (3 if len(tokens) > shortest else 2) * self.sequences.max_length
-            end = whole.token_to_chars(index, tokens[kept]) if len(tokens) > kept else None
-            beginnings.append(text if end is None else text[: end.start])
-        return beginnings
+            if len(tokens) <= kept:
+                parts.append(text)
+            elif self.sequences.cuts_beginnings:
+                start = whole.token_to_chars(index, tokens[-kept])
+                parts.append(text if start is None else text[start.start :])
+            else:
+                end = whole.token_to_chars(index, tokens[kept])
+                parts.append(text if end is None else text[: end.start])
+        return parts
 
     def _windows(self, text: str) -> list[TokenSequence]:
         """Windows of the maximum length, each overlapping the one before by `stride` tokens."""
-        cut = self.sequences.tokenizer(
+        cut = self._read(
             text,
             truncation=True,
             max_length=self.sequences.max_length,

@@ -59,8 +59,8 @@ class Encoder:
         prompts: Prompts = NO_PROMPTS,
     ) -> None:
         self.tokenizer = model.tokenizer
-        self.pads = model.pads
-        """Whether texts of different lengths may be in one batch."""
+        self.batching = model.batching
+        """Which texts may be in one batch."""
         self.level = level
         """Whether sequences come with the word of each token."""
         column = options.categories if isinstance(options.categories, str) else None
@@ -212,8 +212,16 @@ class Encoder:
         longest = self.max_length * _CHARACTERS_PER_TOKEN
         if max(len(example.text), len(example.text_pair or "")) <= longest:
             return example
-        pair = None if example.text_pair is None else example.text_pair[:longest]
-        return dataclasses.replace(example, text=example.text[:longest], text_pair=pair, shortened=True)
+        texts = (example.text, example.text_pair or "")
+        # The longer text of a pair stays the longer one, since that decides which of the two keeps an odd token.
+        shorter = longest if example.text_pair is None or len(texts[0]) == len(texts[1]) else longest * 2 // 3
+        lengths = [longest if len(text) == max(map(len, texts)) else shorter for text in texts]
+        parts = [
+            text[-length:] if self._sequences.cuts_beginnings else text[:length]
+            for text, length in zip(texts, lengths, strict=True)
+        ]
+        pair = None if example.text_pair is None else parts[1]
+        return dataclasses.replace(example, text=parts[0], text_pair=pair, shortened=True)
 
 
 def _with_unknown(example: Example, unknown: str) -> Example:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -11,6 +12,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts
 from normscope.data.token_sequence import TokenSequence
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,17 @@ class Sequences:
     def of_one_text(self, input_ids: list[int], *, cut: bool) -> TokenSequence:
         """The sequence of a text whose tokens all have segment id 0."""
         return self.made(input_ids, [0] * len(input_ids) if self.segments else None, cut=cut)
+
+    @property
+    def cuts_beginnings(self) -> bool:
+        """Whether texts that are too long lose their beginnings; with most tokenizers they lose their ends."""
+        return str(self.tokenizer.truncation_side) == "left"
+
+    def kept(self, tokens: Sequence[T]) -> Sequence[T]:
+        """What remains of a sequence of the maximum length or more, if it is cut as the tokenizer cuts texts."""
+        if self.max_length is None:
+            return tokens
+        return tokens[-self.max_length :] if self.cuts_beginnings else tokens[: self.max_length]
 
     def masked(self, input_ids: np.ndarray, fraction: float) -> np.ndarray:
         """The ids with a fraction of the ordinary ones, at least one, replaced by the mask token.

@@ -1,6 +1,7 @@
 """Token sequences as model inputs, and the model properties needed to make them."""
 
 import dataclasses
+import enum
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,26 @@ from normscope.data.examples import Annotation
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
+
+
+class Batching(enum.Enum):
+    """Which texts may be in one batch, so that its size changes no number; `note` tells readers what was done."""
+
+    PADDED = ""
+    """Any."""
+    EQUAL_LENGTHS = (
+        "the model's own output for a text changes with padding after it, so every batch has texts of one length"
+    )
+    """Those of the same length: the model treats padding as tokens."""
+    SINGLE = (
+        "the model's own output for a text changes with the other texts of a batch, so every batch has a single text"
+    )
+    """None."""
+
+    @property
+    def note(self) -> str:
+        """A sentence for readers of results; empty if any texts may be in one batch."""
+        return self.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +104,8 @@ class ReadsTokens(Protocol):
         ...
 
     @property
-    def pads(self) -> bool:
-        """Whether texts of different lengths may be in one batch."""
+    def batching(self) -> "Batching":
+        """Which texts may be in one batch."""
         ...
 
     @property

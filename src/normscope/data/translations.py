@@ -49,13 +49,15 @@ class Translations:
 
     def _cut(self, example: Example) -> TokenSequence:
         source = self._tokenizer(example.text, verbose=False)["input_ids"]
-        target = self._decoder_inputs(self._tokenizer(text_target=example.text_pair, verbose=False)["input_ids"])
+        target = self._tokenizer(text_target=example.text_pair, verbose=False)["input_ids"]
         longest = self._longest or max(len(source), len(target))
         cut = example.shortened or max(len(source), len(target)) > longest
         if len(source) > longest:
             source = self._tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
-        source_ids = np.asarray(source, dtype=np.int64)
-        return TokenSequence(np.asarray(target[:longest], dtype=np.int64), cut=cut, source_ids=source_ids)
+        if len(target) > longest:
+            target = self._tokenizer(text_target=example.text_pair, truncation=True, max_length=longest)["input_ids"]
+        ids = np.asarray(self._decoder_inputs(target), dtype=np.int64)
+        return TokenSequence(ids, cut=cut, source_ids=np.asarray(source, dtype=np.int64))
 
     def _with_words(self, example: Example, segmenter: Segmenter) -> TokenSequence:
         assert example.text_pair is not None

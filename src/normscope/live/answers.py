@@ -40,6 +40,8 @@ class Aimed(NamedTuple):
     typed: Read
     aim: object
     """A target of `attribute`, or what makes the embedding whose length is attributed; None where there is no such target."""
+    guessed: bool = False
+    """Whether the model's files do not say what makes the embedding."""
 
 
 class Answers:
@@ -114,6 +116,7 @@ class Answers:
             answer: dict[str, Any] = {
                 "what": found.what,
                 "choices": found.choices,
+                "meaning": str(found.meaning),
                 "target": target or next((name for name, _ in found.choices), ""),
             }
             aim = found.aimed_at(target) if target else found.target
@@ -161,7 +164,7 @@ class Answers:
             def parts_of(text: str, kind: str) -> Embedded:
                 of_text = dataclasses.replace(side, text=text)
                 given = self._read(model, of_text).given
-                return turn.kept(("embedded", of_text, kind, model.version), lambda: embedded_text(model, given, kind))
+                return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
 
             found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = payload(found.explorer().pairs)
@@ -182,13 +185,14 @@ class Answers:
                 found = prediction_of(model, typed.given)
             target = target or next((name for name, _ in found.choices), "")
             aim: object = None
+            guessed = False
             if not target:
-                aim = model.guessed_embedder()[0]
+                aim, guessed = model.guessed_embedder()
             elif found.choices:
                 aim = found.aimed_at(target)
             elif side == now:
                 raise InputError(f"target={target!r}: the model computes no predictions for this text")
-            sides.append(Aimed(typed, aim))
+            sides.append(Aimed(typed, aim, guessed))
         return sides
 
     def _read(self, model: LoadedModel, side: Side) -> Read:

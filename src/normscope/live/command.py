@@ -5,13 +5,12 @@ import atexit
 import contextlib
 import dataclasses
 import os
-import secrets
 import signal
 import socket
 import sys
 
 from normscope.errors import InputError
-from normscope.live.options import LOCAL
+from normscope.live.access import Access
 from normscope.live.serving import address, bound, require_extra, server_of
 from normscope.live.session import Session
 from normscope.live.snippets import source_of
@@ -35,10 +34,10 @@ def serve(options: RunOptions) -> None:
     """
     require_extra("serve")
     listening = bound(options.live.host, options.live.port)
-    token = None if options.live.host in LOCAL else secrets.token_urlsafe(16)
+    access = Access.of(listening, options.live.host)
     with contextlib.closing(listening):
         session = _session(options)
-        asyncio.run(_until_stopped(session, listening, address(listening, options.live.host, token), token))
+        asyncio.run(_until_stopped(session, listening, address(listening, options.live.host, access.token), access))
         session.engine.close(_GRACE)
     _leave()
 
@@ -51,9 +50,9 @@ def _leave() -> None:
     os._exit(0)
 
 
-async def _until_stopped(session: Session, listening: socket.socket, where: str, token: str | None) -> None:
+async def _until_stopped(session: Session, listening: socket.socket, where: str, access: Access) -> None:
     """Print the address, and serve until a signal asks to stop."""
-    server = server_of(session, token)
+    server = server_of(session, access)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)

@@ -5,7 +5,6 @@ import atexit
 import functools
 import html
 import os
-import secrets
 import sys
 import threading
 from types import TracebackType
@@ -16,6 +15,7 @@ from normscope.api.calls import checked
 from normscope.api.decomposition import decompose
 from normscope.api.explorers import Explorer
 from normscope.errors import InputError
+from normscope.live.access import Access
 from normscope.live.serving import LiveServer, address, bound, require_extra, server_of
 from normscope.live.session import Session
 from normscope.live.texts import Limit
@@ -72,11 +72,11 @@ class LivePage:
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
         written, chat = typed(text)
         self._listening = listening = bound(_HOST, port, key="port")
-        token = secrets.token_urlsafe(16)
+        access = Access(framed=True)
         self._session: Session | None = Session([model], limit)
         self._name, self._text = model.name, text
-        self._server: LiveServer = server_of(self._session, token, framed=True)
-        self._address = address(listening, _HOST, token)
+        self._server: LiveServer = server_of(self._session, access)
+        self._address = address(listening, _HOST, access.token)
         self._fragment = urlencode({"text": written} | ({"chat": "1"} if chat else {}))
         serve = functools.partial(self._server.serve, sockets=[listening])
         # Not one of those that Python waits for when it ends.

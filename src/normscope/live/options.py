@@ -16,8 +16,8 @@ class LiveOptions:
     """The live page of `normscope serve`."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any but this machine's own, such as `0.0.0.0`, demands the token that is printed with the page's
-    address."""
+    """Address to listen on: `0.0.0.0` for every one of this machine. Whatever it is, the page opens only with the token in the
+    address that is printed."""
     port: int = field(default=8765, metadata=_PORT)
     """Port to listen on; 0 takes any free one."""
     models: list[str] = field(

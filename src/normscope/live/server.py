@@ -1,31 +1,28 @@
 """The server of a live page: who may ask, how much, and what a browser may do with the answer."""
 
 import asyncio
-import hmac
 import json
-import re
 import traceback
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
+from normscope.live.access import Access, Refusal, cookie
 from normscope.live.engine import Busy, Outdated
-from normscope.live.options import LOCAL
 from normscope.live.session import Session
-from normscope.reporting.page.live_page import POLICY, live_page
+from normscope.reporting.page.live_page import POLICY, REFUSED, live_page
 
 LARGEST_BODY = 1_000_000
 """Bytes of a request."""
 _DRAINED = 200_000_000
 """Bytes of a larger one that are read and dropped, so that its sender gets to read the answer."""
-TOKEN_HEADER = "x-normscope-token"
-
-_HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9.-]+)(?::[0-9]+)?")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -37,31 +34,34 @@ _HEADERS = {
 }
 
 
-class Refusal(Exception):
-    """A request that is not answered, with its status."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status = status
-
-
-def app(session: Session, token: str | None = None, *, framed: bool = False) -> Starlette:
+def app(session: Session, access: Access) -> Starlette:
     """The server as an ASGI application.
 
     Args:
         session: What is served.
-        token: What requests must show; None for a server that only this machine reaches.
-        framed: Whether other pages, such as a notebook, may show this one in a frame.
+        access: Who may ask.
     """
-    headers = _HEADERS | ({"Content-Security-Policy": POLICY} if framed else {})
+    headers = _HEADERS | ({"Content-Security-Policy": POLICY} if access.framed else {})
 
-    async def page(_: Request) -> Response:
-        return HTMLResponse(live_page(session.about()))
+    async def page(request: Request) -> Response:
+        if access.has_login(request):
+            if access.framed and request.headers.get("sec-fetch-dest") != "document":
+                return HTMLResponse(live_page(session.about()))
+            response = RedirectResponse("/", 303)  # browsers keep what follows the #
+            response.set_cookie(cookie(request), access.token, httponly=True, samesite="strict")
+            return response
+        try:
+            access.check_token(request)
+        except Refusal as error:
+            session.report_once(f"{error.status}", str(error))
+            return HTMLResponse(REFUSED, error.status)
+        return RedirectResponse("/", 303) if request.url.query else HTMLResponse(live_page(session.about()))
 
     async def answer(request: Request) -> Response:
+        access.check_token(request)
         future = session.answer(_parsed(await _body(request)))
         try:
-            return JSONResponse(await asyncio.wrap_future(future))
+            return JSONResponse(await _while_connected(request, future))
         except InputError as error:  # of a text, and not of the request: a text is empty while it is typed
             session.report(error)
             return JSONResponse({"error": str(error)})
@@ -69,7 +69,7 @@ def app(session: Session, token: str | None = None, *, framed: bool = False) -> 
     def guarded(handle: Handler) -> Handler:
         async def respond(request: Request) -> Response:
             try:
-                _check(request, token)
+                access.check_page(request)
                 response = await handle(request)
             except Exception as error:
                 response = _failure(session, error)
@@ -80,7 +80,7 @@ def app(session: Session, token: str | None = None, *, framed: bool = False) -> 
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        line = f"{request.method} {request.url.path[:80]}: {error.detail.lower()}"
+        line = f"{request.method} {printable(request.url.path, 80)}: {error.detail.lower()}"
         response = _failure(session, Refusal(error.status_code, line))
         response.headers.update(headers)
         return response
@@ -96,38 +96,39 @@ def _failure(session: Session, error: Exception) -> Response:
             return JSONResponse({"outdated": True}, 409)
         case ClientDisconnect():
             return Response(status_code=499)
-        case Refusal():
-            status = error.status
+        case Refusal():  # strangers can cause as many as they like
+            session.report_once(str(error.status), str(error))
+            return JSONResponse({"error": str(error)}, error.status)
         case InputError():
-            status = 503 if isinstance(error, Busy) else 400
+            session.report(error)
+            return JSONResponse({"error": str(error)}, 503 if isinstance(error, Busy) else 400)
         case _:
             traceback.print_exception(error)
             line = f"a bug of normscope, with its traceback in the terminal: {type(error).__name__}: {one_line(error)}"
             return JSONResponse({"error": line}, 500)
-    session.report(error)
-    return JSONResponse({"error": str(error)}, status)
 
 
-def _check(request: Request, token: str | None) -> None:
-    """Check that a request comes from a page of this server.
-
-    Another site's page may send requests here, or point a name of its own to this machine: browsers then tell by `Origin` and
-    `Host`.
+async def _while_connected(request: Request, future: "Future[Any]") -> Any:
+    """The result of a computation, which is cancelled if the client leaves.
 
     Raises:
-        Refusal: If it does not.
+        ClientDisconnect: If it has left.
     """
-    host = request.headers.get("host", "")
-    name = _HOST.fullmatch(host.lower())
-    if token is None and (name is None or name[1].strip("[]") not in LOCAL):
-        raise Refusal(421, f"Host {host[:80]!r}: expected {' or '.join(LOCAL)}")
-    origin = request.headers.get("origin")
-    if origin is not None and origin != f"{request.url.scheme}://{host}":
-        raise Refusal(403, f"Origin {origin[:80]!r}: expected a page of this server")
-    if token is not None:
-        shown = request.headers.get(TOKEN_HEADER) or request.query_params.get("token", "")
-        if not hmac.compare_digest(shown.encode(), token.encode()):
-            raise Refusal(403, "expected the token of the address that the server printed")
+    answered = asyncio.wrap_future(future)
+    gone = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise ClientDisconnect
+        return answered.result()
+    finally:
+        answered.cancel()
+        gone.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _body(request: Request) -> bytes:

@@ -1,12 +1,12 @@
 """A server of one page: where it listens, its address, and how it is stopped."""
 
-import contextlib
+import errno
 import importlib
 import socket
-from collections.abc import Iterator
 from typing import Protocol
 
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
+from normscope.live.access import Access
 from normscope.live.session import Session
 
 
@@ -27,19 +27,23 @@ def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
         key: What sets the port, for the error message.
 
     Raises:
-        InputError: If the address is invalid or in use.
+        InputError: If the address is invalid, another machine's, or in use.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise InputError(f"live.host={host}: cannot be resolved: {one_line(error)}") from error
+    except (OSError, ValueError) as error:  # a label that is empty or too long is a UnicodeError, a NUL a ValueError
+        raise InputError(f"live.host={printable(host, 80)}: cannot be resolved: {one_line(error)}") from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)
         listening.listen(128)
     except OSError as error:
         listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(
+                f"live.host={host}: expected an address of this machine, such as 127.0.0.1 or 0.0.0.0: {one_line(error)}"
+            ) from error
         raise InputError(
             f"{key}={port}: cannot listen on {host}: {one_line(error)}; set {key} to another number, or to 0 for any "
             "free port"
@@ -47,45 +51,24 @@ def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
     return listening
 
 
-def address(listening: socket.socket, host: str, token: str | None) -> str:
+def address(listening: socket.socket, host: str, token: str) -> str:
     """The address of the page; where the server listens on every address, that of this machine by its name."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     shown = f"[{name}]" if ":" in name else name
-    return f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{listening.getsockname()[1]}/?token={token}"
 
 
-def server_of(session: Session, token: str | None = None, *, framed: bool = False) -> LiveServer:
-    """A server of a page, which is not started yet; see `app`."""
-    import uvicorn
+def server_of(session: Session, access: Access) -> LiveServer:
+    """A server of a page, which is not started yet.
 
+    Args:
+        session: What is served.
+        access: Who may ask.
+    """
+    from normscope.live.connections import Server
     from normscope.live.server import app
 
-    class Server(uvicorn.Server):
-        """A server that leaves signals to its caller."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-        def stop(self) -> None:
-            """Answer nothing more."""
-            session.engine.close(0)
-            self.should_exit = True
-
-    return Server(
-        uvicorn.Config(
-            app(session, token, framed=framed),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    return Server(app(session, access), session)
 
 
 def require_extra(caller: str) -> None:

@@ -49,7 +49,8 @@ class Session:
     Args:
         models: The models; the first is shown at first.
         limit: The longest text, in tokens.
-        sources: Where the models come from, for code that loads them; by default they are in memory only.
+        sources: Where the models come from, for code that loads them. Without them, the models are in the memory of somebody
+            who may change their weights at any time, in ways that leave no trace (`parameter.data`), so no result is kept.
         dataset: The corpus that examples come from; by default the sample corpus.
     """
 
@@ -64,8 +65,10 @@ class Session:
         self.models = models
         self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
         self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit)
-        self.engine = Engine()
+        self._keeps = sources is not None
+        self.engine = Engine() if self._keeps else Engine(kept=0)
         self._said = ""
+        self._said_once: set[str] = set()
 
     def about(self) -> dict[str, Any]:
         """What the page's scripts need to know before they ask."""
@@ -118,8 +121,7 @@ class Session:
         """
         asked = self.read(body)
         depends, compute = PARTS[asked.part](self, asked)
-        weights = tuple(model.version for model in self.models)  # which a training may change
-        return self.engine.submit(asked.ask, (asked.part, depends, weights), compute)
+        return self.engine.submit(asked.ask, (asked.part, depends) if self._keeps else object(), compute)
 
     def read(self, body: object) -> Asked:
         """A request, checked.
@@ -149,6 +151,12 @@ class Session:
         if line != self._said:
             print(line, file=sys.stderr, flush=True)
         self._said = line
+
+    def report_once(self, kind: str, line: str) -> None:
+        """Print a line about requests that are not answered, for the first one of its kind."""
+        if kind not in self._said_once:
+            self._said_once.add(kind)
+            print(f"{message(InputError(line))} (printed once)", file=sys.stderr, flush=True)
 
 
 def _about(model: LoadedModel) -> dict[str, Any]:

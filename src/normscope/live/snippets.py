@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shlex
 from collections.abc import Sequence
 
 from normscope.api.targets import Label, MaskedToken, NextToken
@@ -15,8 +14,10 @@ from normscope.maths.embedder import Embedder, UnitLength
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.reporting.explorer import HEAD_MEASURES, MEASURES
+from normscope.shell import shell_word
 
-_PLAIN = re.compile(r"[\w./-]+")
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)(?:\.{0,2}/)?[A-Za-z_][A-Za-z0-9_./-]*", re.IGNORECASE)
+"""Values that Hydra's grammar reads as the same text without quotes."""
 _LOADED = (
     "revision",
     "tokenizer",
@@ -83,25 +84,28 @@ def python(sources: Sequence[Source], state: State, shown: Sequence[Aimed]) -> s
     for number in dict.fromkeys(side.model for side in sides):
         lines.append(f"{_model(number)} = {sources[number - 1].python or '...  # the model that is served'}")
     if state.view.get("minus", "").startswith("measure:"):
+        lines[0] = "import normscope\nimport numpy"
         lines += ["", *_OF_ROW.splitlines(), ""]
     if state.view.get("words"):
         lines += ["", "# The page adds up the columns of a word's tokens and averages over their rows."]
-    for name, side, (typed, aim) in zip(_NAMES, sides, shown, strict=False):
+    for name, side, (typed, aim, _) in zip(_NAMES, sides, shown, strict=False):
         layers = sources[side.model - 1].layers
         lines += ["", f"{name.text} = {typed.given!r}", *_measured(name, side, layers, state, aim)]
-    if len(sides) > 1 and _are_similar(state, shown[0].aim):
-        lines += ["", f"pairs = normscope.similarity({_model(sides[0].model)}, text, text_before).matrix"]
+    first = shown[0]
+    if len(sides) > 1 and _are_similar(state, first.aim):
+        pooling = f', pooling="{first.aim.pooling}"' if first.guessed and isinstance(first.aim, Embedder) else ""
+        lines += ["", f"pairs = normscope.similarity({_model(sides[0].model)}, text, text_before{pooling}).matrix"]
     return "\n".join(lines) + "\n"
 
 
 def command(sources: Sequence[Source], state: State, typed: Read, program: str = "normscope") -> str:
     """A command that shows the text's most likely prediction, its tokens' scores and its maps; empty if there is none."""
     source = sources[state.model - 1]
-    if not source.python:
-        return ""
     chat = ["dataset=text", "dataset.chat_template=true"] if typed.chat else []
-    keys = [*chat, *(key if _PLAIN.fullmatch(key.replace("=", "")) else shlex.quote(key) for key in source.keys)]
-    return " ".join([program, "explain", shlex.quote(typed.text), *keys])
+    words = [typed.text, *chat, *source.keys]
+    if not source.python or "\0" in "".join(words):  # which no argument holds
+        return ""
+    return " ".join([program, "explain", "--", *map(shell_word, words)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,9 @@ def _shown(name: _Names, model: str, layers: Sequence[int], state: State, level:
 
 _OF_ROW = """
 def of_row(values):
-    return values / values.sum(-1, keepdims=True)
+    values = numpy.asarray(values)
+    sums = values.sum(-1, keepdims=True)
+    return values / numpy.where(sums == 0, 1, sums)
 """
 
 
@@ -211,8 +217,13 @@ def _written(value: object) -> str:
 
 
 def _key(name: str, value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    if not _PLAIN.fullmatch(text):
-        escaped = text.replace("\\", r"\\").replace('"', r"\"")
-        text = f'"{escaped}"'
-    return f"{name}={text}"
+    """A key and its value as Hydra reads them. The value is a literal: nothing in it is replaced by an environment variable."""
+    if isinstance(value, bool):
+        return f"{name}={str(value).lower()}"
+    text = str(value)
+    if _PLAIN.fullmatch(text):
+        return f"{name}={text}"
+    # A backslash is one, unless what it stands before is written with another.
+    text = re.sub(r"(\\*)\$\{", lambda found: rf"{2 * found[1]}\${{", text)
+    text = re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + found[2].replace('"', r"\""), text)
+    return f'{name}="{text}"'

@@ -106,7 +106,8 @@ class Units:
     """Where the tokens (or words) of a text lie in what was typed, and who says them."""
 
     places: list[tuple[int, int] | None]
-    """The first character of each and the one after its last; None for special tokens. Empty if the tokenizer does not say."""
+    """The first character of each and the one after its last, counted as Python does (`sliced` in dom.js); None for special
+    tokens. Empty if the tokenizer does not say."""
     roles: list[str] | None = None
     """The role of each in a conversation, or `template`; None of other texts."""
 

@@ -346,6 +346,32 @@ class CappedGelu(Activation):
         return torch.where(highest <= 10, self._gelu._secant(u, b), capped.masked_fill(flat, 0.0))
 
 
+class Tanh(Activation):
+    """g(u) = tanh(u)."""
+
+    def _value(self, u: Tensor) -> Tensor:
+        return torch.tanh(u)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return torch.cosh(u.clamp(-_REACH, _REACH)).square().reciprocal()
+
+    def _slope(self, u: Tensor) -> Tensor:
+        # Near 0, tanh(u) is as exact as u, so the quotient loses no digits.
+        return torch.where(u == 0, 1.0, torch.tanh(u) / u.masked_fill(u == 0, 1))
+
+    def _path_slope(self, u: Tensor) -> Tensor:
+        # ∫₀ᵘ tanh = log cosh u, and cosh u = 1 + 2 sinh²(u/2), which loses no digits near 0.
+        size = u.abs()
+        near = torch.log1p(2 * torch.sinh(size.clamp(max=1) / 2).square())
+        safe = size.clamp(min=1e-4)
+        far = 1 + (torch.log1p(torch.exp(-2 * size)) - math.log(2)) / safe
+        return torch.where(size < 1e-4, 0.5 - size.square() / 12, torch.where(size < 1, near / safe, far) / safe)
+
+    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
+        # tanh u − tanh b = tanh(u − b) (1 − tanh u tanh b)
+        return self._slope(u - b) * (1 - torch.tanh(u) * torch.tanh(b))
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "GELU": Gelu(),
     "GELU (tanh)": Logistic(2 * math.sqrt(2 / math.pi), 0.044715),
@@ -357,6 +383,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "ReLU²": SquaredRelu(),
     "ReLU6": Relu6(),
     "hard swish": HardSwish(),
+    "tanh": Tanh(),
     "identity": LeakyRelu(1.0),
 }
 """The activations without parameters, by name."""
@@ -368,7 +395,7 @@ _SAME = 1e-5
 def activation_of(function: Callable[[Tensor], Tensor], like: Tensor) -> Activation | None:
     """The activation that a function computes, by what it does to a probe; None if it is none of ours.
 
-    Leaky ReLU and PReLU with one parameter are recognised by their slope below zero.
+    Leaky ReLU and PReLU with one parameter are recognised by their slope below zero, u σ(βu) with any β by its value at 1.
 
     Args:
         function: A module or a function, applied element by element.
@@ -378,6 +405,9 @@ def activation_of(function: Callable[[Tensor], Tensor], like: Tensor) -> Activat
     with torch.inference_mode():
         expected = function(probe).double()
         candidates = [*ACTIVATIONS.values(), LeakyRelu(-float(expected[probe == -1]))]
+        at_one = expected[probe == 1]
+        if 0.5 < at_one < 1:
+            candidates.append(Logistic(float(torch.logit(at_one))))
         for activation in candidates:
             if torch.allclose(activation.value(probe.double()), expected, rtol=_SAME, atol=_SAME):
                 return activation

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling, SimilarityFunction
@@ -59,12 +59,12 @@ class EmbeddingModule(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """g(x W + b), with the slopes g(u)/u held fixed, plus x or x R if there is a residual connection.
+    """g(x W + b), with the slopes (g(u) − g(0))/u held fixed, plus x or x R if there is a residual connection.
 
     Args:
         weight: W, of shape (given, made).
         bias: b; None without one.
-        activation: g, with g(0) = 0.
+        activation: g, applied dimension by dimension.
         residual: R, of shape (given, made). True stands for the identity; False and None, for no residual connection.
     """
 
@@ -81,14 +81,23 @@ class Projection:
         return made + (vectors @ self.residual.to(vectors) if isinstance(self.residual, Tensor) else vectors)
 
     def constant(self, whole: Tensor) -> Tensor | float:
-        """s ⊙ b."""
-        return 0.0 if self.bias is None else self.bias.to(whole) * self._slopes(whole)
+        """s ⊙ b + g(0)."""
+        at_zero = self._activated(self.weight.new_zeros(1, self.weight.shape[1]).to(whole))[0]
+        return at_zero if self.bias is None else self.bias.to(whole) * self._slopes(whole) + at_zero
 
     def _slopes(self, whole: Tensor) -> Tensor:
         inner = whole @ self.weight.to(whole)
         inner = (inner if self.bias is None else inner + self.bias.to(whole)).detach()
-        # Where u is 0, g(u) is 0 as well, whatever the slope.
-        return torch.where(inner == 0, 1.0, self.activation(inner) / inner)
+        zero = torch.zeros_like(inner)
+        # Where u is 0, g(u) − g(0) is 0 as well, whatever the slope.
+        return torch.where(inner == 0, 1.0, (self._activated(inner) - self._activated(zero)) / inner)
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        """g, whose learned parameters, if there are any, have one value for each dimension or for all."""
+        if isinstance(self.activation, nn.Module):
+            self.activation.to(inner)
+        with torch.no_grad():
+            return self.activation(inner.reshape(-1, inner.shape[-1])).view_as(inner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,11 +14,14 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError, one_line, origin
+from normscope.data.token_sequence import Batching
+from normscope.errors import InputError, one_line
 from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import NotInferredError
-from normscope.models.layer_hooks import layer_hooks
+from normscope.models.layer_hooks import layer_hooks, vectors_in
 from normscope.models.layout import ModelLayout
+from normscope.models.model_code import model_code
+from normscope.models.padding import batching_of
 from normscope.models.plain_operations import PlainOperations
 from normscope.models.pointwise import replace_pointwise
 from normscope.rounding import counted
@@ -33,8 +36,18 @@ _PROBE = (2, 5)
 _LONGEST_PROBE = 11
 """Number of tokens of the longest text in any probe."""
 
-_TRANSPARENT = frozenset({"normscope.models.plain_operations", "normscope.models.own_attention"})
-"""Modules of ours through which every operation of a model passes."""
+
+@dataclasses.dataclass
+class VectorsOutput(BaseModelOutput):
+    """The vectors of the last layer or norm, and those that the module returns if they are others of the same size."""
+
+    returned: Tensor | None = None
+
+
+def returned_vectors(output: Any) -> Tensor | None:
+    """The vectors that a model itself returns, from its output; None if it returns none, as heads do."""
+    own: Tensor | None = getattr(output, "returned", None)
+    return getattr(output, "last_hidden_state", None) if own is None else own
 
 
 class AnyModule(PreTrainedModel):
@@ -63,6 +76,8 @@ class AnyModule(PreTrainedModel):
         """Whether the module runs in plain operations."""
         self.vectors: str | None = None
         """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        self.changes_vectors = False
+        """Whether the module returns other vectors of the same size, which it makes of those."""
         self.returned_swapped: tuple[int, int] | None = None
         """The two axes of what the module returns to swap."""
         self.swapped: tuple[int, int] | None = None
@@ -88,7 +103,7 @@ class AnyModule(PreTrainedModel):
             raise NotImplementedError
         return self.embedding
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> "VectorsOutput":
         """Run the module.
 
         Args:
@@ -98,8 +113,12 @@ class AnyModule(PreTrainedModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         with self.operations(), self._captured() as captured:
             output = self._explained(input_ids, mask)
-        vectors = captured[-1] if captured else self._vectors(output, input_ids.shape)
-        return BaseModelOutput(last_hidden_state=vectors if self.swapped is None else vectors.transpose(*self.swapped))
+        vectors = captured[-1] if captured else self._vectors(output, input_ids.shape, self.swapped)
+        found = vectors if self.swapped is None else vectors.transpose(*self.swapped)
+        if not self.changes_vectors:
+            return VectorsOutput(last_hidden_state=found)
+        own, axes = self._vectors(output, input_ids.shape, self.returned_swapped), self.returned_swapped
+        return VectorsOutput(last_hidden_state=found, returned=own if axes is None else own.transpose(*axes))
 
     def returning(self, *, plain: bool) -> "AnyModule":
         """The same module, but returning what it returns itself.
@@ -109,6 +128,7 @@ class AnyModule(PreTrainedModel):
         """
         same = copy.copy(self)
         same.plain, same.vectors, same.swapped = plain, None, self.returned_swapped
+        same.changes_vectors = False
         return same
 
     def operations(self) -> contextlib.AbstractContextManager[object]:
@@ -117,15 +137,8 @@ class AnyModule(PreTrainedModel):
 
     def _explained(self, ids: Tensor, mask: Tensor) -> Any:
         """Run the module; whatever its own code raises becomes an input error."""
-        try:
+        with model_code(self.model, f"{counted(len(ids), 'text')} of {counted(ids.shape[1], 'token')}"):
             return self._run(ids, mask)
-        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or origin(error, _TRANSPARENT).startswith("normscope."):
-                raise
-            raise InputError(
-                f"model: {type(self.model).__name__} fails on {counted(len(ids), 'text')} of {counted(ids.shape[1], 'token')}: "
-                f"{one_line(error)}"
-            ) from error
 
     def _run(self, ids: Tensor, mask: Tensor) -> Any:
         given = self._default(ids, mask) if self.inputs is None else self.inputs(ids, mask)
@@ -149,7 +162,9 @@ class AnyModule(PreTrainedModel):
             return
         module = self.get_submodule(self.vectors)
         if self.reads_vectors:
-            handle = module.register_forward_pre_hook(lambda _module, args: outputs.append(args[0]))
+            handle = module.register_forward_pre_hook(
+                lambda _module, args, kwargs: outputs.append(vectors_in(args, kwargs)), with_kwargs=True
+            )
         else:
             handle = module.register_forward_hook(
                 lambda _module, _args, output: outputs.append(output[0] if isinstance(output, tuple | list) else output)
@@ -159,8 +174,8 @@ class AnyModule(PreTrainedModel):
         finally:
             handle.remove()
 
-    def _vectors(self, output: Any, size: torch.Size) -> Tensor:
-        size = size[::-1] if self.swapped == (0, 1) else size
+    def _vectors(self, output: Any, size: torch.Size, swapped: tuple[int, int] | None) -> Tensor:
+        size = size[::-1] if swapped == (0, 1) else size
         if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
             output = vars(output)
         tensors = [each for each in tree_iter(output) if isinstance(each, Tensor)]
@@ -209,11 +224,11 @@ class AnyModule(PreTrainedModel):
     def _find_axes(self, output: Any, size: torch.Size) -> None:
         """Find out which axis of the returned vectors is that of the tokens."""
         try:
-            self._vectors(output, size)
+            self._vectors(output, size, self.swapped)
         except InputError as error:
             self.swapped = (0, 1)
             try:
-                self._vectors(output, size)
+                self._vectors(output, size, self.swapped)
             except InputError:
                 raise error from None
 
@@ -248,8 +263,10 @@ class AnyModule(PreTrainedModel):
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):
             self.vectors, self.swapped = None, returned_with
+        # Vectors of another size are the logits of a head.
+        self.changes_vectors = self.vectors is not None and returned.shape == made.shape
         self._check_rest(layout)
-        self.pads = self._ignores_padding()
+        self.pads = batching_of(self) is Batching.PADDED
         if self.vectors is None:
             return layout
         return dataclasses.replace(layout, stream=dataclasses.replace(stream, output_projection=None))
@@ -292,12 +309,3 @@ class AnyModule(PreTrainedModel):
             before, after = outputs[0], outputs[len(outputs) // 2]
             if (before - after)[:, 1:].norm() > 1e-3 * before.norm():
                 raise NotInferredError(f"layer {modules.layer} mixes tokens after attention as well")
-
-    def _ignores_padding(self) -> bool:
-        """Whether the module returns the same vectors for a text with and without padding after it."""
-        ids = torch.arange(4, device=self.device).view(2, 2) % self.config.vocab_size
-        padded = torch.nn.functional.pad(ids, (0, 2))
-        with torch.no_grad():
-            alone = self(ids, torch.ones_like(ids)).last_hidden_state
-            beside = self(padded, torch.tensor([[1, 1, 0, 0]] * 2, device=self.device)).last_hidden_state[:, :2]
-        return bool((alone - beside).norm() < 1e-3 * alone.norm())

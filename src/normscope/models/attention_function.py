@@ -1,19 +1,23 @@
 """The attention and mask functions that transformers calls while a model is observed."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.errors import InputError
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import STRIP, Allowed, Mask
+from normscope.models.model_code import model_code
 
 IMPLEMENTATION = "normscope"
 """The name of our attention and mask functions in transformers' registries."""
@@ -68,6 +72,69 @@ class Attends(Protocol):
         ...
 
 
+class MaskTensor(Tensor):
+    """A mask as the tensor that transformers' eager attention adds to the scores.
+
+    Our attention function reads the rule. Model code of its own may read or change the tensor like any other: its elements, 0
+    where visible and the lowest number of its dtype elsewhere, are computed by the first operation that needs them.
+
+    Args:
+        rule: The mask.
+        lengths: Numbers of sequences, queries and keys.
+    """
+
+    rule: Mask
+
+    @staticmethod
+    def __new__(
+        cls, rule: Mask, lengths: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> "MaskTensor":
+        """A tensor of shape (sequence, 1, query, key)."""
+        batch, queries, keys = lengths
+        shape = (batch, 1, queries, keys)
+        made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made.rule = rule
+        return made
+
+    @cached_property
+    def elements(self) -> Tensor:
+        """The same as an ordinary tensor."""
+        batch, _, queries, keys = self.shape
+        sequence, query, key = (torch.arange(size, device=self.device) for size in (batch, queries, keys))
+        term = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        seen = self.rule.visible(query, key, sequence)
+        return term if seen is None else term.masked_fill(~seen, torch.finfo(self.dtype).min)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function on the elements; the shape, the dtype and the device are known without them."""
+        if function in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        args, kwargs = tree_map(_elements, (args, dict(kwargs or {})))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Callable[..., Any], _types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation that passes over `__torch_function__` on the elements."""
+        args, kwargs = tree_map(_elements, (args, dict(kwargs or {})))
+        return function(*args, **kwargs)
+
+
+_METADATA = frozenset(
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "is_sparse", "layout", "requires_grad")
+) | {Tensor.size, Tensor.dim, Tensor.is_floating_point, torch.is_floating_point}
+
+
+def _elements(value: object) -> object:
+    return value.elements if isinstance(value, MaskTensor) else value
+
+
 active: ContextVar[Attends | None] = ContextVar("normscope_observer", default=None)
 """The observer of the current forward pass."""
 
@@ -77,10 +144,12 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Context in which a model computes attention by a function of transformers' registry."""
     previous = model.config._attn_implementation
     try:
-        model.set_attn_implementation(implementation)
+        with model_code(model):
+            model.set_attn_implementation(implementation)
         yield
     finally:
-        model.set_attn_implementation(previous)
+        with model_code(model):
+            model.set_attn_implementation(previous)
 
 
 def _attention_function(
@@ -88,7 +157,7 @@ def _attention_function(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask | Tensor | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -106,9 +175,12 @@ def _attention_function(
     if observer is not None:
         unknown = [name for name, value in keywords.items() if value is not None and name not in _HARMLESS_KEYWORDS]
         if unknown:
-            raise NotImplementedError(f"{type(module).__name__} passes {unknown} to attention, which is not supported")
+            raise InputError(
+                f"model: {type(module).__name__} passes {', '.join(unknown)} to attention, which changes what it computes in a "
+                "way that is not known"
+            )
         if dropout:
-            raise ValueError("expected a model in evaluation mode, got dropout; call model.eval()")
+            raise InputError("model: expected a model in evaluation mode, got dropout; call model.eval()")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         mask = _as_mask(attention_mask, (query.shape[2], key.shape[2]), causal=causal and query.shape[2] > 1)
         if position_bias is not None:
@@ -117,12 +189,12 @@ def _attention_function(
         output = observer.attend(module, call)
         if output is not None:
             return output, None
-        if isinstance(attention_mask, Mask) or softcap is not None or s_aux is not None:
+        if isinstance(attention_mask, MaskTensor) or softcap is not None or s_aux is not None:
             query, key, value, *_ = call.repeated()
             output = attention(query, key, value, mask, scale, cap=softcap, sinks=s_aux).output
             return output.transpose(1, 2).contiguous(), None
     # The observer restores the model's own attention when it leaves, which alone knows caps and sinks.
-    assert not isinstance(attention_mask, Mask)
+    assert not isinstance(attention_mask, MaskTensor)
     assert softcap is None
     assert s_aux is None
     return sdpa_attention_forward(
@@ -139,9 +211,11 @@ def _attention_function(
     )
 
 
-def _as_mask(mask: Mask | Tensor | None, lengths: tuple[int, int], *, causal: bool) -> Mask | None:
+def _as_mask(mask: Tensor | None, lengths: tuple[int, int], *, causal: bool) -> Mask | None:
     """A mask as a `Mask`; without one, `causal` decides."""
-    if isinstance(mask, Tensor):
+    if isinstance(mask, MaskTensor):
+        return mask.rule
+    if mask is not None:
         bias = None
         visible = mask  # True where visible, as transformers' fused attention expects
         if mask.is_floating_point():  # added to the scores
@@ -150,7 +224,7 @@ def _as_mask(mask: Mask | Tensor | None, lengths: tuple[int, int], *, causal: bo
         return Mask(
             allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key], bias=bias
         )
-    return mask or (Mask(causal=True) if causal else None)
+    return Mask(causal=True) if causal else None
 
 
 def _mask_function(
@@ -164,9 +238,10 @@ def _mask_function(
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
     **keywords: Any,
-) -> Mask | Tensor | None:
-    """transformers' mask interface: a `Mask`, which holds the rule, wherever the rule is all that matters; else a matrix."""
+) -> Tensor | None:
+    """transformers' mask interface: a `MaskTensor`, which holds the rule, if the rule is all that matters; else a matrix."""
     observer = active.get()
     if observer is None or q_offset or kv_offset or use_vmap:
         matrix: Tensor | None = sdpa_mask(
@@ -185,14 +260,20 @@ def _mask_function(
         return matrix
     known = [] if attention_mask is None else _on_host(attention_mask, observer.masks_on_host)
     token_mask = None if attention_mask is None or all(mask.all() for mask in known) else attention_mask.bool()
-    rule = _rule(mask_function, (batch_size, q_length, kv_length), local_size, torch.device(device))
+    lengths = (batch_size, q_length, kv_length)
+    rule = _rule(mask_function, lengths, local_size, torch.device(device))
+    if rule is _EVERYTHING and token_mask is None and keywords.get("allow_is_bidirectional_skip"):
+        return None
     if rule is _EVERYTHING:
-        return None if token_mask is None else Mask(keys=token_mask)
-    if rule is _CAUSAL:
+        mask = Mask(keys=token_mask)
+    elif rule is _CAUSAL:
         # Padding at the end comes after every token, so a causal mask hides it.
         padded_at_the_end = token_mask is None or all((mask[:, 1:] <= mask[:, :-1]).all() for mask in known)
-        return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=token_mask, queries=token_mask)
-    return Mask(keys=token_mask, allowed=rule, reach=local_size, queries=token_mask if q_length == kv_length else None)
+        mask = Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=token_mask, queries=token_mask)
+    else:
+        queries = token_mask if q_length == kv_length else None
+        mask = Mask(keys=token_mask, allowed=rule, reach=local_size, queries=queries)
+    return MaskTensor(mask, lengths, dtype, torch.device(device))
 
 
 def _on_host(mask: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:

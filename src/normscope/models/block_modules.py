@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,11 @@ class BlockModules:
         """How many softmaxes the attention module runs: one, or one for each head that is a separate module."""
         query = self.heads.query
         return len(query.layers) if isinstance(query, SideBySide) else 1
+
+    @cached_property
+    def attends_throughout(self) -> bool:
+        """Whether the attention module runs the layer, as the module itself does whose `forward` attends."""
+        return self.attention is not self.entry and any(each is self.entry for each in self.attention.modules())
 
     @property
     def reads_attention_inputs(self) -> nn.Module | None:

@@ -20,6 +20,7 @@ from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.experts import Routes, SharedNetwork
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
+from normscope.models.layer_hooks import vectors_in
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 from normscope.models.norm_weights import normalises_heads
@@ -49,25 +50,25 @@ class LayerCapture:
 
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What the residual connection adds."""
-        self.inputs = self.modules.layout.kept(args[0] if args else kwargs["hidden_states"])
+        self.inputs = self.modules.layout.kept(vectors_in(args, kwargs))
 
     def take_bottleneck(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """What the residual connection adds, in a bottleneck."""
         self.inputs = self.modules.layout.kept(output)
 
-    def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+    def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The input of W_K."""
         # DeBERTa-v2 projects its positions with the same module, after the tokens.
         if self.attention_inputs is None:
-            self.attention_inputs = self.modules.layout.kept(args[0], "attention input")
+            self.attention_inputs = self.modules.layout.kept(vectors_in(args, kwargs), "attention input")
 
-    def take_query_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+    def take_query_inputs(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The input of W_Q."""
-        self.query_inputs = self.modules.layout.kept(args[0], "attention input")
+        self.query_inputs = self.modules.layout.kept(vectors_in(args, kwargs), "attention input")
 
-    def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+    def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The keys before their norm."""
-        self.unnormed_key = args[0]
+        self.unnormed_key = vectors_in(args, kwargs)
 
     def take_gate(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of the linear layer of a gate."""
@@ -218,9 +219,9 @@ class FeedForwardCapture:
     """What the network beside the experts gives."""
     shared_logit: Tensor | None = None
 
-    def take_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+    def take_inputs(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The input of W_1."""
-        self.inputs = self.layout.kept(args[0], "network")
+        self.inputs = self.layout.kept(vectors_in(args, kwargs), "network")
 
     def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of W_1."""

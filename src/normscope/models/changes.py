@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.models.block_modules import bind_blocks
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layer_hooks import layer_hooks
+from normscope.models.layer_hooks import layer_hooks, vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import weight_and_bias
 from normscope.models.loaded import LoadedModel
@@ -142,8 +142,7 @@ def _hooks(model: PreTrainedModel, layout: ModelLayout, stream: Mapping[int, Str
         change = stream.get(entries[id(module)])
         if change is None or not running:
             return None
-        vectors = change.applied(args[0] if args else kwargs["hidden_states"])
-        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+        return with_vectors(args, kwargs, change.applied(vectors_in(args, kwargs)))
 
     yield model.register_forward_pre_hook(begin)
     yield model.register_forward_hook(end, always_call=True)

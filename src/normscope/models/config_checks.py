@@ -58,17 +58,10 @@ def check_supported(config: PretrainedConfig) -> None:
             "model.architecture"
         )
     check_readable(config)
-    # In transformers 5, Gemma and Gemma 2 see later tokens only in batches without padding.
-    inconsistent = config.model_type in ("gemma", "gemma2") and getattr(config, "is_causal", True)
+    # In transformers 5.23, Gemma sees later tokens only in batches without padding. Gemma 2 no longer does.
+    inconsistent = config.model_type == "gemma" and getattr(config, "is_causal", True)
     if inconsistent and getattr(config, "use_bidirectional_attention", False):
         raise InputError(
             "use_bidirectional_attention=true: transformers applies it to some batches and not to others; set is_causal=false "
             "in the config instead"
-        )
-    # transformers 5 dropped BERT's relative positions and would run such a checkpoint without them.
-    kind = getattr(config, "position_embedding_type", None)
-    if kind not in (None, "absolute"):
-        raise InputError(
-            f"position_embedding_type={kind!r} is no longer supported by transformers, expected 'absolute'; set model.name to "
-            "another model"
         )

@@ -15,7 +15,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import adapted_layers
+from normscope.models.pointwise import DimensionsFirst, replace_pointwise
 from normscope.models.stored_weights import is_quantised
+from normscope.models.text_tower import base_of
 from normscope.models.weight_checks import UNOBSERVED_PARTS
 
 
@@ -48,11 +50,13 @@ def _damage(whole: PreTrainedModel) -> str | None:
         return None
     if not isinstance(whole.config, PretrainedConfig):
         return f"expected a transformers config, got {type(whole.config).__name__}"
-    model = whole.base_model
+    model = base_of(whole)
     kind = type(model).__name__
     try:
         with torch.device("meta"):
             made = type(model)(copy.deepcopy(model.config))
+        if any(isinstance(module, DimensionsFirst) for module in model.modules()):
+            replace_pointwise(made)
     except Exception as error:  # an invalid config fails in many ways
         return f"no {kind} can be created from its config: {one_line(error)}"
     for name, expected, found in _differences(model, made):

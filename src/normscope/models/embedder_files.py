@@ -1,7 +1,8 @@
 """Reads how a sentence encoder makes embeddings: from its files, or from a SentenceTransformer in memory."""
 
+import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,20 +38,41 @@ _MODES = {
     "lasttoken": Pooling.last,
 }
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda inner: inner,
-    "Tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "GELU": nn.functional.gelu,
-    "SiLU": nn.functional.silu,
-}
-"""Activations of a Dense module with g(0) = 0, by their classes."""
+_TRANSFORMERS = (
+    "Transformer",
+    *("ALBERT", "BERT", "CamemBERT", "DistilBERT", "MPNet", "RoBERTa", "T5", "XLMRoBERTa", "XLNet"),
+)
+"""Modules that are the model itself. There was a class for each family before `Transformer`."""
 
-_TRANSFORMERS = ("Transformer", "BERT", "RoBERTa", "XLMRoBERTa", "MPNet")
-"""Modules that are the model itself."""
+TRANSFORMER_SETTINGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Where the Transformer module's settings may be, in the order in which sentence-transformers looks for them."""
 
-_TRANSFORMER_CONFIG = "sentence_bert_config.json"
-"""The settings of the Transformer module, whatever its model."""
+_TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
+_MODEL_ARGUMENTS = ("model_args", "model_kwargs", "config_args", "config_kwargs")
+"""Settings of a Transformer module that hold arguments, in older and newer files."""
+
+_OF_TOKENIZER = frozenset(
+    {"add_bos_token", "add_eos_token", "add_prefix_space", "do_lower_case", "model_max_length", "truncation_side"}
+)
+"""Arguments that change which tokens a text has."""
+
+_OF_LOADING = frozenset(
+    {
+        *("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code"),
+        *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype"),
+        *("backend", "padding_side", "return_dict", "unpad_inputs", "use_cache", "use_fast", "use_safetensors"),
+        "use_memory_efficient_attention",
+    }
+)
+"""Arguments that change no number: where files are, and how the model runs."""
+
+_MODULES = "modules.json"
+
+_ACTIVATION = "activation_function."
+"""How the names of a Dense module's learned activation begin."""
 
 _WITHOUT_POOLING = f"to leave the rest out, set pooling to one of {', '.join(Pooling)}"
 
@@ -62,33 +84,75 @@ class _Module(NamedTuple):
     """The name of its class."""
     config: Mapping[str, Any]
     weights: Callable[[], Mapping[str, Tensor]]
+    activation: Any = None
+    """What a Dense module in memory applies; the files of one name a class."""
 
 
 def embedder_of(folder: Path | None, name: str) -> Embedder:
     """How a sentence-transformers model makes embeddings, according to its own files.
 
     Args:
-        folder: The model's files; None if it has none.
+        folder: The encoder's folder; None if it has none.
         name: The model's name, for messages.
 
     Raises:
         InputError: If the files say nothing, or name a module whose output cannot be split into parts.
     """
-    if folder is None or not (folder / "modules.json").is_file():
+    if folder is None or not (folder / _MODULES).is_file():
         raise InputError(
             f"pooling: {name} has no modules.json that says how it pools; expected one of {', '.join(Pooling)}"
         )
-    try:
-        places = [
-            (str(module["type"]).rpartition(".")[2], folder / str(module["path"]))
-            for module in _read(folder / "modules.json", name)
-        ]
-    except (TypeError, KeyError) as error:
-        raise InputError(f"pooling: the modules.json of {name} is not a list of modules; set pooling=") from error
-    modules = [_module_of_files(kind, place, name) for kind, place in places]
+    modules = [_module_of_files(kind, place, name) for kind, place in _places(folder, name)]
     settings = folder / "config_sentence_transformers.json"
     found = _read(settings, name) if settings.is_file() else {}
     return _embedder(modules, found if isinstance(found, Mapping) else {}, name)
+
+
+def transformer_folder(folder: Path, name: str) -> Path:
+    """The folder of a model's config, weights and tokenizer: for a sentence encoder, that of its first module.
+
+    Args:
+        folder: The folder of any model.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If it is a sentence encoder whose first module is no Transformer.
+    """
+    if not (folder / _MODULES).is_file():
+        return folder
+    try:
+        places = _places(folder, name)
+    except InputError:  # told when the pooling is asked for, which may be given instead
+        return folder
+    if not places:
+        return folder
+    kind, place = places[0]
+    if kind not in _TRANSFORMERS and not (folder / "config.json").is_file():
+        raise InputError(
+            f"model.name={name}: expected a Transformer as the first module of its modules.json, got {kind}"
+        )
+    return place if kind in _TRANSFORMERS and place.is_dir() else folder
+
+
+def _places(folder: Path, name: str) -> list[tuple[str, Path]]:
+    """The kind of each module in a sentence encoder's folder, and the module's own folder.
+
+    The kind is the name of its class, with that of its package if it is not one of sentence-transformers.
+    """
+    try:
+        modules = [(str(module["type"]), str(module["path"])) for module in _read(folder / _MODULES, name)]
+    except (TypeError, KeyError) as error:
+        raise InputError(f"pooling: the modules.json of {name} is not a list of modules; set pooling=") from error
+    for _, path in modules:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise InputError(
+                f"pooling: the modules.json of {name}: expected folders inside its own, got {printable(repr(path), 60)}; set "
+                "pooling="
+            )
+    return [
+        (kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind, folder / path)
+        for kind, path in modules
+    ]
 
 
 def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
@@ -102,7 +166,12 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
         InputError: If it has a module whose output cannot be split into parts.
     """
     modules = [
-        _Module(type(module).__name__, _knobs(module) if place == 0 else _config_in_memory(module), module.state_dict)
+        _Module(
+            type(module).__name__,
+            _knobs(module) if place == 0 else _config_in_memory(module),
+            module.state_dict,
+            getattr(module, "activation_function", None),
+        )
         for place, module in enumerate(encoder.children())
     ]
     settings = {
@@ -137,17 +206,69 @@ def longest_text(folder: Path, name: str) -> int | None:
     Raises:
         InputError: If that is not a number of tokens.
     """
-    path = folder / _TRANSFORMER_CONFIG
-    settings = _read(path, name) if path.is_file() else {}
-    longest = settings.get("max_seq_length") if isinstance(settings, Mapping) else None
+    path, settings = _transformer_settings(folder, name)
+    key, longest = "max_seq_length", settings.get("max_seq_length")
+    for arguments in _TOKENIZER_ARGUMENTS:
+        if isinstance(settings.get(arguments), Mapping) and "model_max_length" in settings[arguments]:
+            key, longest = "model_max_length", settings[arguments]["model_max_length"]
     if longest is None:
         return None
     if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
         raise InputError(
-            f"model.name={name}: {path.name}: expected max_seq_length to be a number of tokens, got "
-            f"{printable(repr(longest), 60)}"
+            f"model.name={name}: {path.name}: expected {key} to be a number of tokens, got {printable(repr(longest), 60)}"
         )
     return longest
+
+
+def lowercases(folder: Path, name: str) -> bool:
+    """Whether a sentence encoder writes texts in lower case before its tokenizer reads them, according to its files.
+
+    Args:
+        folder: The folder of its tokenizer.
+        name: Its name, for messages.
+    """
+    return bool(_transformer_settings(folder, name)[1].get("do_lower_case"))
+
+
+def tokenizer_arguments(folder: Path, name: str) -> dict[str, Any]:
+    """The arguments with which sentence-transformers loads the tokenizer of a sentence encoder, according to its files.
+
+    Arguments that say where files are, or how batches are padded, are left out.
+
+    Args:
+        folder: The folder of the tokenizer.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If an argument is not known, also one for the model or its config.
+    """
+    path, settings = _transformer_settings(folder, name)
+    wanted: dict[str, Any] = {}
+    for key in (*_TOKENIZER_ARGUMENTS, *_MODEL_ARGUMENTS):
+        given = settings.get(key) or {}
+        read = _OF_TOKENIZER if key in _TOKENIZER_ARGUMENTS else frozenset[str]()
+        unknown = sorted(set(given) - read - _OF_LOADING) if isinstance(given, Mapping) else [given]
+        if unknown:
+            raise InputError(
+                f"model.name={name}: {path.name} sets {printable(str(unknown[0]), 60)} in {key}, which normscope does not "
+                "know; load the encoder with sentence-transformers and pass it to normscope.wrap"
+            )
+        wanted |= {name: given[name] for name in read & set(given)}
+    return wanted
+
+
+def _transformer_settings(folder: Path, name: str) -> tuple[Path, Mapping[str, Any]]:
+    """The settings of a Transformer module, and the file that they are in; none if it has no such file.
+
+    Args:
+        folder: The module's folder.
+        name: The model's name, for messages.
+    """
+    for path in (folder / file for file in TRANSFORMER_SETTINGS):
+        settings = _read(path, name) if path.is_file() else {}
+        if isinstance(settings, Mapping) and settings:
+            return path, settings
+    return folder / TRANSFORMER_SETTINGS[0], {}
 
 
 def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str) -> Embedder:
@@ -161,6 +282,7 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
             f"pooling: {name} has {fault}, expected a Transformer, one Pooling, then any of Dense, LayerNorm and Normalize; "
             f"{_WITHOUT_POOLING}"
         )
+    _check_reads_text(modules[0].config, name)
     before = modules[: modules.index(pools[0]) if pools else 1]
     if any(module.kind not in _TRANSFORMERS for module in before):
         raise InputError(f"pooling: {name} has a {before[-1].kind} module before its Pooling; {_WITHOUT_POOLING}")
@@ -179,6 +301,36 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
         pools_prompt=not pools or pools[0].config.get("include_prompt") is not False,
         late=_late(modules, name) if late else None,
     )
+
+
+def _check_reads_text(transformer: Mapping[str, Any], name: str) -> None:
+    """Check that a Transformer module reads a text as it is, and returns its last hidden vectors.
+
+    Raises:
+        InputError: If it does not.
+    """
+    modalities = transformer.get("modality_config") or {}
+    text = modalities.get("text", _PLAIN) if isinstance(modalities, Mapping) else modalities
+    of_text = (transformer.get("processing_kwargs") or {}).get("text") or {}
+    others = {key for key, value in (transformer.get("processing_kwargs") or {}).items() if value and key != "text"}
+    faults = {
+        "writes texts in the tokenizer's chat template (message in modality_config)": "message" in modalities,
+        f"takes {text} for what the model makes of a text": text != _PLAIN,
+        f"returns {transformer.get('module_output_name')}": transformer.get("module_output_name")
+        not in (None, "token_embeddings"),
+        f"has the task {transformer.get('transformer_task')}": transformer.get("transformer_task")
+        not in (None, "feature-extraction"),
+        "sets processing_kwargs": others or set(of_text) - {"padding"},
+    }
+    for fault, found in faults.items():
+        if found:
+            raise InputError(
+                f"pooling: the Transformer module of {name} {fault}, expected one that reads the text itself and returns its "
+                f"last hidden vectors; {_WITHOUT_POOLING}"
+            )
+
+
+_PLAIN = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 def _late(modules: Sequence[_Module], name: str) -> LateInteraction:
@@ -219,19 +371,85 @@ def _parts(module: _Module, name: str, place: str) -> Iterator[EmbeddingModule]:
         case "Normalize":
             yield UnitLength()
         case "LayerNorm":
-            weights = module.weights()
+            weights = _tensors(module, name, {"norm.weight", "norm.bias"})
             yield Norm(Normalisation(weights["norm.weight"], weights["norm.bias"], 1e-5))
         case "Dense":
-            activation = str(module.config.get("activation_function", "Tanh")).rpartition(".")[2]
-            if activation not in _ACTIVATIONS:
-                raise InputError(
-                    f"pooling: {name} has a Dense module with the activation {activation}, expected one of "
-                    f"{', '.join(_ACTIVATIONS)}; {_WITHOUT_POOLING}"
-                )
-            weights = module.weights()
+            learned = {key for key in module.weights() if key.startswith(_ACTIVATION)}
+            weights = _tensors(module, name, {"linear.weight"}, {"linear.bias", "residual.weight"} | learned)
+            activation = _activation(module, weights, name)
             residual = weights["residual.weight"].T if "residual.weight" in weights else None
             adds = True if residual is None and module.config.get("use_residual") else residual
-            yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), _ACTIVATIONS[activation], adds)
+            yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), activation, adds)
+
+
+def _activation(module: _Module, weights: Mapping[str, Tensor], name: str) -> Callable[[Tensor], Tensor]:
+    """The activation of a Dense module, whatever it computes: that in memory, or a new one of the class that the files name.
+
+    Raises:
+        InputError: If the class is not torch's, or the activation is not applied dimension by dimension.
+    """
+    named = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = module.activation
+    if activation is None:
+        kind = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
+        learned = {
+            key.removeprefix(_ACTIVATION): weight for key, weight in weights.items() if key.startswith(_ACTIVATION)
+        }
+        try:
+            activation = kind()  # type: ignore[misc]
+            if "weight" in learned and isinstance(activation, nn.PReLU):
+                activation = nn.PReLU(len(learned["weight"]))
+            activation.load_state_dict(learned)
+        except Exception as error:  # no class, or one that cannot be created like that
+            raise InputError(
+                f"pooling: {name} has a Dense module with the activation {printable(named, 80)}, expected an activation of "
+                f"torch.nn that its files describe; {_WITHOUT_POOLING}"
+            ) from error
+    if isinstance(activation, nn.Module):
+        activation = copy.deepcopy(activation).eval().requires_grad_(False)
+    _check_elementwise(activation, weights["linear.weight"].shape[0], name)
+    return activation
+
+
+def _check_elementwise(activation: Callable[[Tensor], Tensor], size: int, name: str) -> None:
+    """Check that an activation is applied dimension by dimension: changing one of them changes no other.
+
+    Raises:
+        InputError: If it is not.
+    """
+    parameters = activation.parameters() if isinstance(activation, nn.Module) else ()
+    like = next(iter(parameters), torch.zeros(()))
+    given = torch.linspace(-2, 2, size, device=like.device, dtype=like.dtype).repeat(2, 1)
+    given[1, ::2] += 1
+    try:
+        with torch.no_grad():
+            made = activation(given)
+        alike = made.shape == given.shape and torch.allclose(made[0, 1::2], made[1, 1::2], rtol=1e-4, atol=1e-6)
+    except Exception:  # it takes something else
+        alike = False
+    if not alike:
+        kind = getattr(activation, "__name__", type(activation).__name__)
+        raise InputError(
+            f"pooling: {name} has a Dense module with the activation {kind}, expected one that is applied dimension by "
+            f"dimension; {_WITHOUT_POOLING}"
+        )
+
+
+def _tensors(module: _Module, name: str, needed: Set[str], optional: Set[str] = frozenset()) -> Mapping[str, Tensor]:
+    """The weights of a module.
+
+    Raises:
+        InputError: If one is missing, or has no use.
+    """
+    weights = module.weights()
+    missing, unknown = sorted(needed - set(weights)), sorted(set(weights) - needed - optional)
+    if missing or unknown:
+        raise InputError(
+            f"pooling: the weights of the {module.kind} module of {name} "
+            f"{f'lack {missing[0]}' if missing else f'have {printable(unknown[0], 60)}, which it does not use'}; "
+            f"{_WITHOUT_POOLING}"
+        )
+    return weights
 
 
 def _pooling(config: Mapping[str, Any], name: str) -> Pooling:
@@ -242,7 +460,8 @@ def _pooling(config: Mapping[str, Any], name: str) -> Pooling:
         modes = [str(mode) for mode in named]
     else:
         prefix = "pooling_mode_"
-        modes = [key.removeprefix(prefix) for key, on in config.items() if key.startswith(prefix) and on is True]
+        modes = [key.removeprefix(prefix) for key, on in config.items() if key.startswith(prefix) and on]
+        modes = modes or ["mean"]  # as in sentence-transformers
     if len(modes) != 1 or modes[0] not in _MODES:
         raise InputError(
             f"pooling: {name} pools by {', '.join(modes) or 'nothing'}; expected one way; set pooling to one of "
@@ -267,8 +486,10 @@ def _function(named: object, name: str, *, late: bool) -> SimilarityFunction:
 
 
 def _module_of_files(kind: str, place: Path, name: str) -> _Module:
-    config = place / (_TRANSFORMER_CONFIG if kind in _TRANSFORMERS else "config.json")
-    wanted = (*_TRANSFORMERS, "Pooling", "Dense", "Normalize", "MultiVectorMask")
+    if kind in _TRANSFORMERS:
+        return _Module(kind, _transformer_settings(place, name)[1], dict)
+    config = place / "config.json"
+    wanted = ("Pooling", "Dense", "Normalize", "MultiVectorMask")
     settings = _read(config, name) if kind in wanted and config.is_file() else {}
     if not isinstance(settings, Mapping):
         raise InputError(f"pooling: {config.name} of {place.name} of {name} holds no settings; set pooling=")
@@ -290,8 +511,10 @@ def _weights(place: Path, name: str) -> Mapping[str, Tensor]:
 
 
 def _knobs(transformer: nn.Module) -> Mapping[str, Any]:
-    """The settings of a Transformer module that late interaction depends on."""
-    return {name: getattr(transformer, name, None) for name in ("query_expansion", "query_length", "document_length")}
+    """The settings of a Transformer module in memory that embeddings depend on."""
+    of_late = ("query_expansion", "query_length", "document_length")
+    of_text = ("modality_config", "module_output_name", "processing_kwargs", "transformer_task")
+    return {name: getattr(transformer, name, None) for name in (*of_late, *of_text)}
 
 
 def _config_in_memory(module: nn.Module) -> Mapping[str, Any]:

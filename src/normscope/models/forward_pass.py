@@ -17,6 +17,7 @@ from normscope.models.cancellation import check_cancelled
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
+from normscope.models.layer_hooks import vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
 from normscope.models.stream_changes import StreamChange
 from normscope.models.sum_check import SumCheck
@@ -38,7 +39,7 @@ class LayerCall(NamedTuple):
 
     def with_inputs(self, inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other hidden vectors, of the shape that the layer reads."""
-        return ((inputs, *self.args[1:]), self.kwargs) if self.args else ((), self.kwargs | {"hidden_states": inputs})
+        return with_vectors(self.args, self.kwargs, inputs)
 
 
 def copy_of(output: Any) -> Any:
@@ -165,7 +166,7 @@ class ForwardPass:
         layer = self.passed
         if expected is not module:
             raise RuntimeError(f"layer {layer} ran out of order")
-        vectors = self.targets.layout.kept(args[0] if args else kwargs["hidden_states"])
+        vectors = self.targets.layout.kept(vectors_in(args, kwargs))
         if self.check is not None and self._left is not None and self.targets.layout.stream.convolution is None:
             change = self.stream.get(layer)
             left = self._left if change is None else change.applied(self._left)
@@ -182,13 +183,14 @@ class ForwardPass:
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
         modules = self.targets.layers.get(layer)
-        self.attention = None if modules is None else LayerCapture(modules, inputs=vectors)
+        self.attention = (
+            None if modules is None else LayerCapture(modules, inputs=vectors, attends=modules.attends_throughout)
+        )
         network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
         self.network = None if network is None else FeedForwardCapture(network, self.targets.layout)
         if replaced is None:
             return None
-        vectors = self.targets.layout.by_text(vectors)
-        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+        return with_vectors(args, kwargs, self.targets.layout.by_text(vectors))
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""

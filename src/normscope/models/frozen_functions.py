@@ -5,11 +5,13 @@ the head is linear in the hidden vectors and its biases, and its output is gradi
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from normscope.maths.activations import activation_of
@@ -17,19 +19,30 @@ from normscope.maths.frozen import slope_of_tanh
 
 
 @contextlib.contextmanager
-def frozen_functions(model: nn.Module, *, attention: bool = False) -> Iterator[None]:
+def frozen_functions(*, attention: bool = False) -> Iterator[None]:
     """While the context is open, freeze the non-linear functions of a model wherever autograd records.
 
+    The activation modules of transformers are frozen as wholes: their functions could not be frozen one by one.
+
     Args:
-        model: Its activation modules are frozen as well, which compute with functions that could not be frozen one by one.
         attention: Whether to hold attention weights fixed: every softmax.
     """
-    with contextlib.ExitStack() as exit_:
-        for module in model.modules():
-            if type(module).__module__ == "transformers.activations":
-                exit_.callback(module.register_forward_hook(_freeze_module).remove)
-        exit_.enter_context(_FrozenFunctions(_FROZEN | _FROZEN_ATTENTION if attention else _FROZEN))
-        yield
+    threads: list[int] = []
+
+    def freeze(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        # Models of other threads are none of ours.
+        is_ours = type(module).__module__ == "transformers.activations" and threading.get_ident() in threads
+        return _freeze_module(module, args, output) if is_ours else None
+
+    # Heads also make such modules as they run (big_bird), so that no walk over a model would find them all.
+    hook = register_module_forward_hook(freeze)
+    try:
+        threads.append(threading.get_ident())  # only here, so that a hook that an interrupt left behind does nothing
+        with _FrozenFunctions(_FROZEN | _FROZEN_ATTENTION if attention else _FROZEN):
+            yield
+    finally:
+        threads.clear()
+        hook.remove()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import PreTrainedModel
 
@@ -18,7 +18,6 @@ from normscope.maths.frozen import (
     FrozenFeedForward,
     FrozenLayer,
     FrozenNorm,
-    slope_of_tanh,
 )
 from normscope.maths.frozen_convolution import FrozenConvolution
 from normscope.maths.normalisation import Normalisation
@@ -166,7 +165,8 @@ class FrozenConvolutions:
         )
         inputs = block.attention.inputs
         convolved = frozen.linear(inputs) + frozen.constant(inputs)
-        slope = _slope(ACT2FN[module.conv_act], convolved) * block.token_mask.unsqueeze(-1)
+        activation = known_activation(ACT2FN[module.conv_act], convolved.dtype, convolved.device)
+        slope = activation.slope(convolved) * block.token_mask.unsqueeze(-1)
         frozen = dataclasses.replace(frozen, slope=slope)
         summed = block.layer_output + frozen.linear(inputs) + frozen.constant(inputs)
         return dataclasses.replace(
@@ -174,9 +174,3 @@ class FrozenConvolutions:
             beside=frozen,
             beside_norm=FrozenNorm.at(normalisation(norm, (inputs.shape[-1], inputs.device)), summed),
         )
-
-
-def _slope(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    if isinstance(function, nn.Tanh):
-        return slope_of_tanh(inputs)
-    return known_activation(function, inputs.dtype, inputs.device).slope(inputs)

@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients, Noted, transposed_through
+from normscope.models.any_module import returned_vectors
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
 from normscope.models.feed_forward import FeedForwardBlock
@@ -27,6 +28,9 @@ from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.stream_changes import StreamChange, stream_changes
+
+_CHANGED = 1e-3
+"""The relative difference of vectors beyond which they are others, not the same ones rounded."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,6 +64,33 @@ class FrozenPass:
         """The inputs of the first layer: each token's vector, with position, segment and the embedding norm's β."""
         read = full_precision(self._calls[0].inputs)
         return read if self._change is None else read - self._change.constant(read)
+
+    @property
+    def returned(self) -> Float[Tensor, "batch token model"]:
+        """The last hidden vectors that the model itself returns, as autograd records them.
+
+        They are `hidden` unless the model changes them after its last layer in other ways than by its final norm.
+        """
+        returned = returned_vectors(self.output)
+        if returned is None or (returned.shape == self.hidden.shape and torch.equal(returned, self.hidden)):
+            return self.hidden
+        return full_precision(returned)
+
+    def check_returned(self) -> None:
+        """Check that the vectors that are followed through the layers and the final norm are those that the model returns.
+
+        Raises:
+            InputError: If the model changes them afterwards.
+        """
+        hidden, returned = self.hidden.detach(), self.returned.detach()
+        if returned.shape == hidden.shape:
+            difference = (returned - hidden)[self.token_mask]
+            if float(difference.norm()) <= _CHANGED * float(hidden[self.token_mask].norm()):
+                return
+        raise InputError(
+            "model: expected one that returns the vectors of its last layer or of the norm after it, which similarities "
+            "follow; this one changes them afterwards; use normscope.attribute with SimilarityTo instead"
+        )
 
     @property
     def token_mask(self) -> Bool[Tensor, "batch token"]:
@@ -162,7 +193,7 @@ def frozen_pass(
         with contextlib.ExitStack() as running:
             running.callback(last.handle.remove)
             running.enter_context(torch.inference_mode(False))
-            running.enter_context(frozen_functions(whole))
+            running.enter_context(frozen_functions())
             # A layer that no module runs cannot run again.
             keep = blocks.append if layout.stream.places else None
             output = observer.run(inputs, lambda _block: None, visit_feed_forward=keep, whole=whole, calls=calls)
@@ -202,8 +233,8 @@ class _LastVectors:
             return None
         if self._norm is not None:
             self.final_norm = FrozenNorm.at(self._norm, full_precision(self._by_text(args[0])))
-        if isinstance(output, tuple):
-            return (self._as_leaf(output[0]), *output[1:])
+        if isinstance(output, tuple | list):  # of a list, in openai-gpt
+            return type(output)((self._as_leaf(output[0]), *output[1:]))
         return self._as_leaf(output)
 
     def _as_leaf(self, vectors: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from normscope.errors import InputError
 from normscope.models.attention_function import attention_by
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
+from normscope.models.layer_hooks import vectors_in, with_vectors
 from normscope.models.layouts import layout_of
 
 
@@ -60,7 +61,7 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
         biases = exit_.enter_context(recorded_biases(model))
         exit_.enter_context(torch.inference_mode(False))
         exit_.enter_context(torch.enable_grad())
-        with frozen_functions(model, attention=True):
+        with frozen_functions(attention=True):
             output = model(**{name: tensor.clone() for name, tensor in inputs.items()})
         (source,), (target,) = leaves
         yield FrozenTranslation(source, target, output.logits, biases)
@@ -72,9 +73,9 @@ def _leaf(layer: nn.Module) -> Iterator[list[Tensor]]:
     vectors: list[Tensor] = []
 
     def enter(_module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = args[0] if args else keywords["hidden_states"]
+        given = vectors_in(args, keywords)
         vectors.append(given.detach().clone().requires_grad_())
-        return ((vectors[0], *args[1:]), keywords) if args else (args, keywords | {"hidden_states": vectors[0]})
+        return with_vectors(args, keywords, vectors[0])
 
     handle = layer.register_forward_pre_hook(enter, with_kwargs=True)
     try:

@@ -3,12 +3,11 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_movement
+from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_mask, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, layers_of, more_than_a_network, stream_of, swapped_axes
 from normscope.models.infer_network import NoNetworkError
@@ -72,7 +71,6 @@ class _Stack:
             feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
             unknown_network=self._unknown_network(),
             stack=self._kind,
-            start=_START.get(self._model_type, "token"),
             inner=self._inner,
             routed=any(operation.name in ("topk", "sort") for operation in running),
             unit_offset=any(
@@ -216,7 +214,9 @@ class _Stack:
         last = self._calls[-1]
         norms = [
             node
-            for node, _ in self._graph.forward(self._graph.same(last.outputs[0]), is_movement)
+            for node, _ in self._graph.forward(
+                self._graph.same(last.outputs[0]), lambda node: is_movement(node) or is_mask(node)
+            )
             if isinstance(node, Norm) and not last.holds(node.call)
         ]
         return norms[0].path if len(norms) == 1 else None
@@ -264,10 +264,6 @@ class _Stack:
         output = self._graph.trace.output
         last = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
         return self._graph.trace.values(last) if isinstance(last, Tensor) else None
-
-
-_START: dict[str, Literal["token", "last"]] = {"mbart": "last"}
-"""What the decoder reads before the target, for families without a start token; the computation does not show this."""
 
 
 def _rounds(graph: Graph, layers: Sequence[Layer]) -> bool:

@@ -18,8 +18,10 @@ from normscope.data.token_sequence import Segmenter
 from normscope.models.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.forward_pass import Replacement
+from normscope.models.layout import embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
+from normscope.models.random_state import drawing
 from normscope.models.skipped_layers import LayerOutput
 from normscope.models.stored_weights import is_offloaded
 
@@ -102,8 +104,7 @@ class InterventionRunner:
     def randomised(self, seed: int) -> "InterventionRunner":
         """The same runner for a model of the same shape with random weights, initialised as its family is before training."""
         trained = self._model.model
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with drawing(seed):
             model = type(trained)(copy.deepcopy(trained.config))
         torch.nn.Module.to(model, device=trained.device, dtype=trained.dtype)
         model.eval().requires_grad_(False)
@@ -147,6 +148,15 @@ class InterventionRunner:
         if is_offloaded(self._model.model):
             return "the language-modelling head is not loaded, because device.map=auto keeps some weights elsewhere"
         return "the checkpoint has no language-modelling head"
+
+    def operations_from(self, start: int) -> float:
+        """Multiplications and additions per token of a pass from a layer to the head, attention's own left out."""
+        model, layers = self._model.model, self._model.layers
+        embeddings = embeddings_of(model).weight.numel()
+        of_layers = sum(parameter.numel() for parameter in model.parameters()) - embeddings
+        passes = 2 if self.predicts == "masked" else 1
+        of_head = embeddings if self.predicts is not None else 0
+        return 2.0 * (passes * max(0, of_layers) * (layers - start + 1) / layers + of_head)
 
     def unchanged(
         self, batch: Batch, visit: Callable[[AttentionBlock], None], starts: Iterable[int] = ()

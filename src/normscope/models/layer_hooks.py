@@ -1,6 +1,6 @@
 """Tells when each layer of a model begins and ends, even if no module runs a whole layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -11,6 +11,24 @@ from normscope.models.layout import ModelLayout
 
 Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
+
+
+def vectors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """The vectors among the arguments of a module: the first tensor, or `hidden_states`."""
+    return args[0] if args else kwargs[key_of_vectors(kwargs)]
+
+
+def with_vectors(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], vectors: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a module with other vectors; see `vectors_in`."""
+    return ((vectors, *args[1:]), {**kwargs}) if args else ((), {**kwargs, key_of_vectors(kwargs): vectors})
+
+
+def key_of_vectors(kwargs: Mapping[str, Any]) -> str:
+    """The name of the vectors among keyword arguments of a module: that of the first tensor, unless one is `hidden_states`."""
+    tensors = (key for key, value in kwargs.items() if isinstance(value, Tensor))
+    return "hidden_states" if "hidden_states" in kwargs else next(tensors, "hidden_states")
 
 
 def layer_hooks(model: nn.Module, layout: ModelLayout, enter: Enter, leave: Leave) -> Iterator[RemovableHandle]:
@@ -48,17 +66,17 @@ def hook_on_end(model: nn.Module, layout: ModelLayout, take: Callable[[Tensor], 
         replaced = taken(output[0])
         if replaced is None:
             return None
-        if isinstance(output, tuple):
-            return (replaced, *output[1:])
+        if isinstance(output, tuple | list):
+            return type(output)((replaced, *output[1:]))
         output[next(iter(output))] = replaced
         return output
 
-    def read(_module: nn.Module, args: tuple[Any, ...]) -> Any:
-        replaced = taken(args[0])
-        return None if replaced is None else (replaced, *args[1:])
+    def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        replaced = taken(vectors_in(args, kwargs))
+        return None if replaced is None else with_vectors(args, kwargs, replaced)
 
     if layout.stream.end:
-        return attrgetter(layout.stream.end)(model).register_forward_pre_hook(read)
+        return attrgetter(layout.stream.end)(model).register_forward_pre_hook(read, with_kwargs=True)
     return model.register_forward_hook(returned)
 
 
@@ -76,11 +94,12 @@ class _Turns:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The first module of a layer begins."""
-        self._finish(args[0])
+        vectors = vectors_in(args, kwargs)
+        self._finish(vectors)
         self._running = module
         replaced = self._enter(module, args, kwargs)
         if replaced is not None:
-            args[0].copy_(replaced[0][0])
+            vectors.copy_(vectors_in(*replaced))
 
     def end(self, vectors: Tensor) -> None:
         """The last layer has ended."""

@@ -234,8 +234,6 @@ class ModelLayout:
     """Why a layer has no feed-forward network that can be observed; None if all have one, or if none has any."""
     stack: Stack | None = None
     """The stack of an encoder–decoder; None for a model with a single stack."""
-    start: Literal["token", "last"] = "token"
-    """What the decoder reads before the target: the start token, or the target's last token (mBART)."""
     inner: bool = False
     """Whether a layer returns more than the block's output and what one network adds to it. Then nothing relates blocks to
     the stream, and blocks alone can be observed."""

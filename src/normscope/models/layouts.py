@@ -28,6 +28,7 @@ from normscope.models.inferred import layout_from
 from normscope.models.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.positions import padding_of
+from normscope.models.random_state import drawing
 from normscope.models.stored_weights import execution_device
 from normscope.models.trace import Trace, trace
 
@@ -292,13 +293,16 @@ def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> ModelL
     # Some experts run only in bfloat16, and some models need real data: None stands for a model with random weights.
     for dtype in (torch.float64, torch.float32, torch.bfloat16, None):
         try:
-            with torch.random.fork_rng(devices=[]) if dtype is None else _without_numbers():
+            with drawing(), contextlib.nullcontext() if dtype is None else _without_numbers():
                 model = _built(given.config, dtype or torch.float64, stack)
                 recorded, attention = _recorded(model, stack)
-        except InputError as error:
+        except (InputError, NotInferredError) as error:
             failures.append(error)
-        except Exception as error:  # third-party code, which can fail in any way
-            failures.append(NotInferredError(f"a forward pass over two texts fails: {one_line(error)}"))
+        except Exception as error:
+            if dtype is None:
+                raise
+            # Our own code cannot do everything without numbers either.
+            failures.append(NotInferredError(f"a forward pass over two texts fails without weights: {one_line(error)}"))
         else:
             return _layout(model, stack, recorded, attention)
     raise failures[0]

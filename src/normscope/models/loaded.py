@@ -4,28 +4,37 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+from jaxtyping import Int, Shaped
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
 from normscope.models.damage import damage_named
+from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import embedder_of
 from normscope.models.forward_pass import Visitor
 from normscope.models.layout import ModelLayout, embeddings_of
+from normscope.models.model_code import model_code
 from normscope.models.observer import Observer
+from normscope.models.padding import batching_of
+from normscope.models.random_state import drawing
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
+from normscope.models.token_names import TokenNames
+from normscope.models.token_types import TokenTypes, tables_of_token_types
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
@@ -78,7 +87,7 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        with damage_named(self.model):
+        with damage_named(self.model), model_code(self.model):
             return self._turns.call(call, functools.partial(_in_memory, self))
 
     @contextlib.contextmanager
@@ -97,11 +106,6 @@ class LoadedModel:
         """A context in which this thread changes the model; it begins between two calls of others."""
         return self._turns.changed()
 
-    @property
-    def version(self) -> int:
-        """A number that grows when weights are changed in place, as in training; changes by `changes.py` do not raise it."""
-        return sum(0 if each.is_inference() else each._version for each in self.model.parameters())
-
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
 
@@ -111,7 +115,7 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        with damage_named(self.model):
+        with damage_named(self.model), model_code(self.model):
             yield from self._turns.blocks(run, functools.partial(_in_memory, self))
 
     def require_finite_weights(self) -> None:
@@ -125,7 +129,7 @@ class LoadedModel:
 
     def _head(self, kind: Head) -> PreTrainedModel | None:
         """A head whose parameters autograd may record later, wherever it is first asked for."""
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), drawing():
             return self.load_head(kind)
 
     @cached_property
@@ -210,19 +214,48 @@ class LoadedModel:
         readers = [self.model, self.model.get_decoder()] if self.layout.reads_target else [self.model]
         return max(embeddings_of(reader).num_embeddings for reader in readers)
 
-    @property
+    @cached_property
     def takes_segments(self) -> bool:
         """Whether the model reads segment ids, which text of a pair each token belongs to."""
-        return (
-            getattr(self.model.config, "type_vocab_size", 2) > 1
-            and "token_type_ids" in self.tokenizer.model_input_names
-            and "token_type_ids" in inspect.signature(self.model.forward).parameters
-        )
+        return self.token_types is not None and self.token_types.segments
+
+    @cached_property
+    def token_types(self) -> TokenTypes | None:
+        """What the model makes of `token_type_ids`; None if it takes none.
+
+        Config keys and tokenizers contradict the modules, so the model is run to see which embedding looks them up.
+        """
+        if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
+            return None
+        tables = tables_of_token_types(self.model, self._two_tokens)
+        if tables is None:
+            return None
+        if not tables:  # as in attention that compares the ids
+            named = "token_type_ids" in self.tokenizer.model_input_names
+            return TokenTypes(None, segments=named and getattr(self.model.config, "type_vocab_size", 2) > 1)
+        # GPT-2 looks them up among its tokens: it adds the embedding of token 0 wherever they are 0.
+        of_tokens = embeddings_of(self.model).weight
+        number = min(table.num_embeddings for table in tables)
+        return TokenTypes(number, segments=number > 1 and all(table.weight is not of_tokens for table in tables))
 
     @property
-    def pads(self) -> bool:
-        """Whether texts of different lengths may be in one batch: false for a module that treats padding as tokens."""
-        return bool(getattr(self.model, "pads", True))
+    def _two_tokens(self) -> dict[str, torch.Tensor]:
+        """The smallest inputs that have an earlier and a later token."""
+        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if self.layout.reads_target:
+            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
+        return inputs
+
+    @cached_property
+    def batching(self) -> Batching:
+        """Which texts may be in one batch; it is tested once."""
+        return batching_of(
+            self.model,
+            padding=self.tokenizer.pad_token_id,
+            reads_target=self.layout.reads_target,
+            routed=any(form.routed for form in self.layout.feed_forward),
+        )
 
     @property
     def translates(self) -> bool:
@@ -237,32 +270,37 @@ class LoadedModel:
         """
         if self.is_cross_attention:
             return False
-        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if self.layout.reads_target:
-            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
-            observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
+            observer.run(self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
+
+    @cached_property
+    def ending(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer puts behind a text, such as [SEP]: a next token follows the text instead."""
+        if self.tokenizer is None or isinstance(self.tokenizer, TokenNames):
+            return ()
+        ids, special = list(map(int, self.tokenizer.encode("a"))), set(self.tokenizer.all_special_ids)
+        return tuple(reversed([*itertools.takewhile(special.__contains__, reversed(ids))]))
+
+    def last_of_text(
+        self, input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"]
+    ) -> Int[torch.Tensor, " batch"]:
+        """The position of each text's last token before the `ending`, if the text has that and more."""
+        return last_of_text(input_ids, token_mask, self.ending)
 
     @property
     def is_cross_attention(self) -> bool:
         """Whether the decoder's cross-attention is observed."""
         return self.layout.is_cross_attention
 
-    @property
+    @cached_property
     def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
         """Shifts the target's tokens into the decoder's input; None if no decoder is observed.
 
         Row t of the decoder's attention then predicts token t of the target.
         """
-        if not self.layout.reads_target:
-            return None
-        if self.layout.start == "last":
-            return lambda target: [target[-1], *target[:-1]]
-        start = self.model.config.decoder_start_token_id
-        return lambda target: [start, *target[:-1]]
+        return decoder_shift(self.model.config) if self.layout.reads_target else None
 
     @property
     def device(self) -> torch.device:
@@ -273,6 +311,24 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self.model.dtype
+
+
+def last_of_text(
+    input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"], ending: Sequence[int]
+) -> Int[torch.Tensor, " batch"]:
+    """The position of each text's last token before an ending, if the text has that and more.
+
+    Args:
+        token_mask: 1 at tokens, 0 at padding behind them.
+        ending: Token ids.
+    """
+    last = token_mask.long().sum(dim=1) - 1
+    count = len(ending)
+    if not 0 < count < input_ids.shape[1]:
+        return last
+    places = last[:, None] + torch.arange(1 - count, 1, device=last.device)
+    ends = (input_ids.gather(1, places.clamp(min=0)) == torch.tensor(ending, device=last.device)).all(dim=1)
+    return torch.where(ends & (last >= count), last - count, last)
 
 
 def _in_memory(loaded: LoadedModel) -> list[PreTrainedModel]:

@@ -4,6 +4,7 @@ Local files come first, so a cached model loads without a network. Loading never
 NaN or an unknown family is an error.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -18,17 +19,18 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers import AutoConfig, AutoModel, GenerationConfig, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
-from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
+from normscope.models.adapters import Adapter, base_model
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
 from normscope.models.config_checks import check_family, check_supported
+from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import longest_text
-from normscope.models.files import Source, locate, weights_digest
+from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import completed_layout, layout_of
 from normscope.models.loaded import LoadedModel
@@ -46,11 +48,13 @@ from normscope.models.quantised_checkpoints import (
     set_dtype,
     stored_quantization,
 )
+from normscope.models.random_state import drawing
 from normscope.models.stored_weights import execution_device, is_offloaded
-from normscope.models.task_heads import Head, head_class, task_head
-from normscope.models.text_tower import text_config, text_tower
+from normscope.models.task_heads import Head, has_head, head_class, task_head
+from normscope.models.text_tower import base_of, text_config, text_tower
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
+    UNOBSERVED_PARTS,
     check_all_used,
     check_dtypes,
     check_finite,
@@ -90,12 +94,13 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         log.warning("trust_remote_code: code that comes with %s may be executed", options.name)
     if options.allow_pickle:
         log.warning("allow_pickle: pickled weights, which can run code, may be read from %s", options.name)
-    adapter = adapter_folder(options.name)
+    adapter = None
     if options.architecture:
         source, config = None, config_from_architecture(options.architecture)
     else:
-        name = options.name if adapter is None else base_model_name(adapter)
-        source = locate(name, options, weights=not options.random_init)
+        source = locate(options.name, options, weights=not options.random_init)
+        if source.is_adapter:
+            adapter, source = source, _base_of(source, options)
         config = _pretrained_config(source, options)
     text = text_config(config)
     if options.random_init or source is None:
@@ -104,6 +109,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     for each in (config, text):
         each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
         each.return_dict = True  # outputs are read by name
+        each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     check_supported(text)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
@@ -130,8 +136,8 @@ class OpenedModel:
     layout: ModelLayout
     source: Source | None
     """Its files; None for a model from `model.architecture`."""
-    adapter: Path | None
-    """The folder of a PEFT adapter to merge into it; None without one."""
+    adapter: Source | None
+    """The files of a PEFT adapter to merge into it; None without one."""
     stored: Quantization | None = None
     """How its weights were quantised before they were saved; None if they were not."""
 
@@ -168,22 +174,20 @@ class OpenedModel:
         if device.map is not None:
             spread = {"device_map": "auto"} | _spread(device)
             with accelerate_silenced():
-                model = self._model(DTYPES[device.dtype], spread)
+                model, whole = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
             keep_on(model, spare_memory(devices, device.max_memory))
             target = execution_device(model)
         elif self._by_bitsandbytes:
             target = torch_device(device.name)
-            model = self._model(DTYPES[device.dtype], self._on(target, DTYPES[device.dtype]))
+            model, whole = self._model(DTYPES[device.dtype], self._on(target, DTYPES[device.dtype]))
         else:
-            model = self._model(DTYPES[device.dtype], {} if device_map is None else {"device_map": device_map})
+            placing = {} if device_map is None else {"device_map": device_map}
+            model, whole = self._model(DTYPES[device.dtype], placing)
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
         check_shape(model, self.layout, name)
-        if tokenizer is None:
-            tokenizer = load_tokenizer(self.options, self.source, model, self.layout, random_weights=self._random)
-        else:
-            check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
+        tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)
         if self.options.quantization is Quantization.torchao_int8:
             quantise_to_int8(model, target)
@@ -194,17 +198,32 @@ class OpenedModel:
             tokenizer=tokenizer,
             layout=completed_layout(self.layout, model),
             name=name,
-            revision=None if self.source is None else self.source.revision,
+            revision=None if self._named is None else self._named.revision,
             weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
             max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
-            load_head=lambda head: self._head(head, model),
-            folder=None if self._random or self.source is None else self.source.folder,
+            load_head=lambda head: self._head(head, model, whole),
+            folder=None if self._random or self._named is None else self._named.whole,
         )
+
+    @property
+    def _named(self) -> Source | None:
+        """The files that the options name: those of the adapter if it is one."""
+        return self.source if self.adapter is None else self.adapter
+
+    def _tokenizer(self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+        """The tokenizer that was given, if it fits the model; otherwise the adapter's own or that of the model."""
+        if given is not None:
+            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self._random)
+            return given
+        adapter = self.adapter
+        own = adapter is not None and (adapter.folder / "tokenizer_config.json").is_file()
+        source = adapter if own else self.source
+        return load_tokenizer(self.options, source, model, self.layout, random_weights=self._random)
 
     @property
     def _longest_text(self) -> int | None:
         """Where a sentence encoder truncates texts; None for other models."""
-        return None if self.source is None else longest_text(self.source.folder, self.options.name)
+        return None if self._named is None else longest_text(self._named.folder, self.options.name)
 
     def check_memory(self, device: DeviceOptions, processes: int = 1) -> str | None:
         """Estimate what a run needs, and compare it with the memory of its device.
@@ -288,15 +307,22 @@ class OpenedModel:
                 f"{layout.family}; leave out device.map"
             )
 
-    def _model(self, dtype: torch.dtype, placing: Mapping[str, object]) -> PreTrainedModel:
+    def _model(
+        self, dtype: torch.dtype, placing: Mapping[str, object]
+    ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+        """The observed model and, if it is read with a head, the model with its head."""
+        head = None
         if self._random:
-            torch.manual_seed(self.options.seed)
             try:
-                model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
+                with drawing(self.options.seed):
+                    model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
             except Exception as error:  # each architecture fails on an invalid config in its own way
                 raise InputError(
                     f"model.name={self.options.name}: cannot build the model from its config: {one_line(error)}"
                 ) from error
+        elif self.adapter is not None:
+            model, complete = self._adapted(self.adapter, dtype, placing)
+            head = text_tower(model) if complete else None
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
@@ -307,17 +333,47 @@ class OpenedModel:
             model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
             if self.stored is Quantization.torchao_int8:
                 set_dtype(model, dtype)
-        if self.adapter is not None:
-            model = merge_adapter(model, self.adapter)
         replace_pointwise(model)
         if self.layout.stack == "encoder":
-            return model.get_encoder()
+            return model.get_encoder(), None
         tower = text_tower(model)
-        return model if tower is model else tower.base_model
+        base = model if tower is model and self.adapter is None else base_of(tower)
+        return base, head
 
-    def _head(self, head: Head, model: PreTrainedModel) -> PreTrainedModel | None:
-        if self._random or self.source is None or self.adapter is not None:
+    def _adapted(
+        self, files: Source, dtype: torch.dtype, placing: Mapping[str, object]
+    ) -> tuple[PreTrainedModel, bool]:
+        """The model that an adapter was trained on, with its head and the adapter merged; and whether all of it was trained."""
+        assert self.source is not None
+        _check_digest(self.source, self.options)
+        adapter = Adapter.read(files.folder, self.options.name)
+        kind = adapter.kind_of_model(self.config)
+        config = adapter.config_of_model(kind, self.config)
+        whole, loading = _read_weights(self.source, config, self.options, dtype, placing, kind)
+        base = base_of(whole)
+        prefix = "" if base is whole else f"{whole.base_model_prefix}."
+        lacking = [key for key in loading["missing_keys"] if not adapter.saves(key)]
+        check_shapes([each for each in loading["mismatched_keys"] if not adapter.saves(each[0])], self.options.name)
+        missing = [key.removeprefix(prefix) for key in lacking if key.startswith(prefix)]
+        check_none_missing(config, missing, loading["unexpected_keys"], self.options.name)
+        check_all_used(base, loading["unexpected_keys"], self.options.name)
+        check_dtypes(base, self.source.folder, self.options.name)
+        untrained = (*UNOBSERVED_PARTS, *(f"{prefix}{part}" for part in UNOBSERVED_PARTS))
+        complete = all(key.startswith(prefix) and not key.startswith(untrained) for key in lacking)
+        return adapter.merged_into(whole), complete
+
+    def _head(self, head: Head, model: PreTrainedModel, whole: PreTrainedModel | None) -> PreTrainedModel | None:
+        if self._random or self.source is None:
             return None
+        if self.adapter is not None:
+            if (
+                whole is None
+                or not has_head(whole, head)
+                or whole.config.is_encoder_decoder != (head is Head.TRANSLATION)
+            ):
+                return None
+            check_finite(whole, self.options.name)
+            return whole.to(model.device).eval().requires_grad_(False)
         # Only the class that saved torchao's tensors can read them.
         if self.stored is Quantization.torchao_int8 and class_of(self.config, self.stored) is not head_class(
             head, self.config
@@ -366,9 +422,9 @@ def longest_input(
     """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
 
     Args:
-        own: Another limit, that of the model's files.
+        own: The limit in the model's files that stands in place of the tokenizer's.
     """
-    lengths = (layout.longest_sequence(model), tokenizer.model_max_length, own)
+    lengths = (layout.longest_sequence(model), tokenizer.model_max_length if own is None else own)
     # Tokenizers without a limit have an astronomical number instead.
     return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
 
@@ -386,7 +442,7 @@ def check_shape(model: PreTrainedModel, layout: ModelLayout, name: str) -> None:
         raise InputError(
             f"model.name={name}: expected pad_token_id in its config to be from 0 to {embeddings - 1}, got {padding}"
         )
-    if layout.reads_target and layout.start == "token" and model.config.decoder_start_token_id is None:
+    if layout.reads_target and decoder_shift(model.config) is None:
         raise InputError(
             f"model.stack={layout.stack}: expected decoder_start_token_id in the model's config, the token that its decoder "
             "reads first, got none; set it in the config"
@@ -400,6 +456,7 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
     except Exception as error:  # a foreign file, parsed by a library: it may raise anything
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
     assert isinstance(config, PretrainedConfig)
+    _read_start(config, source.folder)
     text = config.get_text_config()
     if not isinstance(text, PretrainedConfig):
         raise InputError(
@@ -410,11 +467,44 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
     return config
 
 
-def _digest(source: Source, adapter: Path | None) -> str:
+def _read_start(config: PretrainedConfig, folder: Path) -> None:
+    """Take the decoder's start token from where transformers 5 saves it, beside the config."""
+    path = folder / "generation_config.json"
+    if (
+        not config.is_encoder_decoder
+        or getattr(config, "decoder_start_token_id", None) is not None
+        or not path.is_file()
+    ):
+        return
+    with contextlib.suppress(OSError, ValueError):  # a damaged file says nothing, as if it were missing
+        start = GenerationConfig.from_pretrained(folder).decoder_start_token_id
+        if isinstance(start, int):
+            config.decoder_start_token_id = start
+
+
+def _base_of(adapter: Source, options: ModelOptions) -> Source:
+    """The files of the model that an adapter was trained on.
+
+    Raises:
+        InputError: If it cannot be found, or is an adapter itself.
+    """
+    name, revision = base_model(adapter.folder, options.name)
+    if revision is None and adapter.revision is None:
+        revision = options.revision
+    source = locate(name, dataclasses.replace(options, revision=revision), weights=not options.random_init)
+    if source.is_adapter:
+        raise InputError(
+            f"model.name={options.name}: expected the adapter of a whole model, got base_model_name_or_path={name} in its "
+            f"{ADAPTER_CONFIG}, which is an adapter itself; merge that one into its model first"
+        )
+    return source
+
+
+def _digest(source: Source, adapter: Source | None) -> str:
     digest = weights_digest(source.folder)
     if adapter is None:
         return digest
-    return f"{digest} + {hashlib.sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()}"
+    return f"{digest} + {hashlib.sha256((adapter.folder / ADAPTER_WEIGHTS).read_bytes()).hexdigest()}"
 
 
 def _check_digest(source: Source, options: ModelOptions) -> None:
@@ -459,6 +549,29 @@ def _pretrained(
     placing: Mapping[str, object],
     kind: Any,
 ) -> PreTrainedModel:
+    whole, loading = _read_weights(source, config, options, dtype, placing, kind)
+    model: PreTrainedModel = whole if kind is AutoModel else base_of(whole)
+    check_shapes(loading["mismatched_keys"], options.name)
+    check_none_missing(config, loading["missing_keys"], loading["unexpected_keys"], options.name)
+    check_all_used(model, loading["unexpected_keys"], options.name)
+    check_dtypes(model, source.folder, options.name)
+    return model
+
+
+def _read_weights(
+    source: Source,
+    config: PretrainedConfig,
+    options: ModelOptions,
+    dtype: torch.dtype,
+    placing: Mapping[str, object],
+    kind: Any,
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """A model with the weights of its files, and the names of tensors that one of the two lacks."""
+    if (source.folder / ADAPTER_CONFIG).is_file():  # which transformers would add without a word
+        raise InputError(
+            f"model.name={options.name}: expected the weights of a whole model or an adapter, got both in {source.folder}; "
+            f"move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a folder of their own"
+        )
     check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
@@ -475,9 +588,4 @@ def _pretrained(
             )
     except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
-    model: PreTrainedModel = whole if kind is AutoModel else whole.base_model
-    check_shapes(loading["mismatched_keys"], options.name)
-    check_none_missing(config, loading["missing_keys"], options.name)
-    check_all_used(model, loading["unexpected_keys"], options.name)
-    check_dtypes(model, source.folder, options.name)
-    return model
+    return whole, loading

@@ -40,6 +40,7 @@ from normscope.models.forward_pass import (
 from normscope.models.identities import bound_of
 from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import ModelLayout
+from normscope.models.model_code import model_code
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 from normscope.models.skipped_layers import LayerOutput, skipped
@@ -168,18 +169,20 @@ class Observer:
                 yield modules.carried.register_forward_pre_hook(attention(LayerCapture.take_residual), with_kwargs=True)
             if modules.reads_attention_inputs is not None:
                 yield modules.reads_attention_inputs.register_forward_pre_hook(
-                    attention(LayerCapture.take_attention_inputs)
+                    attention(LayerCapture.take_attention_inputs), with_kwargs=True
                 )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
             if modules.heads.gate is not None:
                 yield modules.heads.gate.register_forward_hook(attention(LayerCapture.take_gate))
             if modules.heads.key_norm is not None:
-                yield modules.heads.key_norm.register_forward_pre_hook(attention(LayerCapture.take_unnormed_key))
+                yield modules.heads.key_norm.register_forward_pre_hook(
+                    attention(LayerCapture.take_unnormed_key), with_kwargs=True
+                )
             if not self._layout.attention.registry:
                 yield modules.attention.register_forward_pre_hook(attention(LayerCapture.begin_own_attention))
                 if modules.reads_query_inputs is not None:
                     yield modules.reads_query_inputs.register_forward_pre_hook(
-                        attention(LayerCapture.take_query_inputs)
+                        attention(LayerCapture.take_query_inputs), with_kwargs=True
                     )
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield from self._hooks_of_network(network)
@@ -194,7 +197,7 @@ class Observer:
             if network.shared_gate is not None:
                 yield network.shared_gate.register_forward_hook(event(FeedForwardCapture.take_shared_logit))
             return
-        yield network.input.register_forward_pre_hook(event(FeedForwardCapture.take_inputs))
+        yield network.input.register_forward_pre_hook(event(FeedForwardCapture.take_inputs), with_kwargs=True)
         yield network.input.register_forward_hook(event(FeedForwardCapture.take_pre_activations))
         if network.multiplier is not None:
             yield network.multiplier.register_forward_hook(event(FeedForwardCapture.take_multipliers))
@@ -300,7 +303,7 @@ class Observer:
         part = isinstance(self._model, AnyModule) and module is not self._model
         operations = self._model.operations() if part else contextlib.nullcontext()
         try:
-            with gradients, own, operations:
+            with gradients, own, operations, model_code(module):
                 return module(*args, **kwargs)
         except StopForward:
             return None

@@ -7,6 +7,7 @@ linear layers and norms are submodules of the module that owns the parameter, an
 """
 
 import dataclasses
+import functools
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -82,22 +83,43 @@ class BareLinear(nn.Module):
 
 
 class BareNorm(nn.Module):
-    """`layer_norm` or `rms_norm` with parameters of another module.
+    """`layer_norm` or `rms_norm` with parameters of another module, or parts of them.
 
     Args:
         function: The function.
-        weight: γ.
-        bias: β.
+        weight: The parameter that holds γ, and where.
+        bias: The same for β.
         epsilon: ε.
     """
 
     def __init__(
-        self, function: Callable[..., Tensor], weight: nn.Parameter, bias: nn.Parameter | None, epsilon: float | None
+        self,
+        function: Callable[..., Tensor],
+        weight: tuple[nn.Parameter, _View],
+        bias: tuple[nn.Parameter, _View] | None,
+        epsilon: float | None,
     ) -> None:
         super().__init__()
-        self.function, self.weight, self.bias = function, weight, bias
-        self.normalized_shape = tuple(weight.shape)
-        self.eps = torch.finfo(weight.dtype).eps if epsilon is None else epsilon
+        self.function = function
+        self.parameter, self.view = weight
+        self.bias_parameter: nn.Parameter | None = None
+        self.bias_view: _View | None = None
+        if bias is not None:
+            self.bias_parameter, self.bias_view = bias
+        self.normalized_shape = tuple(self.weight.shape)
+        self.eps = torch.finfo(self.parameter.dtype).eps if epsilon is None else epsilon
+
+    @property
+    def weight(self) -> Tensor:
+        """γ."""
+        return self.view.take(self.parameter).reshape(-1)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """β."""
+        if self.bias_parameter is None or self.bias_view is None:
+            return None
+        return self.bias_view.take(self.bias_parameter).reshape(-1)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """The normed vectors."""
@@ -316,6 +338,17 @@ class PlainOperations(TorchFunctionMode):
                 return pending.move(linear(pending.vectors))
         return NotImplemented
 
+    def add_apart(self, first: Any, second: Any, alpha: float = 1) -> Any:
+        """A sum that is a new tensor: a bias that is added to it may be that of a product in it, as in `x + h @ W + b`."""
+        result = self.add(first, second, alpha)
+        for summand, product in ((first, second), (second, first)):
+            pending = next((each for each in self._pending if each.given is product), None)
+            if result is NotImplemented and pending is not None and alpha == 1 and isinstance(summand, Tensor):
+                result = torch.add(summand, product)
+                sum_with = functools.partial(_sum_with, summand, pending.move)
+                self._pending = [*self._pending[1 - _PENDING :], pending._replace(given=result, move=sum_with)]
+        return result
+
     def look_up(self, table: Tensor, ids: Tensor) -> Any:
         """Rows of a table that is a bare parameter, as those of an embedding."""
         owner = self.bare(table)
@@ -345,21 +378,18 @@ class PlainOperations(TorchFunctionMode):
         """A norm with bare parameters, or without any."""
         if weight is None and bias is None and len(shape) == 1 and self._running:
             return self._unweighted(function, vectors, epsilon)
-        owner = self.bare(weight)
-        if (
-            owner is None
-            or weight is not owner[2]
-            or len(shape) != 1
-            or isinstance(owner[0], nn.LayerNorm | nn.RMSNorm)
-        ):
+        owner, owner_of_bias = self.bare(weight), self.bare(bias)
+        if owner is None or weight is None or len(shape) != 1 or isinstance(owner[0], nn.LayerNorm | nn.RMSNorm):
             return NotImplemented
         module, name, parameter = owner
+        view = self._view(weight, 1)
         for child in module.children():
-            if isinstance(child, BareNorm) and child.weight is parameter:
+            if isinstance(child, BareNorm) and child.parameter is parameter and child.view == view:
                 return child(vectors)
-        if not self._discover or not (bias is None or isinstance(bias, nn.Parameter)):
+        if not self._discover or (bias is not None and owner_of_bias is None):
             return NotImplemented
-        norm = BareNorm(function, parameter, bias, epsilon)
+        beta = None if bias is None or owner_of_bias is None else (owner_of_bias[2], self._view(bias, 1))
+        norm = BareNorm(function, (parameter, view), beta, epsilon)
         module.add_module(_child(module, f"{name}[norm]"), norm)
         return norm(vectors)
 
@@ -405,6 +435,12 @@ def _adds_in_order(pending: _Pending, bias: Tensor) -> bool:
     moved = pending.move(columns)
     order = torch.arange(outputs).reshape(bias.shape)
     return moved.shape == pending.given.shape and bool((torch.zeros_like(moved) + order == moved).all())
+
+
+def _sum_with(summand: Tensor, move: Callable[[Tensor], Tensor], made: Tensor) -> Tensor:
+    moved = move(made)
+    # Columns are numbered by whole numbers, to find out in which order a bias is added.
+    return moved if moved.dtype is torch.long else summand + moved
 
 
 def _same(made: Tensor) -> Tensor:
@@ -702,9 +738,8 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.linear: _functional_linear,
     torch.addmm: _addmm,
     torch.einsum: _einsum,
-    **dict.fromkeys(
-        (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__), PlainOperations.add
-    ),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), PlainOperations.add_apart),
+    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), PlainOperations.add),
     functional.layer_norm: _layer_norm,
     torch.layer_norm: lambda mode, *args, **_: _layer_norm(mode, *args[:5]),
     functional.rms_norm: _rms_norm,

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.models.model_code import model_code
 from normscope.models.stored_weights import execution_device
 
 # Positions and relative positions alike grow with the length; only those of tokens are one per token.
@@ -39,7 +40,7 @@ def longest_by_positions(model: PreTrainedModel, layer: nn.Module, *, reads_targ
 
 def _counts_up(ids: Tensor, length: int) -> bool:
     """Whether ids are those of the positions of every token, one after the other."""
-    return ids.ndim <= 2 and ids.shape[-1] == length and bool((ids.diff(dim=-1) == 1).all())
+    return 1 <= ids.ndim <= 2 and ids.shape[-1] == length and bool((ids.diff(dim=-1) == 1).all())
 
 
 def _inputs(model: PreTrainedModel, length: int, device: torch.device, *, reads_target: bool) -> dict[str, Tensor]:
@@ -54,7 +55,7 @@ def _lookups(model: PreTrainedModel, layer: nn.Module, inputs: Mapping[str, Tens
     """The embeddings that are looked up before a layer, and with which ids; by the address of their weights."""
     handle = layer.register_forward_pre_hook(_stop)
     try:
-        with torch.inference_mode(), _Lookups() as lookups:
+        with torch.inference_mode(), model_code(model), _Lookups() as lookups:
             model(**inputs)
     except _Reached:
         pass

@@ -18,7 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.models.architecture import silent_warnings
 from normscope.models.stored_weights import is_offloaded
-from normscope.models.text_tower import text_tower
+from normscope.models.text_tower import base_of, text_tower
 from normscope.models.weight_checks import check_dtypes, check_finite, check_shapes
 
 log = logging.getLogger("normscope")
@@ -115,8 +115,11 @@ def task_head(
 
 def _share(model: PreTrainedModel, base: PreTrainedModel) -> None:
     """Give a model with a head the modules of its base model. T5's heads hold the stacks themselves."""
-    if hasattr(model, model.base_model_prefix):
-        setattr(model, model.base_model_prefix, base)
+    own = base_of(model)
+    if own is not model:
+        path = next(path for path, module in model.named_modules() if module is own)
+        holder, _, name = path.rpartition(".")
+        setattr(model.get_submodule(holder), name, base)
         return
     for name, module in base.named_children():
         setattr(model, name, module)

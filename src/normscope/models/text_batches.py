@@ -6,9 +6,11 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.data.batching import Batch, collate
@@ -17,21 +19,22 @@ from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.models.loaded import LoadedModel
 from normscope.models.token_names import TokenNames
 from normscope.rounding import counted
 
-Text = str | tuple[str, str] | list[int] | list[dict[str, str]]
-"""A text, a pair of texts, a conversation (messages with `role` and `content`) or, for a model without a tokenizer, token
-ids."""
+Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
+"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
 
 log = logging.getLogger("normscope")
 
 _EXPECTED = (
-    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), a list of these, or a "
-    "tokenizer's BatchEncoding"
+    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), token ids, a list of "
+    "these, or a tokenizer's BatchEncoding"
 )
+
+_WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 # Fields of a BatchEncoding that models do not read.
 _IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
@@ -44,13 +47,15 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
 
     Args:
         model: See `normscope.load`.
-        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer.
+        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer. An array or a tensor of ids may have a
+            row for each text.
         level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
 
     Raises:
         InputError: If they are anything else, or too long for the model.
     """
     model.require_current()
+    texts = _encoding_of_ids(model, texts)
     if isinstance(texts, BatchEncoding):
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
@@ -126,6 +131,7 @@ def example_of(model: LoadedModel, text: object) -> Example:
     """
     if is_messages(text):
         return Example("", messages=messages_in(text))
+    text = plain_ids(text)
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
             raise InputError(
@@ -142,7 +148,40 @@ def example_of(model: LoadedModel, text: object) -> Example:
 
 def is_single(text: object) -> bool:
     """Whether a value stands for one text, and not for a list of texts."""
+    text = plain_ids(text)
     return not isinstance(text, list) or is_ids(text) or is_messages(text)
+
+
+def plain_ids(texts: object) -> object:
+    """Arrays and tensors of ids as lists: of one text, or of several if there are several rows; anything else as it is."""
+    if isinstance(texts, list) and any(isinstance(each, Tensor | np.ndarray) for each in texts):
+        return [plain_ids(each) for each in texts]
+    if not isinstance(texts, Tensor | np.ndarray):
+        return texts
+    whole = texts.dtype in _WHOLE if isinstance(texts, Tensor) else texts.dtype.kind in "iu"
+    if not whole or texts.ndim not in (1, 2):
+        return texts
+    rows: list[Any] = texts.tolist()
+    return rows[0] if texts.ndim == 2 and len(rows) == 1 else rows
+
+
+def _encoding_of_ids(model: LoadedModel, texts: object) -> object:
+    """Token ids for a model with a tokenizer as a BatchEncoding; anything else as it is.
+
+    Raises:
+        InputError: If some of the ids may be padding, which only an attention mask can tell.
+    """
+    texts = plain_ids(texts)
+    rows: list[Any] = [texts] if is_ids(texts) else texts if isinstance(texts, list) else []
+    if isinstance(model.tokenizer, TokenNames) or not rows or not all(map(is_ids, rows)):
+        return texts
+    padding = model.tokenizer.pad_token_id
+    if padding is not None and any(row[-1] == padding for row in rows) and padding != model.tokenizer.eos_token_id:
+        raise InputError(
+            f"texts: the ids end in padding ({printable(str(model.tokenizer.pad_token), 40)}); pass the tokenizer's "
+            "BatchEncoding, whose attention_mask says which tokens are padding, or ids without it"
+        )
+    return BatchEncoding({"input_ids": rows})
 
 
 def is_messages(text: object) -> TypeGuard[list[dict[str, str]]]:
@@ -258,12 +297,12 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
         )
     ids = _rows(encoding, "input_ids")
     token_mask = _rows(encoding, "attention_mask") if "attention_mask" in encoding else [[1] * len(row) for row in ids]
-    segments = _rows(encoding, "token_type_ids") if "token_type_ids" in encoding else [[0] * len(row) for row in ids]
-    for name, rows in (("attention_mask", token_mask), ("token_type_ids", segments)):
+    types = _rows(encoding, "token_type_ids") if "token_type_ids" in encoding else [[0] * len(row) for row in ids]
+    for name, rows in (("attention_mask", token_mask), ("token_type_ids", types)):
         if [len(row) for row in rows] != [len(row) for row in ids]:
             raise InputError(f"expected the BatchEncoding's {name} to have the shape of its input_ids")
     sequences = []
-    for row_ids, row_mask, row_segments in zip(ids, token_mask, segments, strict=True):
+    for row_ids, row_mask, row_types in zip(ids, token_mask, types, strict=True):
         tokens = np.asarray(row_ids, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
         if not len(tokens):
             raise InputError("expected at least one token per text, got a BatchEncoding with a text that has none")
@@ -274,17 +313,28 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
                 f"the BatchEncoding's input_ids are from another tokenizer: expected 0 to {model.vocabulary - 1}, got "
                 f"{tokens.min()} to {tokens.max()}"
             )
-        segments_of_tokens = np.asarray(row_segments, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
-        known = getattr(model.model.config, "type_vocab_size", None)
-        if model.takes_segments and known and not 0 <= segments_of_tokens.min() <= segments_of_tokens.max() < known:
-            raise InputError(
-                f"the BatchEncoding's token_type_ids: expected 0 to {known - 1}, got {segments_of_tokens.min()} to "
-                f"{segments_of_tokens.max()}"
-            )
-        sequences.append(TokenSequence(tokens, segments_of_tokens if model.takes_segments else None))
+        of_tokens = np.asarray(row_types, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        sequences.append(TokenSequence(tokens, _token_types(model, of_tokens, given="token_type_ids" in encoding)))
     if not sequences:
         raise InputError("expected at least one text, got none")
     return sequences
+
+
+def _token_types(model: LoadedModel, types: np.ndarray, *, given: bool) -> np.ndarray | None:
+    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it reads
+    segments and none were given; None if it takes none.
+
+    Raises:
+        InputError: If the model cannot look up those that were given.
+    """
+    known = model.token_types
+    if known is None or not (given or known.segments):
+        return None
+    if known.number is not None and not 0 <= types.min() <= types.max() < known.number:
+        raise InputError(
+            f"the BatchEncoding's token_type_ids: expected 0 to {known.number - 1}, got {types.min()} to {types.max()}"
+        )
+    return types
 
 
 def _rows(encoding: BatchEncoding, name: str) -> list[list[int]]:

@@ -38,6 +38,38 @@ def text_tower(whole: PreTrainedModel) -> PreTrainedModel:
     return found if causal is None or isinstance(found, causal) else _with_head(found, whole, causal)
 
 
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The base model of a model with a head; any other model as it is.
+
+    Some classes name no part that is their base model, or one that they do not have (Llama 4's): it is then the only part
+    of the class that the family's base models have.
+
+    Args:
+        model: Any model.
+    """
+    base = model.base_model
+    if base is not model and isinstance(base, PreTrainedModel):
+        # BART's decoder with a head lies in a wrapper, which looks up no tokens itself.
+        return base if _looks_up(base) else next(filter(_looks_up, _parts(base)), base)
+    kind = AutoModel._model_mapping.get(type(model.config), None)
+    if kind is not None:
+        return model if isinstance(model, kind) else _only(model, kind) or model
+    # No base model of Mllama's text part can be made from its config.
+    parts = [] if model.config.is_encoder_decoder else [part for part in _parts(model) if _looks_up(part)]
+    return parts[0] if len(parts) == 1 else model
+
+
+def _parts(model: PreTrainedModel) -> list[PreTrainedModel]:
+    return [part for part in model.children() if isinstance(part, PreTrainedModel)]
+
+
+def _looks_up(model: PreTrainedModel) -> bool:
+    try:
+        return isinstance(model.get_input_embeddings(), nn.Embedding)
+    except (NotImplementedError, AttributeError):
+        return False
+
+
 def _only(whole: PreTrainedModel, kind: type | None) -> PreTrainedModel | None:
     """The part of a model that is of a kind; None if there is none, or more than one."""
     parts = [] if kind is None else [module for module in whole.modules() if isinstance(module, kind)]

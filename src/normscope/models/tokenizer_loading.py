@@ -2,11 +2,13 @@
 
 import math
 
+from tokenizers import normalizers
 from transformers import AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line, printable
+from normscope.models.embedder_files import lowercases, tokenizer_arguments
 from normscope.models.files import Source, locate
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.options import ModelOptions
@@ -85,14 +87,17 @@ def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTo
         raise InputError(
             "model.architecture comes without a tokenizer; set model.tokenizer to the name or folder of a model"
         )
+    arguments = tokenizer_arguments(folder, options.name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code, **arguments)
     except Exception as error:  # missing files and missing optional packages raise many types
         raise InputError(
             f"{given}: cannot load a tokenizer from {folder}: {one_line(error)}; set model.tokenizer to the "
             "name or folder of a model with a tokenizer"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if lowercases(folder, options.name):
+        _lowercase(tokenizer, given)
     for attribute, key, language in (
         ("src_lang", "source_language", options.source_language),
         ("tgt_lang", "target_language", options.target_language),
@@ -100,6 +105,22 @@ def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTo
         if language is not None:
             _set_language(tokenizer, attribute, f"model.{key}={language}", language)
     return tokenizer
+
+
+def _lowercase(tokenizer: PreTrainedTokenizerBase, given: str) -> None:
+    """Let a tokenizer read texts in lower case, as sentence-transformers does.
+
+    Raises:
+        InputError: If it runs in Python, so that it has no part that could.
+    """
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"{given}: expected a fast tokenizer, since the sentence encoder's settings have do_lower_case, got a slow one"
+        )
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])]
+    )
 
 
 def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, setting: str, language: str) -> None:
@@ -138,7 +159,7 @@ def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
             "model.stack=encoder"
         )
     embeddings = embeddings_of(model.get_decoder()).num_embeddings
-    start = model.config.decoder_start_token_id
+    start = getattr(model.config, "decoder_start_token_id", None)
     advice = "set model.tokenizer to the tokenizer that the model was trained with, or model.stack=encoder"
     if len(tokenizer) > embeddings:
         raise InputError(

@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from normscope.models.model_code import model_code
+
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Value:
@@ -121,7 +123,8 @@ def trace(
         exit_.enter_context(torch.no_grad())
         exit_.enter_context(sdpa_kernel(SDPBackend.MATH))  # the only backend whose softmax is a separate operation
         exit_.enter_context(recorder)
-        output = model(**inputs)
+        with model_code(model):
+            output = model(**inputs)
     texts = next(len(inputs[name]) for name in tokens if name in inputs)
     return Trace(recorder.operations, recorder.calls, output, texts, recorder.value)
 

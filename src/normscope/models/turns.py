@@ -1,8 +1,12 @@
 """Calls that use one model: one after the other, and none leaves anything behind in the model."""
 
 import contextlib
+import functools
+import os
 import queue
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -33,8 +37,18 @@ class Turns:
         self._threads: set[int] = set()
         self._alone: int | None = None
         """The thread that has all turns."""
-        self.changes = 0
+        self._changed_by: list[int] = []
+        """The threads whose changes of the model are in force."""
+        self._running: tuple[int, Callable[[], None]] | None = None
+        """The thread in which a call is running, and what undoes our changes."""
+        self._lost = False
+        """Whether this process was forked in the middle of a change that nobody will undo."""
+        _ALL.add(self)
+
+    @property
+    def changes(self) -> int:
         """How many changes of the model are in force."""
+        return len(self._changed_by)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -57,11 +71,11 @@ class Turns:
         thread = threading.get_ident()
         is_mine = thread in self._threads or thread == self._alone
         with contextlib.nullcontext() if is_mine else self._lock:
-            self.changes += 1
+            self._changed_by.append(thread)
         try:
             yield
         finally:
-            self.changes -= 1
+            self._changed_by.remove(thread)
 
     def call(self, function: Callable[[], T], models: Models) -> T:
         """Call a function once no other call uses the model.
@@ -99,6 +113,11 @@ class Turns:
 
     def _refuse_nested(self) -> int:
         thread = threading.get_ident()
+        if self._lost:
+            raise InputError(
+                "model: this process was forked while another thread was changing the model (ablate or steer); load or wrap it "
+                "again in this process"
+            )
         if thread in self._threads:
             raise InputError(
                 "model: it is already being observed in this thread; finish or close the other loop over its blocks first, or "
@@ -108,27 +127,70 @@ class Turns:
 
     def _in_turn(self, thread: int, function: Callable[[], T], models: Models) -> T:
         if thread == self._alone:
-            return _restoring(function, models)
+            return self._restoring(function, models)
         with self._lock:
-            return _restoring(function, models)
+            return self._restoring(function, models)
+
+    def _restoring(self, function: Callable[[], T], models: Models) -> T:
+        """Call a function that uses models, and undo our changes to them if it is left early."""
+        implementations = [
+            (module.config, module.config._attn_implementation)
+            for model in models()
+            for module in model.modules()
+            if isinstance(module, PreTrainedModel)
+        ]
+
+        def undo() -> None:
+            for model in models():
+                _remove_our_changes(model)
+            for config, implementation in implementations:
+                config._attn_implementation = implementation
+
+        try:
+            self._running = threading.get_ident(), undo
+            return function()
+        except BaseException:
+            undo()
+            raise
+        finally:
+            self._running = None
+
+    def after_fork(self) -> None:
+        """Give the child of a fork its turn: of the threads of its parent, it has only the one that has forked.
+
+        A call that ran in another thread has stopped in the middle in this copy of the model, and is undone here.
+        """
+        thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._threads &= {thread}
+        if self._alone == thread:
+            self._lock.acquire()
+        else:
+            self._alone = None
+        stopped, self._running = self._running, None
+        is_stopped = stopped is not None and stopped[0] != thread
+        self._lost |= any(each != thread for each in self._changed_by) or (is_stopped and self.changes > 0)
+        if stopped is not None and is_stopped:
+            stopped[1]()
 
 
-def _restoring(function: Callable[[], T], models: Models) -> T:
-    """Call a function that uses models, and undo our changes to them if it is left early."""
-    implementations = [
-        (module.config, module.config._attn_implementation)
-        for model in models()
-        for module in model.modules()
-        if isinstance(module, PreTrainedModel)
-    ]
-    try:
-        return function()
-    except BaseException:
-        for model in models():
-            _remove_our_changes(model)
-        for config, implementation in implementations:
-            config._attn_implementation = implementation
-        raise
+_ALL: "weakref.WeakSet[Turns]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Renew what threads of the parent may have held when they forked, and can never release in the child."""
+    for turns in [*_ALL]:
+        turns.after_fork()
+    if sys.version_info < (3, 12):  # in which a property holds a lock while it is computed
+        ours = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "normscope"]
+        classes = [each for module in ours for each in [*vars(module).values()] if isinstance(each, type)]
+        for attribute in [each for kind in classes for each in [*vars(kind).values()]]:
+            if isinstance(attribute, functools.cached_property):
+                vars(attribute)["lock"] = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _remove_our_changes(model: nn.Module) -> None:
@@ -172,10 +234,14 @@ def observe_blocks(run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         except BaseException as error:
             answers.put(error)
 
-    thread = threading.Thread(target=forward, name="normscope-forward", daemon=True)
+    thread, process = threading.Thread(target=forward, name="normscope-forward", daemon=True), os.getpid()
     try:
         thread.start()
         while True:
+            if os.getpid() != process:
+                raise InputError(
+                    "blocks: this process was forked inside a loop over blocks; begin the loop again in it"
+                )
             requests.put(True)
             answer = answers.get()
             if answer is None:

@@ -15,9 +15,11 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from normscope.models.attention_function import attention_by
-from normscope.models.layer_hooks import layer_hooks
+from normscope.models.layer_hooks import key_of_vectors, layer_hooks
 from normscope.models.layout import ModelLayout
+from normscope.models.model_code import model_code
 from normscope.models.rotation import length_dependent_rotations
+from normscope.models.text_tower import base_of
 
 _FUSED = "sdpa"
 
@@ -66,7 +68,8 @@ def untouched_pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[
         return _pass(model, layout, inputs)
     passes = []
     for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
-        with torch.inference_mode():  # one token makes dynamic scaling forget the longest text so far
+        # One token makes dynamic scaling forget the longest text so far.
+        with torch.inference_mode(), model_code(model):
             model(**{name: tensor[row : row + 1, :1] for name, tensor in inputs.items()})
         passes.append(_pass(model, layout, {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}))
     return _together(passes, inputs["input_ids"].shape[1])
@@ -124,7 +127,7 @@ def _pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tens
         if layout.attention.registry:
             fused = layout.attention.fused_reference and getattr(model, "_supports_sdpa", True)
             exit_.enter_context(attention_by(model, _FUSED if fused else "eager"))
-        with torch.inference_mode():
+        with torch.inference_mode(), model_code(model):
             output = model(**inputs)
     layers = {
         number: LayerRecord(inputs, output, calls)
@@ -132,7 +135,7 @@ def _pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tens
     }
     last: Any = getattr(output, "last_hidden_state", None)
     if last is None:  # T5's heads are base models themselves
-        last = recorder.around[model.get_decoder()].output
+        last = recorder.around[base_of(model.get_decoder())].output
     return UntouchedPass(layers, recorder.around, last, getattr(output, "encoder_last_hidden_state", None))
 
 
@@ -191,7 +194,7 @@ class _Recorder:
         return vectors.mT if (vectors.shape[0], vectors.shape[2]) == self._size else vectors
 
     def _read_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        vectors = _first(args) if args else kwargs.get("hidden_states")
+        vectors = _first(args) if args else kwargs.get(key_of_vectors(kwargs))
         return self._by_text(vectors).clone() if isinstance(vectors, Tensor) else None
 
 

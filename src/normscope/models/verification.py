@@ -16,15 +16,15 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError, one_line, origin
+from normscope.errors import InputError, one_line
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, bind_blocks
@@ -44,11 +44,12 @@ from normscope.models.identities import (
     stream_differences,
 )
 from normscope.models.layout import ModelLayout, embeddings_of
-from normscope.models.layouts import layout_of
+from normscope.models.layouts import inference_explained, layout_of_model
 from normscope.models.observer import Observer
 from normscope.models.positions import padding_of
 from normscope.models.score_terms import ScoreTerms, score_terms
 from normscope.models.stored_weights import execution_device
+from normscope.models.text_tower import base_of
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
@@ -106,6 +107,27 @@ def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name:
     Raises:
         InputError: If they differ by more than the dtype can explain.
     """
+    probes = output_probes(model)
+    require_same_outputs(
+        model.dtype, outputs_on_probes(model, probes), outputs_on_probes(expected, probes), name, changed
+    )
+
+
+class OutputProbe(NamedTuple):
+    """A probe batch of which outputs are compared."""
+
+    inputs: dict[str, Tensor]
+    token_mask: Tensor
+    """True at the tokens of which the model returns a vector."""
+
+
+def output_probes(model: PreTrainedModel) -> list[OutputProbe]:
+    """The probe batches on which a model is compared before and after a change.
+
+    Args:
+        model: A model in evaluation mode.
+    """
+    probes = []
     for lengths in _lengths(model):
         inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
         token_mask = inputs["attention_mask"].bool()
@@ -114,25 +136,58 @@ def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name:
             target = _probe(model, vocabulary, lengths[::-1])
             token_mask = target["attention_mask"].bool()
             inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-        _compare_outputs(model.base_model, expected.base_model, inputs, token_mask, name, changed)
+        probes.append(OutputProbe(inputs, token_mask))
+    return probes
+
+
+class ProbeOutput(NamedTuple):
+    """What a model, or its head, returns for a probe batch."""
+
+    values: Tensor
+    token_mask: Tensor
+    """True at tokens."""
+
+
+def outputs_on_probes(model: PreTrainedModel, probes: Sequence[OutputProbe]) -> list[ProbeOutput]:
+    """What a model and its head return for probe batches.
+
+    Args:
+        model: A model in evaluation mode.
+        probes: See `output_probes`.
+    """
+    outputs = []
+    for inputs, token_mask in probes:
         # A classifier of texts may not know padding, so its head sees one text without any.
         first = {key: tensor[:1] for key, tensor in inputs.items()}
-        _compare_outputs(model, expected, first, token_mask[:1], name, changed)
+        for reader, read, mask in ((base_of(model), inputs, token_mask), (model, first, token_mask[:1])):
+            with torch.inference_mode():
+                values = full_precision(reader(**read)[0])
+            if values.shape[:2] != mask.shape:  # one output for a text
+                mask = torch.ones(values.shape[:-1], dtype=torch.bool)
+            outputs.append(ProbeOutput(values, mask))
+    return outputs
 
 
-def _compare_outputs(
-    model: Any, expected: Any, inputs: Mapping[str, Tensor], token_mask: Tensor, name: str, changed: str
+def require_same_outputs(
+    dtype: torch.dtype, got: Sequence[ProbeOutput], expected: Sequence[ProbeOutput], name: str, changed: str
 ) -> None:
-    with torch.inference_mode():
-        got, reference = (full_precision(each(**inputs)[0]) for each in (model, expected))
-    if got.shape[:2] != token_mask.shape:  # one output for a text
-        token_mask = torch.ones(got.shape[:-1], dtype=torch.bool)
-    error = relative_error(got, reference, reference, token_mask)
-    if not error < BOUNDS[model.dtype]:
-        raise InputError(
-            f"{name} cannot be observed exactly: {changed}, its output differs by {error:.1e} "
-            f"(relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype})"
-        )
+    """Compare what a changed model returns with what it returned before the change.
+
+    Args:
+        dtype: That of its weights.
+        name: For messages.
+        changed: How it was changed, for messages.
+
+    Raises:
+        InputError: If they differ by more than the dtype can explain.
+    """
+    for output, reference in zip(got, expected, strict=True):
+        error = relative_error(output.values, reference.values, reference.values, reference.token_mask)
+        if not error < BOUNDS[dtype]:
+            raise InputError(
+                f"{name} cannot be observed exactly: {changed}, its output differs by {error:.1e} "
+                f"(relative, at most {BOUNDS[dtype]:.0e} in {dtype})"
+            )
 
 
 def _lengths(model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
@@ -170,7 +225,8 @@ class _Proof:
         layout = self._layout
         if not layout.reads_target:
             return []
-        other = layout_of(self._model.config, "decoder" if layout.is_cross_attention else "cross")
+        with inference_explained(self._name):
+            other = layout_of_model(self._model, "decoder" if layout.is_cross_attention else "cross")
         return bind_blocks(self._model, other)
 
     def compare_passes(self, inputs: Mapping[str, Tensor]) -> None:
@@ -318,25 +374,19 @@ def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
 
 @contextlib.contextmanager
 def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
-    """Turn an exception of the model's own code into advice: its config has brought it about.
+    """Add to what a model's own code raises in half precision that the precision may have brought it about.
 
     Raises:
-        InputError: In place of the exception.
+        InputError: In place of another one.
     """
     try:
         yield
-    except Exception as error:
-        if not origin(error).startswith(("torch", "transformers")) or isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
+    except InputError as error:
         if dtype not in (torch.bfloat16, torch.float16):
-            raise InputError(
-                f"model.name={name}: the model fails on a probe, so its config is invalid: {one_line(error)}"
-            ) from error
+            raise
         # Some families' own code mixes formats (DeBERTa's does).
-        kind = str(dtype).removeprefix("torch.")
-        raise InputError(
-            f"device.dtype={kind}: {name} cannot run in it: {one_line(error)}; set device.dtype=float32"
-        ) from error
+        kind, reason = str(dtype).removeprefix("torch."), str(error).removeprefix("model: ")
+        raise InputError(f"device.dtype={kind}: {name} cannot run in it: {reason}; set device.dtype=float32") from error
 
 
 def _probes(model: PreTrainedModel, layout: ModelLayout, lengths: tuple[int, ...]) -> dict[str, Tensor]:

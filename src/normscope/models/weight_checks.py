@@ -1,5 +1,6 @@
 """Checks on a checkpoint's weights: the model uses all of them, unchanged, and nothing else."""
 
+import collections
 import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,15 @@ _HARMLESS = re.compile(
 # Masks that GPT-2 and GPT-NeoX used to save.
 _MASKS = re.compile(r"\.(attn|attention)\.bias$")
 
+_WRAPPERS = {
+    "_orig_mod": "torch.compile",
+    "module": "DataParallel or DistributedDataParallel",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+    "_forward_module": "Lightning",
+}
+"""What those who wrap a module call it, and who they are."""
+
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -45,12 +55,15 @@ def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
         )
 
 
-def check_none_missing(config: PretrainedConfig, missing: Collection[str], name: str) -> None:
+def check_none_missing(
+    config: PretrainedConfig, missing: Collection[str], unexpected: Collection[str], name: str
+) -> None:
     """Check that a checkpoint has all weights of its base model, which would otherwise be random.
 
     Args:
         config: The checkpoint's config.
         missing: Names of the model's tensors that the checkpoint lacks.
+        unexpected: Names of the checkpoint's tensors that the model does not use.
         name: The model's name, for messages.
 
     Raises:
@@ -60,11 +73,39 @@ def check_none_missing(config: PretrainedConfig, missing: Collection[str], name:
     if needed:
         computed = _computed(config)
         needed = [key for key in needed if key not in computed]
-    if needed:
+    if not needed:
+        return
+    added = _added(needed, unexpected)
+    wrapper = next((what for part, what in _WRAPPERS.items() if part in (added or "").split(".")), None)
+    if wrapper is not None:
         raise InputError(
-            f"model.name={name}: its weights lack {len(needed)} of the model's tensors, for example {needed[0]}, which would "
-            "be random; check that the checkpoint belongs to the family in its config.json"
+            f"model.name={name}: the names of {len(needed)} of its weights have {added} before or in the model's own names, "
+            f"which {wrapper} adds; save the model without its wrapper, or remove this from the names"
         )
+    prefix = "" if added is None else f" (its own have {added} before these names)"
+    raise InputError(
+        f"model.name={name}: its weights lack {len(needed)} of the model's tensors, for example {needed[0]}, which would "
+        f"be random{prefix}; check that the checkpoint belongs to the family in its config.json"
+    )
+
+
+def _added(missing: Collection[str], unexpected: Collection[str]) -> str | None:
+    """What a checkpoint's names have besides those of the tensors that the model lacks; None if they are other names."""
+    wanted = set(missing)
+    found: collections.Counter[str] = collections.Counter()
+    for key in unexpected:
+        parts = key.split(".")
+        own = [part for part in parts if part not in _WRAPPERS]
+        # The name in the model is what remains behind a prefix, wherever wrappers are.
+        begin = next((number for number in range(len(own)) if ".".join(own[number:]) in wanted), None)
+        if begin is None:
+            continue
+        wrappers = [part for part in parts if part in _WRAPPERS]
+        found[".".join(dict.fromkeys(wrappers or own[:begin])) + "."] += 1
+    if found.total() * 2 < len(wanted):
+        return None
+    added, _ = found.most_common(1)[0]
+    return added
 
 
 def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: str) -> None:

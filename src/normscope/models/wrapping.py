@@ -9,12 +9,12 @@ import copy
 import dataclasses
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PretrainedConfig
+from torch import Tensor, nn
+from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -29,6 +29,7 @@ from normscope.models.layouts import inference_explained, layout_of_model, obser
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.pointwise import replace_pointwise
+from normscope.models.random_state import drawing
 from normscope.models.stored_weights import (
     is_quantised,
     is_quantised_weight,
@@ -37,7 +38,7 @@ from normscope.models.stored_weights import (
     stored_tensors,
 )
 from normscope.models.task_heads import Head, has_head
-from normscope.models.text_tower import text_tower
+from normscope.models.text_tower import base_of, text_tower
 from normscope.models.token_names import TokenNames
 from normscope.models.tokenizer_loading import check_tokenizer
 from normscope.models.verification import verify_same_outputs
@@ -46,6 +47,16 @@ from normscope.models.weight_checks import check_finite
 _UNCOVERED = "“Your own model” in the documentation for what a model may compute"
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_CHANGED = (
+    "{} has changed since it was wrapped: its weights were moved, cast or replaced, or its adapters trained or switched; wrap "
+    "it again"
+)
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by their size in bytes."""
+_ODD = 0x1E3779B97F4A7C15
+"""Spreads the weights of sums over 64 bits."""
 
 # Their forward hooks record outputs and ask for gradients; none of them changes a number.
 _HARMLESS_HOOKS = ("transformers", "peft")
@@ -92,11 +103,11 @@ def wrap_model(
     base, stack = _observed_part(whole, stack)
     heads = {head for head in Head if stack != "encoder" and has_head(whole, head)}
     copied = _Copy(whole if heads else base, name, hold=whole is not given)
-    observed = copied.model.base_model if heads else copied.model
-    assert isinstance(observed, PreTrainedModel)
+    observed = base_of(copied.model) if heads else copied.model
     run_experts_in_float64(observed)
     check_finite(observed, name)
-    with damage_named(observed, of_proof=True), inference_explained(name):
+    # The original, because some models change their modules when they run (BigBird).
+    with damage_named(base, of_proof=True), inference_explained(name):
         layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
     tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
@@ -118,10 +129,25 @@ def _encoder_of_library(
         raise InputError(f"model: expected a {kind} whose first module is a Transformer, got {_kind(first)}")
     loaded = wrap_model(inner, tokenizer or getattr(encoder, "tokenizer", None), stack)
     lengths = [each for each in (loaded.max_length, getattr(encoder, "max_seq_length", None)) if each is not None]
-    loaded = dataclasses.replace(loaded, max_length=min(lengths, default=None))
+    loaded = dataclasses.replace(
+        loaded, max_length=min(lengths, default=None), require_current=_watching(encoder, loaded)
+    )
     if kind == "CrossEncoder":
         return loaded
     return dataclasses.replace(loaded, given_embedder=embedder_in_memory(encoder, loaded.name))
+
+
+def _watching(encoder: nn.Module, loaded: LoadedModel) -> Callable[[], None]:
+    """A check that neither the model in an encoder nor the modules beside it have changed."""
+    reference, state = weakref.ref(encoder), _state(encoder, set())
+
+    def require_current() -> None:
+        loaded.require_current()
+        whole = reference()
+        if whole is not None and _state(whole, set()) != state:
+            raise InputError(_CHANGED.format(loaded.name))
+
+    return require_current
 
 
 def _loaded(
@@ -160,7 +186,7 @@ def _wrapped_module(
     observed = copied.model
     assert isinstance(observed, AnyModule)
     check_finite(observed, name)
-    with inference_explained(name, f"see {_UNCOVERED}"), torch.random.fork_rng():
+    with inference_explained(name, f"see {_UNCOVERED}"), drawing():
         observed.find_parts()
         layout = dataclasses.replace(observed.settled(layout_of_model(observed)), source=_UNCOVERED)
     verify_same_outputs(
@@ -208,24 +234,36 @@ def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrai
     Raises:
         InputError: If the model lacks the stack.
     """
-    base = whole.base_model
-    assert isinstance(base, nn.Module)
-    expected, part = "a whole encoder–decoder", "a part of one"
-    if stack in (None, "encoder"):
-        expected, part = "an encoder or a whole encoder–decoder", "a decoder"
-    incomplete = InputError(f"model: expected {expected}, got only {part}, {type(whole).__name__}")
-    config = whole.config
-    only_decoder = config.is_encoder_decoder and getattr(config, "is_decoder", False)
-    only_decoder = only_decoder or "Decoder" in type(base).__name__
-    if only_decoder or not isinstance(base, PreTrainedModel):
-        raise incomplete
-    stack = observed_stack(config, stack)
+    base = base_of(whole)
+    stack = observed_stack(whole.config, stack)
     if stack is None:
         return base, None
     encoder = base.get_encoder()
-    if encoder is base and (stack != "encoder" or hasattr(base, "decoder")):
-        raise incomplete
-    return encoder if stack == "encoder" else base, stack
+    if encoder is base and (stack != "encoder" or _is_decoder(base)):
+        expected, part = "a whole encoder–decoder", "a part of one"
+        if stack == "encoder":
+            expected, part = "an encoder or a whole encoder–decoder", "a decoder"
+        raise InputError(f"model: expected {expected}, got only {part}, {type(whole).__name__}")
+    observed = encoder if stack == "encoder" else base
+    if not isinstance(observed, PreTrainedModel):
+        raise InputError(
+            f"model: expected the {stack} of {type(whole).__name__} to be a transformers model of its own, got "
+            f"{type(observed).__name__}, which has no token embeddings of its own"
+        )
+    return observed, stack
+
+
+def _is_decoder(part: PreTrainedModel) -> bool:
+    """Whether a part of an encoder–decoder is its decoder; the encoder and the decoder may be of one class."""
+    config = part.config
+    if getattr(config, "is_decoder", False):
+        return True
+    kind: Any = AutoModel._model_mapping.get(type(config), None)
+    if kind is None:
+        return False
+    with torch.device("meta"):
+        whole = kind(copy.deepcopy(config))
+    return type(part) is type(whole.get_decoder()) is not type(whole.get_encoder())
 
 
 class _Copy:
@@ -262,23 +300,36 @@ class _Copy:
         """
         original = self._original()
         if original is not None and _state(original, self._own) != self._state:
-            raise InputError(
-                f"{self._name} has changed since it was wrapped: its weights were moved, cast or replaced, or its adapters "
-                "trained or switched; wrap it again"
-            )
+            raise InputError(_CHANGED.format(self._name))
 
 
 def _state(model: nn.Module, own: set[int]) -> list[tuple[object, ...]]:
-    """Where every weight lies, and the versions of those that the copy does not share."""
+    """Where every weight lies, and what those are that the copy does not share."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     state: list[tuple[object, ...]] = [
-        (name, stored.data_ptr(), stored._version if id(tensor) in own else 0)
+        (name, stored.data_ptr(), _digest(stored) if id(tensor) in own else 0)
         for name, tensor in tensors
         for stored in stored_tensors(tensor)
     ]
     for name, layer in adapted_layers(model).items():
-        state.append((name, tuple(layer.active_adapters), layer.disable_adapters, tuple(layer.merged_adapters)))
+        scales = tuple(dict(getattr(layer, "scaling", {})).items())
+        state.append((name, tuple(layer.active_adapters), layer.disable_adapters, tuple(layer.merged_adapters), scales))
     return state
+
+
+def _digest(tensor: Tensor) -> tuple[int, int]:
+    """Two sums over the bits of a tensor, weighted by row and by column.
+
+    A tensor's version does not change when `tensor.data` does. Changes that leave both sums alone are not made by chance.
+    """
+    rows = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+    rows = rows.flatten(1) if rows.ndim > 1 else rows.reshape(1, -1)
+    by_row, by_column = rows.sum(dim=1, dtype=torch.int64), rows.sum(dim=0, dtype=torch.int64)
+    return _weighted(by_row), _weighted(by_column)
+
+
+def _weighted(sums: Tensor) -> int:
+    return int((sums * torch.arange(1, 2 * len(sums), 2, device=sums.device) * _ODD).sum())
 
 
 def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:

@@ -2,8 +2,10 @@
 
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,14 +20,18 @@ from normscope.rounding import MINUS
 
 T = TypeVar("T")
 
-_SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BETWEEN_LINES = 10.0
 """How often progress is printed where stderr is not a terminal."""
 
+
+_SECONDS_BETWEEN_BEATS = 0.5
 
 _WIDTH = 100
 """Columns into which sentences are wrapped."""
 
 _quiet = False
+_spoke = 0.0
+"""When the last line was printed, by `time.monotonic`."""
 
 
 def set_verbosity(verbosity: Verbosity) -> None:
@@ -36,6 +42,8 @@ def set_verbosity(verbosity: Verbosity) -> None:
 
 def say(*sentences: str) -> None:
     """Print one line to stderr, above any progress bar; nothing if the run is quiet."""
+    global _spoke
+    _spoke = time.monotonic()
     if not _quiet:
         tqdm.write(", ".join(sentences), file=sys.stderr)
 
@@ -59,6 +67,45 @@ class PhaseLine:
         if self._line is not None:
             self._line.close()
             self._line = None
+
+
+class Heartbeat:
+    """Says what a run is doing whenever it has printed nothing for ten seconds, from a thread; a terminal's bars go on.
+
+    Args:
+        text: A method that returns what the run is doing, and for how long. The thread ends with the object that has it.
+    """
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text, self._ended = weakref.WeakMethod(text), threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="normscope-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        global _spoke
+        _spoke = time.monotonic()
+        self._thread.start()
+
+    def end(self) -> None:
+        """Print nothing more."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_BEATS):
+            text = self._text()
+            if text is None:
+                return
+            if sys.stderr.isatty():
+                _refresh_bars()
+            elif time.monotonic() - _spoke >= _SECONDS_BETWEEN_LINES - _SECONDS_BETWEEN_BEATS:
+                say(text())
+            del text
+
+
+def _refresh_bars() -> None:
+    """Draw all bars again, with the time that has passed."""
+    for bar in list(getattr(tqdm, "_instances", ())):
+        bar.refresh()
 
 
 class CorpusBar:

@@ -41,7 +41,7 @@ def in_nats(**meanings: str) -> dict[str, Column]:
 TOKENS = Column("Number of tokens.", kind="whole")
 SEQUENCES = Column("Number of sequences that were measured: as many as the requested precision took.", kind="whole")
 SPEARMAN = "Spearman's ρ; missing if it is undefined."
-ERROR_BOUND = "Largest possible error of ρ: 0 if it is exact, above 0 if it was estimated from a histogram."
+ERROR_BOUND = "Largest possible error of ρ, which is estimated from a histogram; rounding included."
 REASON = Column("Why ρ is undefined; empty if it is defined.", kind="text")
 
 TOGETHER = "outliers"

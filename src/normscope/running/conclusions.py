@@ -37,6 +37,8 @@ def conclude(run: Run) -> dict[str, Findings]:
     findings = {
         analysis.info.name: with_rollups(analysis.info.published, analysis.result()) for analysis in run.plan.analyses
     }
+    if note := run.plan.encoder.batching.note:
+        findings = {name: dataclasses.replace(each, notes=[*each.notes, note]) for name, each in findings.items()}
     if run.plan.options.level is Level.word:
         return {name: about_words(of_analysis) for name, of_analysis in findings.items()}
     return findings
@@ -174,7 +176,13 @@ _TEXTS = ("caption", "value_label", "x_label", "y_label")
 def about_words(findings: Findings) -> Findings:
     """The findings of an analysis that has measured words: sentences, captions and labels say `word` where they say `token`."""
     sentences = [
-        Sentence(_of_words(text), figure=text.figure, table=text.table)
+        Sentence(
+            _of_words(text),
+            figure=text.figure,
+            table=text.table,
+            measure=text.measure,
+            surprising=text.surprising,
+        )
         if isinstance(text, Sentence)
         else _of_words(text)
         for text in findings.sentences

@@ -36,12 +36,15 @@ def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> O
     options = settled(options)
     check(options)
     phases = Phases.of(options, shown=progress)
-    run = Run.in_memory(options, inputs, phases)
-    runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
-    with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
-        with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
-            phases.begin(Phase.PASS)
-            for batch, _ in run.stream:
-                runner.run(batch)
-        findings = conclude(run)
+    try:
+        run = Run.in_memory(options, inputs, phases)
+        runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
+        with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
+            with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
+                phases.begin(Phase.PASS)
+                for batch, _ in run.stream:
+                    runner.run(batch)
+            findings = conclude(run)
+    finally:
+        phases.end()
     return Outcome(findings, run.provenance.facts(), run.plan.model.layers)

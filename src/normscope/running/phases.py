@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from normscope.reporting.terminal import CorpusBar, PhaseLine, steps_bar
+from normscope.reporting.terminal import CorpusBar, Heartbeat, PhaseLine, steps_bar
+from normscope.reporting.throughput import duration
 from normscope.running.options import RunOptions
 
 T = TypeVar("T")
@@ -56,6 +57,9 @@ class Phases:
         self._step_seconds: dict[str, float] = {}
         self._line = PhaseLine()
         self._now = self._coming[0]
+        self._heartbeat = Heartbeat(self._doing) if shown else None
+        if self._heartbeat is not None:
+            self._heartbeat.start()
         self._show()
 
     @classmethod
@@ -114,7 +118,12 @@ class Phases:
 
     def end(self) -> None:
         """Stop showing the phase."""
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         self._line.hide()
+
+    def _doing(self) -> str:
+        return f"{self.title}: {duration(self._clock() - self._since)} so far"
 
     def _so_far(self, now: float) -> dict[Phase, float]:
         return self._seconds | {self._now: self._seconds.get(self._now, 0.0) + now - self._since}

@@ -353,6 +353,7 @@ def _context(
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
         own_embedder=lambda: model.embedder,
+        dtype=model.model.dtype,
         has_feed_forward=model.layout.has_networks,
         has_experts=any(form.routed for form in model.layout.feed_forward),
         options=options,

@@ -17,6 +17,11 @@ FEWEST = 5
 _FEWEST_DRAWN, _MOST_DRAWN = 4, 300
 """A resample has half as many observations as the sample, but no fewer and no more than these."""
 
+_WIDEST = 6.0
+"""In units of Student's quantile, how far a quantile of T may be from zero. Of few observations, a resample may draw two that
+are nearly equal, again and again: its spread is then tiny by chance, and T says nothing (from five means between 28.76 and
+29.01, an interval began at 22.8)."""
+
 _ROUNDING = 1e-12
 """Relative to the largest value: a spread below this is float rounding."""
 
@@ -95,8 +100,9 @@ def mean_test(sample: Sample, other: Sample | None = None, *, resamples: int = R
     """Whether a weighted mean is zero, or equal to that of an independent sample; with its interval.
 
     T = D / s, where D = Σ wᵢxᵢ with Σ wᵢ = 1 (minus the same of the other sample) and s is its jackknife standard error. The
-    quantiles of T are those of a studentised bootstrap, or Student's where these are further from zero. Student's alone reject
-    too often if differences are skewed, and the bootstrap's alone if many differences are equal. A resample has half as many
+    quantiles of T are those of a studentised bootstrap, or Student's where these are further from zero, but at most six times
+    as far. Student's alone reject too often if differences are skewed, and the bootstrap's alone if many differences are
+    equal. A resample has half as many
     observations as the sample, because T of fewer observations is more skewed: this errs on the safe side where a sample is too
     small to show how skewed its distribution is. Degrees of freedom follow from the weights; of two samples, the fewer count.
     docs/guides/trust.md has the rates of false positives.
@@ -118,9 +124,12 @@ def mean_test(sample: Sample, other: Sample | None = None, *, resamples: int = R
     varies = [np.ptp(one.values, axis=-1) > _ROUNDING * np.abs(one.values).max(axis=-1) for one in samples]
     error = np.where(np.all(varies, axis=0), error, np.nan)
     statistic = mean / error
-    statistics = np.sort(_resampled(samples, observed, error, resamples), axis=-1)
     freedom = np.min([_freedom(one.weights) for one in samples], axis=0)
     student = scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
+    statistics = _resampled(samples, observed, error, resamples)
+    widest = _WIDEST * np.asarray(student)[..., None]
+    statistics = np.where(np.isinf(statistics), statistics, np.clip(statistics, -widest, widest))
+    statistics = np.sort(statistics, axis=-1)
     cut = round((resamples + 1) * (1 - CONFIDENCE) / 2)
     low = mean - error * np.maximum(student, statistics[..., resamples - cut])
     high = mean + error * np.maximum(student, -statistics[..., cut - 1])

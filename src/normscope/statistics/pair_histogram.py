@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.tensors import lanes, pieces, to_device
+from normscope.maths.tensors import lanes, pieces, to_device, wide
+from normscope.statistics.accumulator import accumulation_device
 
 Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
 """Which pairs of a query and a key count."""
@@ -18,6 +19,8 @@ Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
 _INT32_MAX = 2**31 - 1
 _WHOLE = 2**24  # pragma: no mutate
 """Most cells of a grid that is stored whole: 64 MiB. Larger grids would take too much of an accelerator's memory."""
+_SHIFT = 0.43
+"""In cells. With this number, no 1/n and no n up to 2,048 is near an edge of an axis in use; a test counts them."""
 # Pairs counted at a time, few enough that their cells stay in the processor's cache.
 _PIECE = 2**18  # pragma: no mutate
 _PIECE_ON_ACCELERATORS = 2**24  # pragma: no mutate
@@ -27,7 +30,9 @@ _PIECE_ON_ACCELERATORS = 2**24  # pragma: no mutate
 class Axis:
     """A logarithmic grid for positive numbers, read off the bits of a float32: exponent and leading mantissa bits.
 
-    It is monotone, needs no logarithm, and is the same in every process that shares a corpus.
+    It is monotone, needs no logarithm, and is the same in every process that shares a corpus. Edges of cells lie beside the
+    numbers that occur most often, such as 1, 1/2 and whole numbers: equal numbers that rounding has made different rarely fall
+    into two cells.
     """
 
     lowest_exponent: int
@@ -36,11 +41,18 @@ class Axis:
     """All numbers from 2^highest_exponent upwards share the last cell."""
     bits: int
     """There are 2^bits cells per factor of two, equally wide."""
+    tolerance: float = 0.0
+    """Relative. Numbers closer than this may be equal, or in the other order: rounding decides."""
 
     @property
     def cells(self) -> int:
         """Number of cells."""
         return ((self.highest_exponent - self.lowest_exponent) << self.bits) + 1
+
+    @property
+    def shift(self) -> int:
+        """How far below an edge of the bits an edge of a cell lies, in units of a float32's last bit."""
+        return int(_SHIFT * (1 << 23 - self.bits))
 
     def cell(self, values: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The cell of each number, as int32."""
@@ -58,8 +70,15 @@ class Axis:
             values: The numbers.
             out: Holds the result, if given.
         """
-        places = torch.bitwise_right_shift(values.float().contiguous().view(torch.int32), 23 - self.bits, out=out)
+        places = torch.add(_bits(values), self.shift, out=out).bitwise_right_shift_(23 - self.bits)
         return places.clamp_(self.origin, self.origin + self.cells - 1)
+
+    def near_edge(self, values: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """Which numbers are so close to an edge that rounding may have moved them across it."""
+        size = 1 << 23 - self.bits
+        # The last bit of a float32 is between 2^−24 and 2^−23 of a number.
+        reach = min(math.ceil(self.tolerance * 2**24), size // 2)
+        return _bits(values).add(self.shift + reach).bitwise_and_(size - 1) < 2 * reach
 
 
 class PairsPart(NamedTuple):
@@ -73,16 +92,18 @@ class PairsPart(NamedTuple):
     """Which pairs count, or a function that returns this; None if all do."""
     unseen: Int[Tensor, "some #head #key"] | None = None
     """For each key, how many of the queries' pairs with it do not count, if `first` is zero there. It spares `seen`."""
-    pairs: int | None = None
-    """How many pairs count; None if it is not known."""
 
     def known(self) -> Bool[Tensor, "#some #head #query #key"] | None:
         """Which pairs count; None if all do."""
         return self.seen() if callable(self.seen) else self.seen
 
 
+def _bits(values: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
+    return values.float().contiguous().view(torch.int32)
+
+
 class PairHistogram:
-    """Counts pairs by group.
+    """Counts pairs by group; also how many lie near edges, and which range of the second number every cell holds.
 
     A grid of at most `_WHOLE` cells is stored whole. Of a larger grid (if there are many groups), only the range of the second
     axis that occurs is stored, and every update waits for the device to report that range.
@@ -104,6 +125,19 @@ class PairHistogram:
         self._low = torch.tensor(second.cells, dtype=torch.int32)
         self._high = torch.tensor(-1, dtype=torch.int32)
         self._pairs = 0
+        self._near = torch.zeros(2, dtype=torch.int64)
+        self._smallest = torch.full((second.cells,), math.inf, dtype=torch.float64)
+        self._largest = torch.full((second.cells,), -math.inf, dtype=torch.float64)
+
+    @property
+    def near(self) -> Int[Tensor, "2"]:
+        """How many pairs have a first and a second number near an edge of a cell; see `Axis.near_edge`."""
+        return self._near.cpu()
+
+    @property
+    def ranges(self) -> tuple[Float[Tensor, " second"], Float[Tensor, " second"]]:
+        """The smallest and the largest second number of every cell; infinite if it is empty."""
+        return self._smallest.cpu(), self._largest.cpu()
 
     @property
     def low(self) -> int:
@@ -142,23 +176,44 @@ class PairHistogram:
                 rows = self._rows_of(second, group)
                 base = (rows - self._first.origin).unsqueeze(2)
                 counter = _Counter(self._first, base.device)
+                near = self._second.near_edge(second) & (group >= 0)[:, None, :]
             self._make_room_for(part.first.numel())
             hidden = None
             if part.unseen is None:
                 seen = part.known()
                 hidden = None if seen is None else ~seen.expand(len(part.first), -1, -1, -1)
             counter.count(self._flat, part.first, base[part.sequences, :, :, part.keys], hidden, self._elsewhere)
+            if self._second.tolerance:
+                pairs = _pairs_of_keys(part, hidden)
+                self._near[1] += (near[part.sequences, :, part.keys] * pairs).sum()
             if part.unseen is not None:
                 if unseen is None:
                     unseen = torch.zeros_like(rows)
                 unseen[part.sequences, :, part.keys] += part.unseen
+        if rows is not None:
+            self._near[0] += counter.near
         if rows is not None and unseen is not None:
             self._flat[0].index_add_(0, rows.flatten(), unseen.neg_().to(self._flat.dtype).flatten())
 
-    def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:
-        """Add the counts of another histogram of the same grids."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole state, as copies on the CPU."""
+        return {
+            "low": torch.tensor(self.low),
+            "counts": self.counts.cpu().clone(memory_format=torch.contiguous_format),
+            "near": self._near.cpu().clone(),
+            "smallest": self._smallest.cpu().clone(),
+            "largest": self._largest.cpu().clone(),
+        }
+
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the state of another histogram of the same grids."""
+        low, counts = int(state["low"]), state["counts"]
         if counts.numel() == 0:
             return
+        device = self._near.device
+        self._near = self._near + state["near"].to(device)
+        self._smallest = torch.minimum(self._smallest, state["smallest"].to(device))
+        self._largest = torch.maximum(self._largest, state["largest"].to(device))
         high = low + counts.shape[1] - 1
         self._pairs += int(counts.sum())
         self._hold(*torch.tensor([low, high], dtype=torch.int32, device=self._flat.device))
@@ -186,8 +241,15 @@ class PairHistogram:
         """Where the cells of each key begin."""
         cells = self._second.cell(second)
         self._hold(*cells.aminmax())
+        self._extend_ranges(cells, second, (group >= 0)[:, None, :].expand_as(second))
         rows = cells.sub_(self._start).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
         return rows.masked_fill_((group < 0)[:, None, :], self._elsewhere)
+
+    def _extend_ranges(self, cells: Tensor, second: Tensor, counted: Tensor) -> None:
+        device = accumulation_device(second.device)
+        index, values, counted = cells.long().to(device).flatten(), wide(second).flatten(), counted.to(device).flatten()
+        for ranges, reduce, nothing in ((self._smallest, "amin", math.inf), (self._largest, "amax", -math.inf)):
+            ranges.scatter_reduce_(0, index, values.masked_fill(~counted, nothing), reduce)
 
     def _make_room_for(self, pairs: int) -> None:
         """Count in 64 bits as soon as there may be more pairs than 32 bits hold."""
@@ -210,6 +272,10 @@ class PairHistogram:
             if counts.numel():
                 self._cells(first, first + counts.shape[1] - 1)[0].copy_(counts)
         self._low, self._high = low, high
+        sums = accumulation_device(device)
+        self._near, self._smallest, self._largest = (
+            to_device(tensor, sums) for tensor in (self._near, self._smallest, self._largest)
+        )
 
 
 class _Counter:
@@ -224,6 +290,8 @@ class _Counter:
         self._axis, self._device = axis, device
         self._at_once = _PIECE if device.type == "cpu" else _PIECE_ON_ACCELERATORS
         self._hold(0, torch.int32)
+        self.near = torch.zeros((), dtype=torch.int64, device=device)
+        """How many of the numbers lie near an edge."""
 
     def _hold(self, size: int, dtype: torch.dtype) -> None:
         """Make room for a number of places, and for what each number adds to counts of a dtype."""
@@ -268,6 +336,19 @@ class _Counter:
         index[number:] = elsewhere
         # Twice as fast as `index_add_` or `bincount` on a CPU.
         counts.scatter_add_(1, index.view(by_lane), self._ones[: len(index)].view(by_lane))
+        if self._axis.tolerance:
+            near = self._axis.near_edge(numbers)
+            self.near += (near if hidden is None else near & ~hidden).sum()
+
+
+def _pairs_of_keys(part: PairsPart, hidden: Tensor | None) -> Int[Tensor, "some #head #key"]:
+    """How many pairs with each key count."""
+    queries = part.first.shape[2]
+    if part.unseen is not None:
+        return queries - part.unseen
+    if hidden is None:
+        return torch.full((1, 1, 1), queries, device=part.first.device)
+    return hidden.logical_not().expand(-1, -1, queries, -1).sum(dim=2)
 
 
 def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Int[Tensor, "lane cell"]:

@@ -1,5 +1,6 @@
 """Samples that end as soon as the means over them are precise enough."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -11,7 +12,11 @@ from normscope.statistics.intervals import FEWEST, mean_interval
 T = TypeVar("T")
 
 ROUND = FEWEST
-"""Sequences between two checks of the intervals. Intervals over fewer sequences are often narrow by chance."""
+"""Sequences between two checks of the intervals."""
+
+FIRST = 20
+"""Sequences before the first check. Intervals over fewer are too often narrow by chance: if nine of ten values are zero, all of
+the first five are zero in 59% of the samples, and all of the first twenty in 12%. docs/guides/trust.md has the coverage."""
 
 
 def half_width(values: Float[np.ndarray, "sequence measure"]) -> float:
@@ -22,7 +27,7 @@ def half_width(values: Float[np.ndarray, "sequence measure"]) -> float:
     return max((interval.high - interval.mean for interval in intervals), default=0.0)
 
 
-def in_rounds(sample: Sequence[T], precision: float | None, size: int = ROUND) -> list[Sequence[T]]:
+def in_rounds(sample: Sequence[T], precision: float | None, first: int = FIRST, size: int = ROUND) -> list[Sequence[T]]:
     """A sample in parts, after each of which `until_precise` checks the intervals.
 
     They depend on the sample alone, not on how it is batched.
@@ -30,17 +35,20 @@ def in_rounds(sample: Sequence[T], precision: float | None, size: int = ROUND) -
     Args:
         sample: In random order.
         precision: See `until_precise`; None leaves the sample in one part.
-        size: Number of sequences in a part.
+        first: Number of sequences in the first part.
+        size: Number of sequences in every other part.
     """
     if precision is None:
         return [sample]
-    return [sample[start : start + size] for start in range(0, len(sample), size)]
+    ends = [*range(min(first, len(sample)), len(sample), size), len(sample)]
+    return [sample[start:end] for start, end in itertools.pairwise([0, *ends]) if start < end]
 
 
 def until_precise(parts: Iterable[T], half_width: Callable[[], float], precision: float | None) -> Iterator[T]:
     """The parts of a sample, one after the other, until the means of what was observed in them are precise enough.
 
-    Because a sample ends where an interval happens to be narrow, intervals of samples that ended early are slightly too narrow.
+    Because a sample ends where an interval happens to be narrow, intervals of samples that ended early are too narrow, the more
+    so the more skewed the values are; docs/guides/trust.md has their coverage.
 
     Args:
         parts: See `in_rounds`.

@@ -27,6 +27,7 @@ OF_TRANSLATIONS = {"alti": "ALTI+", "decompx": "DecompX"}
 
 QUANTITIES = {
     "probability": "the probability of the predicted class or token",
+    "value": "the predicted value",
     "answer": "the probability of the answer (the geometric mean over its tokens)",
     "loss": "the loss of the remaining tokens (nats per token)",
     "cosine": "the cosine with the untouched embedding",
@@ -255,8 +256,9 @@ PUBLISHED = Published(
         ),
         Rollup(
             "<quantity>/comprehensiveness/<method>",
-            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, the `cosine` "
-            "with the untouched embedding, the probability of the `answer`, or the `loss` of the remaining tokens.",
+            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, the `value` of "
+            "a regression, the `cosine` with the untouched embedding, the probability of the `answer`, or the `loss` of the "
+            "remaining tokens.",
             of="ranking.comprehensiveness",
         ),
         Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from normscope.analyses.attribution.published import METHODS, OF_TRANSLATIONS, QUANTITIES
 from normscope.analyses.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, brief_share
+from normscope.rounding import brief, brief_share, differ
 
 
 def sentences_of(
@@ -50,10 +50,9 @@ def _shares(metrics: Mapping[str, float], vector: str) -> list[Sentence]:
         text += f"; {METHODS[others[0][1]]} puts the token's own share at {brief_share(others[0][0], *own.values())}"
     elif others:
         (low, lowest), (high, highest) = others[0], others[-1]
-        text += (
-            f"; the other methods put the token's own share between {brief_share(low, *own.values())} ({METHODS[lowest]}) and "
-            f"{brief_share(high, *own.values())} ({METHODS[highest]})"
-        )
+        ends = [brief_share(end, *own.values()) for end in (low, high)]
+        between = f"between {ends[0]} ({METHODS[lowest]}) and {ends[1]} ({METHODS[highest]})"
+        text += f"; the other methods put the token's own share {between if ends[0] != ends[1] else f'at {ends[0]}'}"
     return [Sentence(f"{text}.", figure="by_category", table="by_category")]
 
 
@@ -69,14 +68,24 @@ def _faithfulness(
         if random is None or not methods:
             continue
         value, best = methods[0]
-        if not any(above_random.get(method, 0.0) > 0 for _, method in methods):
+        # Detectable is what the interval of the difference says, and what the written means show.
+        above = [
+            method
+            for fall, method in methods
+            if above_random.get(method, 0.0) > 0 and fall > random and differ(fall, random)
+        ]
+        if not above:
             start = "On this sample, no method is detectably more faithful than a random order"
             text = f"{start}: {_of_all(words, value, best, random)}"
         elif value <= 0:
             text = f"No method finds tokens that matter: {_of_all(words, value, best, random)}"
         else:
-            tied = [METHODS[method] for _, method in methods[1:] if not below_best.get(method, 0.0) > 0]
-            tied += [] if above_random.get(best, 0.0) > 0 else ["a random order"]
+            tied = [
+                METHODS[method]
+                for fall, method in methods[1:]
+                if not (below_best.get(method, 0.0) > 0 and differ(fall, value))
+            ]
+            tied += [] if best in above else ["a random order"]
             text = _of_best(words, methods, random, tied)
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
@@ -160,6 +169,8 @@ def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
     (low, least), (high, most) = pairs[0], pairs[-1]
     if len(pairs) == 1:
         text = f"The scores of {_both(least)} have a rank correlation of {brief(low)}."
+    elif not differ(low, high):
+        text = f"Token scores of all methods agree alike (Spearman's ρ = {brief(high)})."
     else:
         text = (
             f"Token scores agree most between {_both(most)} (Spearman's ρ = "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
-from normscope.rounding import brief, brief_share, compared
+from normscope.rounding import brief, brief_share, compared, differ
 
 _LAST = ("atbffresln_n", "atbffres_n")
 
@@ -26,7 +26,9 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     whole = metrics.get("change/ff+res+ln", metrics.get("change/ff+res"))
     if alone is not None and whole is not None:
         first, then = compared(brief, alone, whole)
-        change = "the same" if first == then else f"{'smaller' if whole < alone else 'larger'}: {then}"
+        change = "the same" if first == then else f"about the same: {then}"
+        if differ(alone, whole):
+            change = f"{'smaller' if whole < alone else 'larger'}: {then}"
         sentences.append(
             Sentence(
                 f"The feed-forward network alone changes the order of contributions by {first} (1 − Spearman's ρ); "

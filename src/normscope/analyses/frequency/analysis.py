@@ -24,7 +24,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.pair_histogram import Axis, PairsPart
-from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.rank_correlation import RankCorrelation, rounded
 from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
@@ -57,8 +57,8 @@ class _Tokens(NamedTuple):
     """Their indices into the flattened batch, padding included."""
     on_device: Int[Tensor, " token"]
     ranks: Int[Tensor, " token"]
-    groups: Sequence[tuple[Int[Tensor, "measure token"], int]]
-    """With and without special tokens: the group of each measure of each token (−1 for none), and how many have a group."""
+    groups: Sequence[Int[Tensor, "measure token"]]
+    """With and without special tokens: the group of each measure of each token; −1 for none."""
 
 
 class FrequencyAnalysis(Analysis):
@@ -78,7 +78,7 @@ class FrequencyAnalysis(Analysis):
         self._measures = ("alpha", "f", *(str(method) for method in context.methods))
         groups = len(self._measures) * len(SPECIALS)
         # The mean over layers, then every layer.
-        self._ranks = RankCorrelation(1 + len(context.layers), groups, MEASURE_AXIS, RANK_AXIS, options.exact_pairs)
+        self._ranks = RankCorrelation(1 + len(context.layers), groups, rounded(MEASURE_AXIS, context.dtype), RANK_AXIS)
         self._types = TokenMeans(len(frequencies.rank), len(self._measures))
         self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
         self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
@@ -100,7 +100,7 @@ class FrequencyAnalysis(Analysis):
         ranks, special = self._rank[tokens], self._special[tokens]
         number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
         groups = [
-            (to_device(torch.where(counted, number + offset, -1), device), len(number) * int(counted.sum()))
+            to_device(torch.where(counted, number + offset, -1), device)
             for offset, counted in enumerate((ranks > 0, (ranks > 0) & ~special))
         ]
         places = to_device(host.token_mask.flatten().nonzero()[:, 0], device)
@@ -173,8 +173,8 @@ class FrequencyAnalysis(Analysis):
         # The measures lie along the batch axis, and each is a group.
         first = measures[:, None, None]
         second = tokens.ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
-        for group, pairs in tokens.groups:
-            self._ranks.update(row, second, group, [PairsPart(first, pairs=pairs)])
+        for group in tokens.groups:
+            self._ranks.update(row, second, group, [PairsPart(first)])
 
     def _add_to_sample(self, means: Tensor, tokens: Tensor, batch: Batch) -> None:
         rows = torch.cat([self._rank[tokens].double()[None], means.double()]).T

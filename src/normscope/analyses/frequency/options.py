@@ -7,7 +7,7 @@ from omegaconf import II
 from normscope.analyses.frequency.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
-from normscope.config.rules import IS_PATH, PAIR_BUDGET, SEED
+from normscope.config.rules import IS_PATH, SEED
 
 
 @dataclasses.dataclass
@@ -21,8 +21,6 @@ class FrequencyOptions(AnalysisConfig):
     conventional: bool = False
     """Whether [CLS], [SEP], comma and period rank as the four most frequent tokens, and other special tokens and single
     characters are left out (K20, footnote 5)."""
-    exact_pairs: int = dataclasses.field(default=50_000_000, metadata=PAIR_BUDGET)
-    """Largest number of (rank, measure) pairs kept for exact rank correlations; with more, they are estimated."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the scatter plot's sample."""
 

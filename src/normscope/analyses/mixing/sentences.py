@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
-from normscope.rounding import brief_share, compared
+from normscope.rounding import brief_share, compared, shares_differ
 
 _INCLUDED = {
     "attnresln_n": "the vectors, the residual connection and the layer normalisation",
@@ -28,10 +28,10 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     lowest, highest = compared(brief_share, low, high)
     suggestion = "" if by_weights is None else f"; attention weights alone suggest {suggested}"
     others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
-    # Judged by what is written, so that no 50% is called more or less than half.
-    amount = (
-        f"as much from {others} as" if written == half else f"{'less' if mean < _HALF else 'more'} from {others} than"
-    )
+    # Nothing that is written as 50%, or differs too little from it to matter, is called more or less than half.
+    amount = f"{'' if written == half else 'about '}as much from {others} as"
+    if shares_differ(mean, _HALF):
+        amount = f"{'less' if mean < _HALF else 'more'} from {others} than"
     return [
         Sentence(
             f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention blocks is "

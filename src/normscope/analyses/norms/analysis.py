@@ -44,13 +44,15 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
-        self._pairs = PairCorrelation(options, layers, len(context.names))
+        self._pairs = PairCorrelation(options, layers, len(context.names), context.dtype)
+        self._alike = SequenceMeans(layers, 1, 1)
         self._sample = PairSample(options.scatter_pairs, options.seed)
         self.accumulators = {
             "shares": self._shares,
             "norms": self._norms,
             "per_key": self._per_key,
             "inputs": self._inputs,
+            "alike": self._alike,
             "pairs": self._pairs.correlation,
             "sample": self._sample.accumulator,
             "queries": self._pairs.queries,
@@ -82,6 +84,9 @@ class NormsAnalysis(Analysis):
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
+        if (alike := pairs.received_alike) is not None:
+            means = torch.einsum("bhk,bk->b", norms, alike) / (norms.shape[1] * lengths)
+            self._alike.update(layer, means[None, :, None], lengths)
         self._sample.update(pairs)
         if self._pruning is not None:
             self._pruning.update(layer, block, batch)
@@ -113,19 +118,37 @@ class NormsAnalysis(Analysis):
             tables["pruning"] = self._pruning.table(self.context.layers)
             figures["pruning"] = pruning_figure(tables["pruning"])
         rolled = roll_up(self.info.published, tables)
+        metrics = rolled.metrics | self._with_equal_weights()
         return Findings(
             tables=tables,
-            metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            metrics=metrics,
+            sentences=sentences_of(metrics, self._unseen(by_head, correlation)),
             curves=rolled.curves,
             figures=figures,
             summary=_summary(by_layer, rolled.metrics),
-            summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
+            summary_caption=(
+                "mean weight and vector norms by token category (‖αf‖ %: of Σ‖αf‖; signed share %: along the output, where all "
+                "tokens and b_O add up to 100), and the rank correlation of weights with norms"
+            ),
             notes=[
                 *self._pairs.notes(),
                 *([] if spectra else [f"{NOT_LINEAR.format('values')}, so W_V has no spectrum"]),
             ],
         )
+
+    @staticmethod
+    def _unseen(by_head: pd.DataFrame, correlation: pd.DataFrame) -> list[str]:
+        """The categories whose tokens no other token sees: no more pairs than keys."""
+        keys = by_head.groupby("category", observed=True)["count"].sum()
+        pairs = correlation[correlation["layer"] == 0].set_index("category")["count"]
+        return [category for category, count in pairs.items() if category != ALL and count <= keys.get(category, 0)]
+
+    def _with_equal_weights(self) -> dict[str, float]:
+        """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
+        try:
+            return {"f/uniform": float(self._alike.compute().sequence_mean.mean())}
+        except EmptyAccumulatorError:
+            return {}
 
     def _of_heads(self) -> pd.DataFrame:
         """Weights, norms and shares by head, for all categories."""
@@ -242,6 +265,9 @@ def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float]) -> pd.DataFra
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
     means["share"] *= 100
-    return means.rename(columns={"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "share %"}).join(
+    if "all" in means.index and means.loc["all", "alpha_f"]:
+        means.insert(2, "‖αf‖ %", means["alpha_f"] / means.loc["all", "alpha_f"] * 100)
+    titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "signed share %"}
+    return means.rename(columns=titles).join(
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
     )

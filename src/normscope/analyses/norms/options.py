@@ -7,15 +7,13 @@ from omegaconf import II
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.norms.published import PUBLISHED
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2020, KOBAYASHI_2021
-from normscope.config.rules import PAIR_BUDGET, SEED, at_least
+from normscope.config.rules import SEED, at_least
 
 
 @dataclasses.dataclass
 class NormsOptions(AnalysisConfig):
     """Vector norms (Kobayashi et al. 2020)."""
 
-    exact_pairs: int = dataclasses.field(default=50_000_000, metadata=PAIR_BUDGET)
-    """Largest number of (α, ‖f‖) pairs kept for an exact rank correlation; with more, the correlation is estimated."""
     sampled_queries: int | None = dataclasses.field(default=512, metadata=at_least(1))
     """Maximum number of queries per sequence for the rank correlation, drawn at random; null uses all."""
     scatter_pairs: int = dataclasses.field(default=10_000, metadata=at_least(1))

@@ -9,7 +9,7 @@ from normscope.analyses.norms.pairs import Pairs
 from normscope.data.batching import Batch
 from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis
-from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.rank_correlation import RankCorrelation, rounded
 
 # Where most pairs are, a cell covers a few thousandths of the ranks. For many pairs, ρ is within about 1e-4 of the exact value,
 # and always within the reported bound.
@@ -24,13 +24,14 @@ class PairCorrelation:
     difference.
 
     Args:
-        options: The number of pairs to keep, the number of queries to draw, and the seed.
+        options: The number of queries to draw, and the seed.
         groups: Number of categories of keys.
+        dtype: The type in which the model computes.
     """
 
-    def __init__(self, options: NormsOptions, layers: int, groups: int) -> None:
+    def __init__(self, options: NormsOptions, layers: int, groups: int, dtype: torch.dtype) -> None:
         self._limit, self._seed = options.sampled_queries, options.seed
-        self.correlation = RankCorrelation(layers, groups, WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
+        self.correlation = RankCorrelation(layers, groups, rounded(WEIGHT_AXIS, dtype), rounded(NORM_AXIS, dtype))
         self.queries = Counts(1, 2)
         """Number of queries used, and of all queries."""
 

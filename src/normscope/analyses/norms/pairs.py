@@ -66,13 +66,14 @@ class Pairs(abc.ABC):
         """α of some queries of one sequence."""
 
     @property
+    def received_alike(self) -> Float[Tensor, "batch key"] | None:
+        """Σ_i α_ij if the keys that a query sees had equal weights, 1/n_i for n_i keys; None if that is not defined."""
+        return None
+
+    @property
     @abc.abstractmethod
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
         """How many keys each query sees; 0 at padding. This does not depend on any number that the model computes."""
-
-    def _pairs(self, sequences: slice, queries: slice | np.ndarray) -> int:
-        """Number of pairs of one of these queries and a key that it sees, over all heads."""
-        return int(self.visible_counts[sequences, queries].sum()) * self.block.query.shape[1]
 
     @abc.abstractmethod
     def single(
@@ -121,15 +122,12 @@ class TokenPairs(Pairs):
 
     def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
-        block, before = self.block, None
+        block = self.block
         for some, part, keys, weights in block.alpha.tiles(vectors=block.readers):
             place = part.start, part.stop, keys.start, keys.stop
             unseen = self.batch.once(("unseen", block.mask, *place), functools.partial(self._unseen, part, keys))
             seen = functools.partial(self._seen, part, keys, some)
-            # The first tile of some queries counts their pairs with all keys.
-            pairs = 0 if (some, part) == before else self._pairs(some, part)
-            yield PairsPart(weights, some, keys, seen, unseen[some], pairs)
-            before = some, part
+            yield PairsPart(weights, some, keys, seen, unseen[some])
 
     def _seen(self, queries: slice, keys: slice, sequences: slice = slice(None)) -> Bool[Tensor, "some 1 query #key"]:
         if self.block.alpha.seen.is_complete:
@@ -147,7 +145,25 @@ class TokenPairs(Pairs):
             chosen = to_device(torch.from_numpy(queries[part]), self.norms.device)
             weights = self.block.alpha.rows(chosen, some)
             seen = functools.partial(self.block.alpha.seen.of, chosen, some)
-            yield PairsPart(weights, some, keys, seen, pairs=self._pairs(some, queries[part]))
+            yield PairsPart(weights, some, keys, seen)
+
+    @property
+    def received_alike(self) -> Float[Tensor, "batch key"]:
+        """Σ_i 1/n_i over the queries i that see a key, of the n_i keys that they see."""
+        received: Tensor = self.batch.once(("received alike", self.block.mask), self._receive_alike)
+        return received.to(self.norms)
+
+    def _receive_alike(self) -> Float[Tensor, "batch key"]:
+        rule, keys = (self.block.mask or Mask()).of_positions, self.keys.host.token_mask
+        counts = torch.from_numpy(self.visible_counts).double()
+        shares = counts.reciprocal().masked_fill_(counts == 0, 0)
+        received = torch.zeros(keys.shape, dtype=torch.float64)
+        sequences, queries, columns = (torch.arange(n) for n in (len(keys), shares.shape[1], keys.shape[1]))
+        for some, of in rule.strips(len(queries), len(columns)):
+            visible = rule.visible(queries[some], columns[of], sequences)
+            seen = torch.ones(1, 1) if visible is None else visible[:, 0]
+            received[:, of] += (seen * shares[:, some, None]).sum(dim=1)
+        return to_device(received * keys, self.norms.device)
 
     @property
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
@@ -228,7 +244,7 @@ class WordPairs(Pairs):
             norms[some] += merged_head_norms(means, vectors[some], of_some).sum(dim=2)
             seen = functools.partial(self._seen_by, some, words)
             unseen = (~seen()).sum(dim=2)
-            yield PairsPart(weights, some, slice(0, groups.count), seen, unseen, self._pairs(some, words))
+            yield PairsPart(weights, some, slice(0, groups.count), seen, unseen)
         self._sums = received, norms
 
     def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[PairsPart]:
@@ -239,7 +255,7 @@ class WordPairs(Pairs):
             means = self.block.alpha.of_words(self._groups, some, words)
             weights = self._groups.part(some).sums(means)
             seen = functools.partial(self._seen_by, some, to_device(words, self.norms.device))
-            yield PairsPart(weights, some, units, seen, pairs=self._pairs(some, queries[part]))
+            yield PairsPart(weights, some, units, seen)
 
     def _seen_by(self, sequences: slice, words: slice | Tensor) -> Bool[Tensor, "some 1 chosen key"]:
         return self._seen[sequences, None, words]

@@ -189,6 +189,11 @@ PUBLISHED = Published(
         Rollup("f/cv_max", "Largest coefficient of variation of ‖f(x)‖ in any head.", of="dispersion.cv", how="max"),
         Rollup("f/cv_min", "Smallest coefficient of variation of ‖f(x)‖ in any head.", of="dispersion.cv", how="min"),
         Rollup("f/cv_mean", "Mean coefficient of variation of ‖f(x)‖ over heads.", of="dispersion.cv"),
+        Rollup(
+            "f/uniform",
+            "‖f(x)‖ averaged over the keys that a query sees, then over queries, heads and layers: what `alpha_f/all` would be "
+            "if all weights of a query were equal. For tokens, not for words.",
+        ),
         Rollup("f/mean", "Mean of ‖f(x)‖ over tokens, averaged over heads.", of="dispersion.mean"),
         Rollup("f/std", "Standard deviation of ‖f(x)‖ over tokens, averaged over heads.", of="dispersion.std"),
         Rollup(

@@ -1,22 +1,28 @@
 """The findings of the norms analysis in sentences, from its metrics. Missing metrics are skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, brief_share, compared, counted, enumeration
+from normscope.rounding import brief, brief_share, compared, counted, enumeration, shares_differ
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖."""
+def sentences_of(metrics: Mapping[str, float], unseen: Collection[str] = ()) -> list[Sentence]:
+    """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖.
+
+    Args:
+        unseen: Categories whose tokens no other token sees, as a [SEP] at the end of the texts of a causal model: nothing is
+            said about them.
+    """
+    metrics = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in unseen}
     sentences: list[Sentence] = []
     all_norm = metrics.get("alpha_f/all")
     for category in ("cls", "sep", "first", "punctuation"):
         weight, norm = metrics.get(f"alpha/{category}"), metrics.get(f"alpha_f/{category}")
         if weight is not None and norm is not None and all_norm:
             received, contributed = compared(brief_share, weight, norm / all_norm)
-            little = norm / all_norm < weight / 2 and contributed != received
+            little = norm / all_norm < weight / 2 and shares_differ(norm / all_norm, weight)
             contrast = "but contribute only" if little else "and contribute"
             sentences.append(
                 Sentence(
@@ -42,15 +48,15 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             else []
         )
         by_category = [f"{enumeration(parts)} tokens"] if parts else []
-        negative = any(rho < 0 for rho in correlations.values())
         sentences.append(
             Sentence(
-                f"The rank correlation between α and ‖f(x)‖ is {', and '.join(over_all + by_category)}."
-                + (" Where it is negative, shorter vectors tend to get larger weights." if negative else ""),
+                f"The rank correlation between α and ‖f(x)‖ over the pairs of all texts is "
+                f"{', and '.join(over_all + by_category)}.",
                 figure="scatter",
                 table="correlation",
             )
         )
+    sentences += _within_queries(metrics)
     if "f/cv_mean" in metrics:
         names = ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean")
         mean, low, high, inputs = compared(brief_share, *(metrics[name] for name in names))
@@ -64,22 +70,51 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     return sentences
 
 
+def _within_queries(metrics: Mapping[str, float]) -> list[Sentence]:
+    """Whether the keys with larger weights have shorter vectors than the other keys that the same query sees.
+
+    Pairs of all texts cannot tell: weights are smaller in longer texts, whichever vectors these have.
+    """
+    weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
+    if weighted is None or alike is None or not metrics.get("alpha/all", 0.0) > _NOTHING_NOWHERE:
+        return []
+    if abs(weighted - alike) < _MATTERS * max(weighted, alike):
+        return []
+    lengths = compared(brief, weighted, alike)
+    text = (
+        f"{'Shorter' if weighted < alike else 'Longer'} vectors tend to get larger weights: the keys that a query sees have a "
+        f"mean ‖f(x)‖ of {lengths[0]} weighted by α, and of {lengths[1]} with equal weights."
+    )
+    return [Sentence(text, table="by_layer", surprising=weighted < alike)]
+
+
+_MATTERS = 0.1
+"""The relative difference of two lengths that is worth a sentence."""
+_NOTHING_NOWHERE = 0.999
+"""The weight on all keys above which no learned sink takes any: what it takes is missing from the weighted lengths."""
+
+
 def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
-    """Categories whose share of the output is not what the norms suggest, and the heads that write against it."""
+    """Categories whose share of what comes from all tokens is not what the norms suggest; heads that write against the output.
+
+    The norms are those of tokens alone, and so are the shares beside them: in the output, b_O has a share as well.
+    """
     sentences = []
     norms, shares = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha_f", "share"))
     all_norm, all_share = norms.get("all"), shares.get("all")
     for category, share in shares.items():
-        if category == "all" or category not in norms or not all_norm or not all_share:
+        if category == "all" or category not in norms or not all_norm:
             continue
-        by_norm = norms[category] / all_norm
-        if share < 0 or abs(share / all_share - by_norm) > by_norm / 2:
-            stated = "overstate" if share / all_share < by_norm else "understate"
-            norm, along = compared(brief_share, by_norm, share)
+        if all_share is None or all_share < _LEAST_OF_TOKENS:
+            continue
+        by_norm, of_tokens = norms[category] / all_norm, share / all_share
+        if abs(of_tokens - by_norm) > by_norm / 2 and shares_differ(of_tokens, by_norm):
+            stated = "overstate" if of_tokens < by_norm else "understate"
+            norm, along = compared(brief_share, by_norm, of_tokens)
             sentences.append(
                 Sentence(
                     f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, "
-                    f"but {along} along the output vectors, where contributions add up.",
+                    f"but {along} of what comes from all tokens along the output vectors, where contributions add up.",
                     figure="shares",
                     table="by_layer",
                     surprising=True,
@@ -106,20 +141,20 @@ def _pruning(metrics: Mapping[str, float]) -> list[Sentence]:
     for weights, dropped in dict.fromkeys((weights, dropped) for weights, _, dropped in errors):
         by_score = {score: errors[weights, score, dropped] for score in _SCORES if (weights, score, dropped) in errors}
         best = min(by_score, key=lambda score: by_score[score])
-        others = (
-            "" if best == "alpha" else f"; by weight, it changes by {brief_share(by_score['alpha'], by_score[best])}"
-        )
+        least, by_weight = compared(brief_share, by_score[best], by_score["alpha"])
         rest = "renormalises the others" if weights == "renormalised" else "leaves the weights of the others unchanged"
-        sentences.append(
-            Sentence(
-                f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are "
-                f"ranked by {_SCORES[best]}: by {brief_share(by_score[best], by_score['alpha'])} on average{others}.",
-                figure="pruning",
-                table="pruning",
-            )
-        )
+        change = f"least where keys are ranked by {_SCORES[best]}: by {least} on average"
+        if shares_differ(by_score[best], by_score["alpha"]):
+            change += f"; by weight, it changes by {by_weight}"
+        elif best != "alpha":
+            change = f"by {by_weight} on average where keys are ranked by weight, and no other score is clearly better"
+        text = f"If every head drops {dropped} of its keys and {rest}, the attention output changes {change}."
+        sentences.append(Sentence(text, figure="pruning", table="pruning"))
     return sentences
 
+
+_LEAST_OF_TOKENS = 0.05
+"""The share of all tokens in the output below which it is mostly b_O, and their shares of what is left say nothing."""
 
 _SCORES = {"alpha": "weight", "alpha_v": "α‖v‖", "alpha_f": "α‖f(x)‖", "share": "their share of the output"}
 """What keys are ranked by, in words."""

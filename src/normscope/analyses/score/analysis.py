@@ -104,7 +104,7 @@ class ScoreAnalysis(Analysis):
             removals = Removals.of(prominent, context.model, options.ablation_controls, options.seed, alone=False)
             part, stream = sample[: options.ablation_sequences], StreamAblations(hidden.mean[:, -1], context.layers)
             self._ablations = ablate_residual_stream(
-                runner, part, context, removals, stream, options.ablation_precision
+                runner, part, context, removals, stream, options.ablation_precision, options.ablation_budget
             )
 
     def result(self) -> Findings:
@@ -127,6 +127,8 @@ class ScoreAnalysis(Analysis):
             tables["ablation"] = self._ablations.attention
             if len(self._ablations.loss):
                 tables["ablation_loss"] = self._ablations.loss
+            if self._ablations.reduced is not None:
+                notes.append(f"{self._ablations.reduced} (analysis.score.ablation_budget)")
             if self._ablations.without_loss is not None:
                 notes.append(f"{self._ablations.without_loss}, so the loss under ablation is not measured")
         rolled = roll_up(self.info.published, tables)

@@ -35,6 +35,9 @@ class ScoreOptions(AnalysisConfig):
     outlier dimensions, averaged over layers, are within ± this; null uses all sequences."""
     ablation_precision: float | None = dataclasses.field(default=0.03, metadata=ABOVE_ZERO)
     """The same for the ablations, with all outlier dimensions set to zero from the first chosen layer on."""
+    ablation_budget: float | None = dataclasses.field(default=1e13, metadata=ABOVE_ZERO)
+    """Largest number of multiplications and additions of the ablations, which is minutes on two cores: in larger models, fewer
+    sequences are used, and ablations start from fewer layers, as a note says; null sets no limit."""
 
 
 SCORE = AnalysisInfo(

@@ -40,16 +40,14 @@ def sentences_of(metrics: Mapping[str, float], outliers: Sequence[int] = ()) -> 
 
 def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     """The attention weight of the category that changes most without the outliers."""
-    changes = by_axes("intervention/<category>/change", metrics)
-    special = {category: value for category, value in changes.items() if category not in _REMAINDER} or changes
+    befores, afters = (by_axes(f"intervention/<category>/{column}", metrics) for column in ("before", "after"))
+    weights = {category: (before, afters[category]) for category, before in befores.items() if category in afters}
+    special = {category: pair for category, pair in weights.items() if category not in _REMAINDER} or weights
     if not special:
         return []
-    most = max(special, key=lambda category: abs(special[category]))
-    before, after, controls = (
-        metrics.get(f"intervention/{most}/{column}") for column in ("before", "after", "controls_mean")
-    )
-    if before is None or after is None:
-        return []
+    most = max(special, key=lambda category: abs(special[category][1] - special[category][0]))
+    before, after = special[most]
+    controls = metrics.get(f"intervention/{most}/controls_mean")
     controlled = [] if controls is None else [before + controls]
     comparison = "".join(
         f"; with as many random dimensions removed instead, it is {brief_share(weight, before, after)}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, compared, counted, enumeration
+from normscope.rounding import brief, compared, counted, differ, enumeration
 
 _FRIENDS = 3
 """Words in a sentence."""
@@ -36,10 +36,13 @@ def sentences_of(metrics: Mapping[str, float], friends: Sequence[str] = (), *, m
     tokens = {category: value for category, value in parts.items() if category != "bias"}
     first = max(tokens, key=lambda category: tokens[category], default=None)
     if first is not None and len(tokens) > 1 and tokens[first] > 0:
-        name = "ordinary" if first == "other" else category_name(first)
+        most = [category for category in tokens if category == first or not differ(tokens[category], tokens[first])]
+        name = enumeration(["ordinary" if category == "other" else category_name(category) for category in most])
+        each = "" if len(most) == 1 else "about "
         sentences.append(
             Sentence(
-                f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {brief(tokens[first])}.",
+                f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {each}{brief(tokens[first])}"
+                f"{'' if len(most) == 1 else ' each'}.",
                 figure="by_similarity",
                 table=table,
             )

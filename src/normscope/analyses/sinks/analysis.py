@@ -16,6 +16,7 @@ from normscope.analyses.sinks.options import SINKS, SinksOptions
 from normscope.analyses.sinks.rates import SinkRates
 from normscope.analyses.sinks.report import (
     main_position,
+    masses_of_first_variant,
     massive_by_layer,
     rates_of_first_variant,
     summary_table,
@@ -131,15 +132,16 @@ class SinksAnalysis(Analysis):
 
         removals = Removals.of(prominent, self.context.model, self.options.controls, self.options.seed, alone=False)
         stream = StreamAblations(self._stream.massive.carriers(), [int(read["layer"].min()) + 1], carriers)
+        options, sample = self.options, self._sample.compute()
         self._ablations = ablate_residual_stream(
-            runner, self._sample.compute(), self.context, removals, stream, self.options.ablation_precision
+            runner, sample, self.context, removals, stream, options.ablation_precision, options.ablation_budget
         )
 
     def result(self) -> Findings:
         """Tables, figures and sentences."""
         tables = self._tables()
         rates = rates_of_first_variant(tables["summary"])
-        position = main_position(rates) if rates else None
+        position = main_position(rates, masses_of_first_variant(tables["mass"])) if rates else None
         by_head = tables["by_head"]
         counted = {"by_head": by_head[by_head["position"] == position]}
         rolled = roll_up(self.info.published, tables | counted)
@@ -203,6 +205,8 @@ class SinksAnalysis(Analysis):
             notes.append(
                 "the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one"
             )
+        if self._ablations is not None and self._ablations.reduced is not None:
+            notes.append(f"{self._ablations.reduced} (analysis.sinks.ablation_budget)")
         if self._ablations is not None and self._ablations.without_loss is not None:
             notes.append(
                 f"{self._ablations.without_loss}, so the effect of massive activations on the loss is not measured"

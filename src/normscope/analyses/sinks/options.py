@@ -49,6 +49,9 @@ class SinksOptions(AnalysisConfig):
     ablation_precision: float | None = dataclasses.field(default=0.03, metadata=ABOVE_ZERO)
     """The ablations end early once the 95% intervals of the attention weight that each category gains or loses without massive
     activations, averaged over layers, are within ± this; null uses all sequences."""
+    ablation_budget: float | None = dataclasses.field(default=1e13, metadata=ABOVE_ZERO)
+    """Largest number of multiplications and additions of the ablations, which is minutes on two cores: in larger models, fewer
+    sequences are used, and ablations start from fewer layers, as a note says; null sets no limit."""
 
     def validate(self, run: RunSettings) -> None:
         """Check the length of the inputs.

@@ -8,6 +8,8 @@ from normscope.data.categories import FIRST
 
 # Sink rates below this are not worth reporting.
 _RARE = 0.01
+# A tenth of the weight that makes a sink: what a sink receives of all weight even if only a tenth of the queries see it.
+_LEAST = 0.03
 
 _VARIANT = ["inputs", "bos"]
 
@@ -30,15 +32,18 @@ def summary_table(by_head: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     return means
 
 
-def main_position(rates: Mapping[str, float]) -> str:
+def main_position(rates: Mapping[str, float], masses: Mapping[str, float]) -> str:
     """The position that is a sink most often, or the first token if sinks are rare.
 
-    Late keys may be sinks by chance, because few queries see them.
+    Late keys may be sinks by chance, because few queries see them, or none but themselves, as a [SEP] at the end of the texts
+    of a causal model: they receive less weight than a sink would that even a few queries see.
 
     Args:
         rates: Sink rates by position, at least one.
+        masses: Their shares of all weight, as far as they are known.
     """
-    position = max(rates, key=lambda name: rates[name])
+    seen = [name for name in rates if name == FIRST or masses.get(name, 1.0) >= _LEAST * rates[name]]
+    position = max(seen or rates, key=lambda name: rates[name])
     return position if rates[position] >= _RARE or FIRST not in rates else FIRST
 
 
@@ -50,6 +55,12 @@ def rates_of_first_variant(summary: pd.DataFrame) -> dict[str, float]:
     return dict(zip(first["position"].tolist(), first["sink_rate"].tolist(), strict=True))
 
 
+def masses_of_first_variant(mass: pd.DataFrame) -> dict[str, float]:
+    """Shares of the weight by position in the first variant of the table `mass`: means over layers and heads."""
+    first = mass[(mass[_VARIANT] == mass[_VARIANT].iloc[:1].squeeze()).all(axis=1)] if len(mass) else mass
+    return {str(position): float(value) for position, value in first.groupby("position")["mass"].mean().items()}
+
+
 def massive_by_layer(tables: Mapping[str, pd.DataFrame]) -> "pd.Series[float]":
     """Number of dimensions with massive activations in every layer, also in those that have none."""
     dimensions = tables["massive"].groupby("layer")["dimension"].nunique()
@@ -57,19 +68,19 @@ def massive_by_layer(tables: Mapping[str, pd.DataFrame]) -> "pd.Series[float]":
 
 
 def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None) -> pd.DataFrame:
-    """By variant, in per cent: how often the position is a sink, the weight it receives, and how often heads are dormant."""
+    """By variant, in per cent: how often the position is a sink, the weight that it receives (and that the first token does, if
+    that is another), and how often heads are dormant.
+    """
     if position is None:
         return pd.DataFrame()
-    means = {
-        name: rows.groupby(_VARIANT, sort=False)[name].mean() * 100
-        for name, rows in (
-            ("sink_rate", tables["by_head"][tables["by_head"]["position"] == position]),
-            ("mass", tables["mass"][tables["mass"]["position"] == position]),
-            ("dormant", tables["strongest"]),
-        )
-    }
-    table = pd.DataFrame(means)
+    by_head, mass = tables["by_head"], tables["mass"]
+    parts = [
+        (f"{position}: sink rate %", by_head[by_head["position"] == position], "sink_rate"),
+        ("its weight %", mass[mass["position"] == position], "mass"),
+        ("dormant heads %", tables["strongest"], "dormant"),
+    ]
+    if position != FIRST:
+        parts.insert(2, ("first token's weight %", mass[mass["position"] == FIRST], "mass"))
+    table = pd.DataFrame({title: rows.groupby(_VARIANT, sort=False)[name].mean() * 100 for title, rows, name in parts})
     table.index = pd.Index([label(inputs, bos, first_token) for inputs, bos in table.index])
-    return table.rename(
-        columns={"sink_rate": f"{position}: sink rate %", "mass": "its weight %", "dormant": "dormant heads %"}
-    )
+    return table

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Sentence
 from normscope.analyses.sinks.report import main_position
-from normscope.rounding import brief, brief_share, compared, enumeration, movement
+from normscope.results.rollups import by_axes
+from normscope.rounding import brief, brief_share, compared, differ, enumeration, movement, shares_differ
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 _BOS = {"with_bos": "with", "without_bos": "without"}
@@ -36,7 +37,7 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
         return []
     variant = next(iter(rates)).partition("/sink_rate/")[0]
     position = main_position(
-        {key.rpartition("/")[2]: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
+        by_axes(f"{variant}/sink_rate/<position>", metrics), by_axes(f"{variant}/mass/<position>", metrics)
     )
     is_first = position == "first"
     subject = "the first token is a sink" if is_first else f"{category_name(position)} tokens are, on average, sinks"
@@ -99,23 +100,32 @@ def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
     known = {key: mean for key, mean in means.items() if mean is not None}
     if len(known) < len(means):
         return []
-    texts = [
-        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of "
-        f"{brief(known['sink', 'f_norm'], known['other', 'f_norm'])}, compared "
-        f"with {brief(known['other', 'f_norm'], known['sink', 'f_norm'])} for the other keys."
+    of_sink, of_others = compared(brief, known["sink", "f_norm"], known["other", "f_norm"])
+    sentences = [
+        Sentence(
+            f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {of_sink}, compared with {of_others} for "
+            "the other keys.",
+            figure="drains",
+            table="drains",
+            surprising=known["sink", "f_norm"] < known["other", "f_norm"] / 2,
+        )
     ]
     if known["other", "alpha"] and known["other", "alpha_f"]:
         weight, contribution = (known["sink", name] / known["other", name] for name in ("alpha", "alpha_f"))
         times = compared(brief, weight, contribution)
         norms = compared(brief, known["sink", "alpha_f"], known["other", "alpha_f"])
-        contrast = "but contributes only" if contribution < weight / 2 else "and contributes"
-        texts.append(
-            f"On average, the key that receives the most weight in a head gets {times[0]} times as much weight as each "
-            f"of the others, {contrast} {times[1]} times as much: a mean ‖αf(x)‖ of "
-            f"{norms[0]}, compared with {norms[1]}."
+        little = contribution < weight / 2
+        sentences.append(
+            Sentence(
+                f"On average, the key that receives the most weight in a head gets {times[0]} times as much weight as each "
+                f"of the others, {'but contributes only' if little else 'and contributes'} {times[1]} times as much: a mean "
+                f"‖αf(x)‖ of {norms[0]}, compared with {norms[1]}.",
+                figure="drains",
+                table="drains",
+                surprising=little,
+            )
         )
-    drained = known["sink", "f_norm"] < known["other", "f_norm"] / 2
-    return [Sentence(text, figure="drains", table="drains", surprising=drained) for text in texts]
+    return sentences
 
 
 def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -145,13 +155,19 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
     afters = [metrics[f"ablation/{value}/loss_after"] for value in ("zero", "mean")]
     whole, after, mean, *of_random = compared(brief, before, *afters, *([] if controls is None else [controls]))
     random = f"; with as many random dimensions set to zero, it is {of_random[0]}" if of_random else ""
-    changes = f"leaves the loss at {whole}" if after == whole else f"changes the loss from {whole} to {after}"
-    to_mean = "leaves the loss at" if mean == whole else "changes the loss to"
     texts = [
-        f"Setting the massive activations to zero {changes} nats{random}.",
-        f"Setting the massive activations to their mean {to_mean} {mean} nats.",
+        f"Setting the massive activations to zero {_change(before, afters[0], whole, after, start=f'from {whole} ')} "
+        f"nats{random}.",
+        f"Setting the massive activations to their mean {_change(before, afters[1], whole, mean)} nats.",
     ]
     return [Sentence(text, table="ablation_loss") for text in texts]
+
+
+def _change(before: float, after: float, whole: str, written: str, start: str = "") -> str:
+    """What becomes of the loss, as far as the written digits show it."""
+    if differ(before, after):
+        return f"changes the loss {start}to {written}"
+    return f"leaves the loss at {written}" if written == whole else f"leaves the loss at about {written}"
 
 
 def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -165,7 +181,6 @@ def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     category = max(weights, key=lambda name: abs(weights[name][1] - weights[name][0]))
     before, after = weights[category]
-    hardly = brief_share(before, after) == brief_share(after, before)
-    subject = "attention weights hardly change: that" if hardly else "the attention weight"
+    subject = "the attention weight" if shares_differ(before, after) else "attention weights hardly change: that"
     text = f"With the massive activations set to zero, {subject} on {category_name(category)} tokens {movement(before, after)}."
     return [Sentence(text, table="ablation")]

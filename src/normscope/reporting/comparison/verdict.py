@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import Panel, families, is_percentage, unitless
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
-from normscope.rounding import brief, brief_share, counted, number, percentage
+from normscope.rounding import brief, brief_share, counted, differ, number, percentage, shares_differ
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""
@@ -20,85 +21,120 @@ def verdict(comparison: RunComparison) -> list[str]:
     """A sentence for each group of runs other than the baseline, five at most; empty without a second group.
 
     Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
-    tests. The named measure is the one whose difference is largest relative to its confidence interval.
+    tests. The named measure is the one whose difference is largest relative to its confidence interval, of those whose values
+    a reader can tell apart.
     """
-    whole = comparison.values[comparison.values["layer"] == 0]
-    whole = whole[~whole["metric"].map(is_extreme).astype(bool)]
-    groups = [name for name in whole["group"].unique() if name != comparison.baseline_group]
-    if not groups:
-        return []
-    means = whole.groupby(["group", "metric"], sort=False)["value"].mean()
-    sentences = [_of_group(comparison, group, means) for group in groups[:_MOST]]
+    groups = [name for name in comparison.values["group"].unique() if name != comparison.baseline_group]
+    sentences = [_of_group(comparison, group) for group in groups[:_MOST]]
     if len(groups) > _MOST:
         sentences.append(f"{counted(len(groups) - _MOST, 'more group')} of runs: see the tables.")
     return sentences
 
 
-def _of_group(comparison: RunComparison, group: str, means: "pd.Series[float]") -> str:
+def _of_group(comparison: RunComparison, group: str) -> str:
     baseline = comparison.baseline_group
+    pairs = _common(comparison.values, _PLACE, group, baseline)
     by_basis = {"seeds": comparison.tests, "sequences": comparison.sequence_tests}
     for basis, tests in by_basis.items():
         own = tests[tests["group"] == group]
         if len(own):
-            return _tested(own.reset_index(drop=True), basis, (group, baseline), means)
-    return _untested(group, baseline, means)
+            return _tested(own.reset_index(drop=True), basis, (group, baseline), pairs)
+    return _untested(comparison, group, baseline, pairs)
 
 
-def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], means: "pd.Series[float]") -> str:
+_PLACE, _CELL = ["metric", "layer"], ["depth", "figure", "panel", "row", "column"]
+"""What a value belongs to (layer 0: the whole run), and a cell of a heat map."""
+
+
+def _common(values: pd.DataFrame, place: Sequence[str], group: str, baseline: str) -> pd.DataFrame:
+    """The means of two groups side by side, wherever both have one: `own` and `other`."""
+    sides = [
+        values[values["group"] == name].groupby(list(place), sort=False)["value"].mean() for name in (group, baseline)
+    ]
+    return pd.concat(sides, axis=1, keys=["own", "other"]).dropna()
+
+
+def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], pairs: pd.DataFrame) -> str:
     """The result of the tests of a group against the baseline."""
     group, baseline = groups
+    tested = f"{counted(len(tests), 'measure')} tested over {basis}"
     detected = tests[tests["adjusted"] < SIGNIFICANT]
     if detected.empty:
-        return f"No detectable difference between {group} and {baseline}: {counted(len(tests), 'measure')} tested over {basis}."
-    most = detected.iloc[int((detected["difference"].abs() / (detected["high"] - detected["low"])).to_numpy().argmax())]
+        return f"No detectable difference between {group} and {baseline}: {tested}."
+    start = f"{group} differs from {baseline} in {len(detected):,} of {tested}"
+    visible = detected[[_visible(str(metric), pairs) for metric in detected["metric"]]]
+    if visible.empty:
+        return f"{start}, but in each by too little to matter."
+    most = visible.iloc[int((visible["difference"].abs() / (visible["high"] - visible["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
-    values = [float(means[name, metric]) for name in (group, baseline) if (name, metric) in means.index]
-    written = (
-        ": " + " instead of ".join(_in_words(metric, value, *values) for value in values) if len(values) == 2 else ""
-    )
+    values = [float(value) for value in pairs.loc[(metric, 0), ["own", "other"]]] if (metric, 0) in pairs.index else []
+    written = ": " + " instead of ".join(_in_words(metric, value, *values) for value in values) if values else ""
     ends = [float(most[end]) for end in ("low", "high")]
     low, high = (_in_words(metric, end, *ends, signed=True) for end in ends)
     points = " points" if low.endswith("%") else ""
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
-    return (
-        f"{group} differs from {baseline} in {len(detected):,} of {counted(len(tests), 'measure')} tested over {basis}, most "
-        f"clearly in {title(metric)}{written} (difference {interval}, 95% interval)."
-    )
+    return f"{start}, most clearly in {title(metric)}{written} (difference {interval}, 95% interval)."
 
 
-def _untested(group: str, baseline: str, means: "pd.Series[float]") -> str:
+def _visible(metric: str, pairs: pd.DataFrame) -> bool:
+    """Whether the means of both groups differ for a reader; true if they are not known."""
+    if (metric, 0) not in pairs.index:
+        return True
+    own, other = (float(pairs.loc[(metric, 0), side]) for side in ("own", "other"))
+    return (shares_differ if is_percentage(_panel(metric).label) else differ)(own, other)
+
+
+def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.DataFrame) -> str:
     """The sentence if no test is valid."""
-    own, other = (means[means.index.get_level_values("group") == name].droplevel("group") for name in (group, baseline))
-    pairs = pd.concat([own, other], axis=1, keys=["own", "other"]).dropna()
     if pairs.empty:
         return f"{group} and {baseline} have no measure in common."
-    relative = (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
-    if relative.max() <= ROUNDING:
-        return f"{group} and {baseline} are equal up to rounding in every common measure ({len(pairs):,})."
-    metric, how = _largest(pairs, relative)
-    both = [float(pairs[name][metric]) for name in ("own", "other")]
-    values = [_in_words(metric, value, *both) for value in both]
-    return (
+    cells = comparison.heatmaps
+    cells = _common(cells[cells["group"].isin([group, baseline])], _CELL, group, baseline)
+    different = pairs[_relative(pairs) > ROUNDING]
+    if different.empty and not (_relative(cells) > ROUNDING).any():
+        metrics = pairs.index.get_level_values("metric").nunique()
+        return f"{group} and {baseline} are equal up to rounding in every common measure ({metrics:,}), also layer by layer."
+    start = (
         f"Whether {group} differs from {baseline} cannot be tested: a test needs several seeds of each, or trained models and "
-        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ). The largest {how} is "
-        f"in {title(metric)}: {values[0]} instead of {values[1]}."
+        f"at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ)."
     )
+    if different.empty:
+        figure = str(cells.index[int(_relative(cells).to_numpy().argmax())][_CELL.index("figure")])
+        return f"{start} Their measures are equal up to rounding, but cells of heat maps are not, such as those of {figure}."
+    metric, layer, how = _largest(different)
+    both = [float(pairs.loc[(metric, layer), side]) for side in ("own", "other")]
+    values = [_in_words(metric, value, *both) for value in both]
+    where = f"layer {layer} of {title(metric)}" if layer else title(metric)
+    return f"{start} The largest {how} is in {where}: {values[0]} instead of {values[1]}."
 
 
-def _largest(pairs: pd.DataFrame, relative: "pd.Series[float]") -> tuple[str, str]:
-    """The measure that differs most, and in what sense.
+def _relative(pairs: pd.DataFrame) -> "pd.Series[float]":
+    return (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
 
-    Shares are compared in percentage points, whose size means something; other measures only relative to their values, which
-    says little of values near zero. So shares come first, then other measures that an analysis describes, then the rest.
+
+def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
+    """The measure that differs most, its layer, and in what sense.
+
+    Measures of the whole run come before those of single layers, and minima and maxima last. Shares are compared in percentage
+    points, whose size means something; other measures only relative to their values, which says little of values near zero. So
+    shares come first, then other measures that an analysis describes, then the rest.
     """
-    different = relative.index[relative > ROUNDING]
-    panels = {metric: _panel(str(metric)) for metric in different}
-    shares = [metric for metric, panel in panels.items() if is_percentage(panel.label)]
-    if shares:
-        points = (pairs["own"] - pairs["other"]).abs()[shares]
-        return str(points.idxmax()), "difference in percentage points"
-    described = [metric for metric, panel in panels.items() if panel.label] or list(different)
-    return str(relative[described].idxmax()), "relative difference"
+    layers, metrics = (different.index.get_level_values(name) for name in ("layer", "metric"))
+    extreme = np.array([is_extreme(str(metric)) for metric in metrics])
+    for chosen in ((layers == 0) & ~extreme, ~extreme, extreme):
+        if chosen.any():
+            different = different[chosen]
+            break
+    labels = [_panel(str(metric)).label for metric in different.index.get_level_values("metric")]
+    shares = np.array([is_percentage(label) for label in labels])
+    if shares.any():
+        points = (different["own"] - different["other"]).abs()[shares]
+        metric, layer = points.index[int(points.to_numpy().argmax())]
+        return str(metric), int(layer), "difference in percentage points"
+    described = np.array([bool(label) for label in labels])
+    relative = _relative(different[described] if described.any() else different)
+    metric, layer = relative.index[int(relative.to_numpy().argmax())]
+    return str(metric), int(layer), "relative difference"
 
 
 def title(metric: str) -> str:

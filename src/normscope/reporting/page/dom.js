@@ -11,6 +11,9 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+// Part of a text. Places count characters as Python does; JavaScript's own count those beyond U+FFFF, such as emoji, twice.
+const sliced = (text, start, end) => [...text].slice(start, end).join("");
+
 function download(name, type, content) {
   const link = make("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();

@@ -131,7 +131,7 @@ class Explorer {
       if (!options.some(([value]) => String(value) === String(state[name]))) state[name] = options[0][0];
       box.value = state[name];
     };
-    const short = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
+    const short = (text) => ([...text].length > 60 ? `${sliced(text, 0, 59)}…` : text);
     offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${short(title)}`]));
     offer("layer", sentence.layers.map((layer, at) => [at, layer || "all"]));
     const single = Array.from({ length: sentence.heads }, (_, at) => [at + 1, String(at + 1)]);

@@ -5,7 +5,7 @@ const LONGEST_LABEL = 16;
 const LONGEST_TARGET = 44; // of a row that is a target
 const ROLE_WIDTH = 62; // of the longest name of a role
 
-const clipped = (token, longest = LONGEST_LABEL) => (token.length > longest ? `${token.slice(0, longest - 1)}…` : token);
+const clipped = (token, longest = LONGEST_LABEL) => ([...token].length > longest ? `${sliced(token, 0, longest - 1)}…` : token);
 const rowLabel = (map, token) => clipped(token, map.ofTargets ? LONGEST_TARGET : LONGEST_LABEL);
 
 class MapView {

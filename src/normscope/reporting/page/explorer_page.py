@@ -36,7 +36,8 @@ def explained_page(
     *,
     title: str,
     what: str,
-    choices: Sequence[tuple[str, float]],
+    choices: Sequence[tuple[str, float, str]],
+    are_shares: bool,
     scores: str,
     heads: pd.DataFrame,
     picture: str,
@@ -48,7 +49,8 @@ def explained_page(
     Args:
         title: The model and the text.
         what: What it predicts, in a few words.
-        choices: The most likely predictions, and their probabilities.
+        choices: The most likely predictions, their probabilities or values, and these as they are written.
+        are_shares: Whether they are probabilities, which bars show.
         scores: The text with its tokens coloured by their scores, as HTML.
         heads: The strongest heads: `layer`, `head` and `value`.
         picture: What each head adds, as a PNG in base64; empty without heads.
@@ -62,6 +64,7 @@ def explained_page(
             title=title,
             what=what,
             choices=choices,
+            are_shares=are_shares,
             scores=Markup(scores),
             heads=list(heads.itertuples(index=False)),
             picture=picture,

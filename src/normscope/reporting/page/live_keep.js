@@ -32,7 +32,7 @@ class Keeper {
 
   async copyLink() {
     try {
-      await navigator.clipboard.writeText(location.href);
+      await navigator.clipboard.writeText(location.origin + location.pathname + location.hash); // without a token
       this.say("Copied.");
     } catch {
       this.say("The address of this page is the link.");

@@ -10,6 +10,13 @@ from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environme
 _ALONE = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 POLICY = f"{_ALONE}; connect-src 'self'"
 """What a browser lets the page do: what a report may, and ask its own server."""
+REFUSED = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>normscope live</title>
+<p>This page needs a token: open the address that normscope printed, once in each browser that keeps cookies.</p>
+<script>if (!location.search) location.replace(`/?again${location.hash}`);</script>
+</html>
+"""
+"""What is shown without the token. Links from other sites bring no cookies along, so the page opens itself once more."""
 
 _SCRIPTS = (
     "live_state.js",

@@ -28,6 +28,7 @@ class PredictionView {
     this.sum.textContent = now.note ?? this.said(now) + (before && before.value !== undefined ? `; before: ${formatNumber(before.value, true)}` : "");
     const probabilities = new Map(before?.choices ?? []);
     this.choices.hidden = !now.choices.length;
+    this.areValues = now.meaning === "value";
     this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
   }
 
@@ -51,15 +52,16 @@ class PredictionView {
 
   row(name, probability, was, target, against) {
     const bar = make("i", {});
-    bar.style.width = `${100 * probability}%`;
-    const mark = make("u", { hidden: was === undefined });
+    const format = this.areValues ? (value) => formatNumber(value, true) : formatPercentage;
+    bar.style.width = this.areValues ? "0" : `${100 * probability}%`;
+    const mark = make("u", { hidden: this.areValues || was === undefined });
     mark.style.left = `${100 * (was ?? 0)}%`;
     const other = name === target ? [] : [make("button", { type: "button", "aria-pressed": String(name === against), title: `why ${target} rather than ${name}`,
       onclick: () => this.onAgainst(name === against ? undefined : name) }, "rather than")];
     return make("li", { className: name === target ? "chosen" : "" },
       make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), onclick: () => this.onTarget(name) }, name),
       make("span", { className: "track" }, bar, mark),
-      make("b", {}, formatPercentage(probability), ...(was === undefined ? [] : [make("small", {}, ` was ${formatPercentage(was)}`)])), make("span", {}, ...other));
+      make("b", {}, format(probability), ...(was === undefined ? [] : [make("small", {}, ` was ${format(was)}`)])), make("span", {}, ...other));
   }
 
   // What each head adds: `layers` and `values` by layer and head.

@@ -81,17 +81,18 @@ class TextView {
   pick(at) {
     this.onPick(at);
     this.close();
-    const place = this.now.places[at];
+    const { text, places: { [at]: place } } = this.now; // as they are now: another answer may come while the reader types
     if (!place || this.frozen) return;
+    const replace = (word) => this.replace(text, place, word);
     this.chosen = at;
     this.tokens.querySelector(`[data-at="${at}"]`)?.setAttribute("aria-expanded", "true");
     const input = make("input", { type: "text", "aria-label": "replace with", placeholder: "another word", onkeydown: (event) => {
-      if (event.key === "Enter") this.replace(place, input.value);
+      if (event.key === "Enter") replace(input.value);
       if (event.key === "Escape") this.close();
     } });
     const button = (text, action) => make("button", { type: "button", onclick: action }, text);
-    this.editor.replaceChildren(make("b", {}, this.now.text.slice(...place)), input, button("Replace", () => this.replace(place, input.value)),
-      ...(this.mask ? [button("Mask", () => this.replace(place, this.mask))] : []), button("Delete", () => this.replace(place, "")), button("Close", () => this.close()));
+    this.editor.replaceChildren(make("b", {}, sliced(text, ...place)), input, button("Replace", () => replace(input.value)),
+      ...(this.mask ? [button("Mask", () => replace(this.mask))] : []), button("Delete", () => replace("")), button("Close", () => this.close()));
     this.editor.hidden = false;
     input.focus({ preventScroll: true });
   }
@@ -102,11 +103,11 @@ class TextView {
   }
 
   // A text with other characters in a place. Of a deleted word, the space before it goes too.
-  replace([start, end], word) {
-    const { text } = this.now;
-    let left = text.slice(0, start);
-    if (!word && /\s$/.test(left) && !/^\S/.test(text.slice(end))) left = left.replace(/\s$/, "");
-    if (!word && !left) this.onEdit(text, text.slice(end).trimStart());
-    else this.onEdit(text, left + word + text.slice(end));
+  replace(text, [start, end], word) {
+    let left = sliced(text, 0, start);
+    const right = sliced(text, end);
+    if (!word && /\s$/.test(left) && !/^\S/.test(right)) left = left.replace(/\s$/, "");
+    if (!word && !left) this.onEdit(text, right.trimStart());
+    else this.onEdit(text, left + word + right);
   }
 }

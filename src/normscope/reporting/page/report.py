@@ -32,6 +32,7 @@ from normscope.reporting.published import Comparison
 from normscope.reporting.run_description import layers_label
 from normscope.reporting.run_facts import lost
 from normscope.rounding import counted, duration
+from normscope.shell import shell_word
 
 # Longer tables grow with the corpus: they are files only, not part of the page.
 _LONGEST = 200_000
@@ -107,8 +108,9 @@ def repeated(command: str) -> str:
     It leaves out the run's own folder, which already holds results. A resumed run is repeated from its folder.
     """
     words = [text for text in shlex.split(command) if not text.startswith(_FOLDERS)]
-    return shlex.join(
-        f"reproduce={text.removeprefix('resume=')}" if text.startswith("resume=") else text for text in words
+    return " ".join(
+        shell_word(f"reproduce={text.removeprefix('resume=')}" if text.startswith("resume=") else text)
+        for text in words
     )
 
 

@@ -1,0 +1,180 @@
+"""A model in memory whose weights somebody changes: what is shown is of the new weights, or refused; never of the old ones."""
+
+import contextlib
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+import normscope
+from normscope.errors import InputError
+from normscope.live.session import Session
+from tests.tiny import saved_with_head
+
+# peft uses a deprecated attribute of transformers.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+TEXT = "The old [MASK] was closed, so we crossed the river."
+
+
+def of_each(change):
+    """A change of each parameter, without gradients."""
+
+    def apply(model):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                change(parameter)
+
+    return apply
+
+
+def changed_state(model):
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: value * (1 + 0.2 * torch.rand(value.shape, generator=generator)) if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def replace_parameters(model):
+    for module in model.modules():
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            setattr(module, name, nn.Parameter(1.1 * parameter.detach()))
+
+
+def replace_layer(model):
+    layers = model.bert.encoder.layer
+    layers[1] = copy.deepcopy(layers[0])
+
+
+def step(model):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = sum(parameter.square().sum() for parameter in model.parameters())
+    loss.backward()
+    optimiser.step()
+    model.zero_grad()
+
+
+def through_numpy(parameter):
+    parameter.numpy()[...] *= 1.1
+
+
+def through_storage(parameter):
+    other = (1.1 * parameter).contiguous()
+    parameter.untyped_storage().copy_(other.untyped_storage())
+
+
+def swapped(model):
+    for parameter in model.parameters():
+        torch.utils.swap_tensors(parameter, nn.Parameter(1.1 * parameter.detach()))
+
+
+def from_vector(model):
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(1.1 * vector.detach(), model.parameters())
+
+
+def one_row(model):
+    """One number of thousands."""
+    model.bert.encoder.layer[0].attention.self.query.weight.data[3, 2] += 1
+
+
+def rows_exchanged(model):
+    weight = model.bert.encoder.layer[0].attention.self.value.weight.data
+    weight[[0, 1]] = weight[[1, 0]]
+
+
+def round_trip(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.003)  # so that rounding is seen
+    model.half().float()
+
+
+CHANGES = {
+    "mul_": of_each(lambda parameter: parameter.mul_(1.1)),
+    "data.mul_": of_each(lambda parameter: parameter.data.mul_(1.1)),
+    "data = new": of_each(lambda parameter: setattr(parameter, "data", 1.1 * parameter.data)),
+    "set_": of_each(lambda parameter: parameter.set_(1.1 * parameter.detach())),
+    "detached.copy_": of_each(lambda parameter: parameter.detach().copy_(1.1 * parameter)),
+    "numpy": of_each(through_numpy),
+    "storage": of_each(through_storage),
+    "foreach": lambda model: torch._foreach_mul_([parameter.data for parameter in model.parameters()], 1.1),
+    "replaced Parameter": replace_parameters,
+    "replaced layer": replace_layer,
+    "swap_tensors": swapped,
+    "load_state_dict": lambda model: model.load_state_dict(changed_state(model)),
+    "load_state_dict, assign": lambda model: model.load_state_dict(changed_state(model), assign=True),
+    "half and float": round_trip,
+    "bfloat16 and float, a layer": lambda model: model.bert.encoder.layer[0].bfloat16().float(),
+    "double": lambda model: (
+        model.apply(lambda module: module.double())
+        and model.get_parameter("bert.embeddings.word_embeddings.weight").data.mul_(1.1)
+    ),
+    "optimiser": step,
+    "from a vector": from_vector,
+    "initialised": lambda model: model.apply(
+        lambda module: (
+            hasattr(module, "weight") and module.weight.ndim == 2 and nn.init.normal_(module.weight.data, std=0.3)
+        )
+    ),
+    "one number": one_row,
+    "rows exchanged": rows_exchanged,
+    "layers removed": lambda model: model.bert.encoder.layer.__delitem__(2),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    return saved_with_head(AutoModelForMaskedLM, "bert", tokenizer, tmp_path_factory.mktemp("bert"))
+
+
+def answers(session):
+    """The numbers of the page: mixing, the prediction, its scores and heads."""
+    found = [
+        session.answer({"part": part, "state": {"text": TEXT}}).result() for part in ("maps", "prediction", "heads")
+    ]
+    return [
+        found[0]["by_layer"]["ratios"],
+        found[1]["scores"],
+        [value for _, value in found[1]["choices"]],
+        found[2]["values"],
+    ]
+
+
+def same(one, other):
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+MERGED = ("data.mul_", "numpy", "load_state_dict, assign", "half and float", "one number", "rows exchanged")
+"""Changes of a model whose merged weights are the copy's own."""
+
+
+@pytest.mark.parametrize(
+    ("change", "adapted"), [*((change, False) for change in CHANGES), *((change, True) for change in MERGED)]
+)
+def test_the_page_shows_new_weights_or_refuses(folder, change, adapted):
+    whole = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = whole
+    if adapted:
+        peft = pytest.importorskip("peft")
+        given = peft.get_peft_model(
+            whole, peft.LoraConfig(target_modules=["query", "value"], r=2, init_lora_weights=False)
+        ).eval()
+    session = Session([normscope.wrap(given, tokenizer)], 24)
+    try:
+        before = answers(session)
+        assert same(answers(session), before)
+        CHANGES[change](whole)
+        with contextlib.suppress(InputError):
+            shown = answers(session)
+            expected = Session([normscope.wrap(given, tokenizer)], 24)
+            assert same(shown, answers(expected))
+            expected.engine.close(5)
+            assert not same(shown, before)
+    finally:
+        session.engine.close(5)

@@ -1,0 +1,213 @@
+"""Processes forked while other threads use a model: they can use it as well, and find it as it was."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForMaskedLM
+
+import normscope
+from normscope.errors import InputError
+from tests.tiny import saved_with_head
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+
+TEXT = "The old [MASK] was closed, so we crossed the river."
+_SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    return str(saved_with_head(AutoModelForMaskedLM, "bert", tokenizer, tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture
+def model(folder):
+    return normscope.load(folder, device="cpu")
+
+
+def in_child(function):
+    """What a function returns, or the error that it raises, in a forked process; `hangs` if it does not end."""
+    ours, its = multiprocessing.Pipe(duplex=False)
+    process = os.fork()
+    if not process:
+        with contextlib.suppress(BaseException):
+            torch.set_num_threads(1)  # OpenMP's threads are lost too: what DataLoader does
+            try:
+                result = function()
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}"
+            its.send(result)
+        os._exit(0)
+    its.close()
+    try:
+        return ours.recv() if ours.poll(_SECONDS) else "hangs"
+    except EOFError:
+        return "dies"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        ours.close()
+
+
+@contextlib.contextmanager
+def in_thread(call):
+    """A thread that makes a call again and again."""
+    stopping, begun = threading.Event(), threading.Event()
+
+    def work():
+        while not stopping.is_set():
+            call()
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(_SECONDS)
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def ratios(model):
+    return normscope.decompose(model, TEXT).ratios.tolist()
+
+
+class Decomposed(torch.utils.data.Dataset):
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, at):
+        return torch.tensor(ratios(self.model))
+
+
+def test_workers_of_a_loader_decompose_while_another_thread_does(model):
+    expected = torch.tensor(ratios(model))
+    with in_thread(lambda: ratios(model)):
+        for batch in DataLoader(Decomposed(model), num_workers=2, multiprocessing_context="fork", timeout=_SECONDS):
+            assert torch.equal(batch[0], expected)
+
+
+CALLS = {
+    "decompose": ratios,
+    "attribute": lambda model: normscope.attribute(model, TEXT, normscope.MaskedToken("bridge")).scores.tolist(),
+    "maps": lambda model: normscope.attribution_maps(model, TEXT, ["alti"])["alti"].cumulative.tolist(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_fork_in_the_middle_of_a_call_finds_the_model_as_it_was(model, call):
+    expected = {name: function(model) for name, function in CALLS.items()}
+    whole = model.masked_language_head
+    inputs = model.tokenizer(TEXT, return_tensors="pt")
+
+    def all_of_them():
+        hooks = sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in whole.modules())
+        plain = whole(**inputs).logits.sum().item()
+        return (
+            hooks,
+            plain,
+            whole.config._attn_implementation,
+            {name: function(model) for name, function in CALLS.items()},
+        )
+
+    before = all_of_them()
+    with in_thread(lambda: CALLS[call](model)):
+        for number in range(2):
+            time.sleep(0.003 * number)
+            assert in_child(all_of_them) == before
+    assert before[3] == expected
+
+
+def test_a_fork_while_another_thread_computes_a_property(folder, monkeypatch):
+    """Of a model that nobody has used yet, whose proof is made by its first call."""
+    model, other = normscope.load(folder, device="cpu"), normscope.load(folder, device="cpu")
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(*_arguments, **_keywords):
+        inside.set()
+        assert leave.wait(_SECONDS)
+        raise InputError("stopped")
+
+    def use():
+        with contextlib.suppress(InputError):
+            _ = model.causal
+
+    thread = threading.Thread(target=use)
+    with monkeypatch.context() as patched:
+        patched.setattr("normscope.models.loaded.Observer", slow)
+        thread.start()
+        assert inside.wait(_SECONDS)
+    try:
+        assert in_child(lambda: (model.causal, other.causal)) == (False, False)
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_a_fork_inside_a_loop_over_blocks(model):
+    expected = ratios(model)
+    blocks = normscope.observe(model, TEXT)
+    next(blocks)
+
+    def go_on():
+        try:
+            next(blocks)
+        except InputError as error:
+            return str(error), ratios(model)
+
+    message, found = in_child(go_on)
+    assert message == "blocks: this process was forked inside a loop over blocks; begin the loop again in it"
+    assert found == expected
+    assert next(blocks).layer == 2
+    blocks.close()
+
+
+def test_a_fork_inside_a_change_of_ones_own(model):
+    with normscope.ablate(model, heads=[(1, 2)]):
+        changed = ratios(model)
+        assert in_child(lambda: ratios(model)) == changed
+    assert ratios(model) != changed
+
+
+def test_a_fork_while_another_thread_changes_the_model_is_refused(model):
+    inside, leave = threading.Event(), threading.Event()
+
+    def change():
+        with normscope.ablate(model, heads=[(1, 2)]):
+            inside.set()
+            leave.wait(_SECONDS)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    assert inside.wait(_SECONDS)
+    try:
+        assert in_child(lambda: ratios(model)).startswith(
+            "InputError: model: this process was forked while another thread"
+        )
+    finally:
+        leave.set()
+        thread.join()
+    ratios(model)
+
+
+def test_a_fork_of_the_thread_that_is_alone(model):
+    expected = ratios(model)
+    with model.alone():
+        assert in_child(lambda: ratios(model)) == expected
+    with in_thread(lambda: ratios(model)):
+        assert in_child(lambda: ratios(model)) == expected
