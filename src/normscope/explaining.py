@@ -21,6 +21,7 @@ from normscope.reporting.page.explorer_page import explained_page
 from normscope.rounding import counted, number
 from normscope.running.options import RunOptions
 from normscope.typed_texts import as_given
+from normscope.untrusted.writing import write_file
 
 PAGE = "explain.html"
 
@@ -58,25 +59,21 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     maps, note = _maps(model, given)
     _print(model, prediction, found)
     heads = found.strongest(_STRONGEST) if by_head else pd.DataFrame()
-    page = folder / PAGE
+    page = explained_page(
+        title=f"{model.name}: {text[:80]}",
+        what=prediction.what,
+        choices=prediction.choices,
+        scores=found._repr_html_(),
+        heads=heads,
+        picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
+        maps=maps,
+        note=note,
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        page.write_text(
-            explained_page(
-                title=f"{model.name}: {text[:80]}",
-                what=prediction.what,
-                choices=prediction.choices,
-                scores=found._repr_html_(),
-                heads=heads,
-                picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
-                maps=maps,
-                note=note,
-            ),
-            encoding="utf-8",
-        )
+        return write_file(folder, PAGE, page.encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
-    return page
 
 
 def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:

@@ -21,6 +21,7 @@ from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.trackers.weights_and_biases import log_to_active_run
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
+from normscope.untrusted.writing import write_named
 
 log = logging.getLogger("normscope")
 
@@ -177,8 +178,8 @@ class Callback(TrainerCallback):
         path = self._path(args)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.history.to_csv(path, index=False)
-        except OSError as error:
+            write_named(path, self.history.to_csv(index=False).encode())
+        except (OSError, InputError) as error:
             log.warning("%s: the history of step %d is only in memory: %s", self._name, step, one_line(error))
 
     def _path(self, args: TrainingArguments) -> Path:

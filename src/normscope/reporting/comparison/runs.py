@@ -18,6 +18,7 @@ from normscope.reporting.run_tables import RUN_TABLES
 from normscope.untrusted.files import MIB, text
 from normscope.untrusted.plain_data import require, shown
 from normscope.untrusted.tables import Columns, table
+from normscope.untrusted.writing import append_line
 
 FAILURES = "failures.jsonl"
 """File in a sweep's folder that records its failed jobs."""
@@ -98,8 +99,7 @@ def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
     """Append a failed job to the sweep's record, in one write, so that several processes may do so at once."""
     sweep.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"job": " ".join(overrides), "error": error}, ensure_ascii=False)
-    with (sweep / FAILURES).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    append_line(sweep, FAILURES, line)
 
 
 def recorded_failures(sweep: Path) -> list[str]:
