@@ -12,7 +12,7 @@ from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.decomposition import decompose
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, escaped, one_line
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.predictions import Prediction, prediction_of
@@ -96,14 +96,15 @@ def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str]:
 
 
 def _print(model: LoadedModel, prediction: Prediction, found: Attribution) -> None:
-    print(f"\n{model.name}: {prediction.what}")
+    print(f"\n{escaped(f'{model.name}: {prediction.what}')}")
     for name, probability in prediction.choices:
-        print(f"  {number(100 * probability):>7}%  {name}")
+        print(f"  {number(100 * probability):>7}%  {escaped(name)}")
     largest = float(np.abs(found.scores).max(initial=0)) or 1.0
-    print(f"\n{found._sum}\n")
+    print(f"\n{escaped(found._sum)}\n")
     order = np.argsort(-np.abs(found.scores), kind="stable")[:_STRONGEST]
-    width = max((len(found.tokens[at]) for at in order), default=0)
+    tokens = {at: escaped(found.tokens[at]) for at in order}
+    width = max(map(len, tokens.values()), default=0)
     for at in order:
         bar = "█" * round(20 * abs(float(found.scores[at])) / largest)
-        print(f"  {number(float(found.scores[at]), signed=True):>9}  {found.tokens[at]:<{width}}  {bar}")
+        print(f"  {number(float(found.scores[at]), signed=True):>9}  {tokens[at]:<{width}}  {bar}")
     print()

@@ -19,6 +19,7 @@ from normscope.config.arguments import ArgumentParser
 from normscope.data.examples import Links
 from normscope.data.lines import Malformed, lines
 from normscope.errors import InputError, message, one_line
+from normscope.streams import open_streams
 from normscope.untrusted.writing import write_named
 
 # More words than any sentence has. Without the texts, only the numbers of lines can be checked.
@@ -98,4 +99,5 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    open_streams()
     sys.exit(main())

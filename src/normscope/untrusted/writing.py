@@ -136,4 +136,5 @@ def _refuse_all_but_files(path: Path, name: str, place: int) -> None:
 
 def _refused(path: Path, mode: int, expected: str) -> InputError:
     kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
-    return InputError(f"{path}: expected {expected}, got {kinds.get(stat.S_IFMT(mode), 'a device or pipe')}; remove it")
+    advice = "" if stat.S_ISDIR(mode) else "; remove it"
+    return InputError(f"{path}: expected {expected}, got {kinds.get(stat.S_IFMT(mode), 'a device or pipe')}{advice}")

@@ -29,6 +29,7 @@ from normscope.reporting.latex import bare
 from normscope.reporting.run_folder import write_parquet
 from normscope.reporting.schemas import metadata
 from normscope.reporting.spreadsheets import as_csv
+from normscope.streams import open_streams
 from normscope.untrusted.writing import new_file, write_file
 
 
@@ -280,4 +281,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    open_streams()
     sys.exit(main())
