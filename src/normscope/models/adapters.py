@@ -1,6 +1,5 @@
 """PEFT adapters, merged into the weights of their model before it is observed: from files, or in memory."""
 
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +10,9 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
+from normscope.models.files import check_readable
+from normscope.untrusted.files import MIB
+from normscope.untrusted.plain_data import json_mapping
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -29,11 +31,12 @@ def base_model_name(folder: Path) -> str:
     Raises:
         InputError: If the adapter does not name it.
     """
+    check_readable(folder, f"model.name={folder}")
     try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"model.name={folder}: its {ADAPTER_CONFIG} cannot be read: {one_line(error)}") from error
-    name = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+        config = json_mapping(folder / ADAPTER_CONFIG, MIB)
+    except InputError as error:
+        raise InputError(f"model.name={folder}: its {ADAPTER_CONFIG} cannot be read: {error}") from error
+    name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise InputError(f"model.name={folder}: expected base_model_name_or_path in its {ADAPTER_CONFIG}, got {name!r}")
     return name

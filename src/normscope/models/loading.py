@@ -26,7 +26,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
-from normscope.models.config_checks import check_family, check_supported
+from normscope.models.config_checks import check_config_file, check_family, check_supported
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import ModelLayout, embeddings_of
@@ -57,6 +57,7 @@ from normscope.models.weight_checks import (
     check_none_missing,
     check_pickles,
     check_shapes,
+    check_size,
 )
 
 DTYPES: dict[str, torch.dtype] = {
@@ -106,6 +107,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         each.return_dict = True  # outputs are read by name
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     check_supported(text)
+    if source is not None and not options.random_init:
+        check_pickles(source.folder, options.name)
+        check_size(config, source.folder, options.name)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
     stored = stored_quantization(config)
     if stored is not None and adapter is not None:
@@ -394,6 +398,7 @@ def check_shape(model: PreTrainedModel, layout: ModelLayout, name: str) -> None:
 
 
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
+    check_config_file(source.folder, options.name)
     try:
         with silent_warnings():
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
@@ -459,7 +464,6 @@ def _pretrained(
     placing: Mapping[str, object],
     kind: Any,
 ) -> PreTrainedModel:
-    check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Casting complex values")  # `check_dtypes` refuses these
