@@ -1,6 +1,7 @@
 """A server of one page: where it listens, its address, and how it is stopped."""
 
 import contextlib
+import errno
 import importlib
 import socket
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name with an empty or too long part cannot even be encoded
         raise InputError(f"live.host={host}: cannot be resolved: {one_line(error)}") from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,6 +41,8 @@ def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
         listening.listen(128)
     except OSError as error:
         listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(f"live.host={host}: expected an address of this machine: {one_line(error)}") from error
         raise InputError(
             f"{key}={port}: cannot listen on {host}: {one_line(error)}; set {key} to another number, or to 0 for any "
             "free port"

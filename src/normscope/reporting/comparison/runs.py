@@ -28,7 +28,7 @@ _MOST_FAILURES = 64 * MIB
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
-_LEAST = {"curves": {"layer": 0}, "sequences": {"count": 1}, "heatmaps": {}}
+_LEAST = {"curves": {"layer": 0, "depth": 0}, "sequences": {"count": 1}, "heatmaps": {}}
 _TABLES = {
     name: Columns(RUN_TABLES[name].kinds, key=RUN_TABLES[name].key, least=least) for name, least in _LEAST.items()
 }
@@ -61,7 +61,8 @@ class Run:
     @property
     def depth(self) -> int | None:
         """Number of the model's layers, which relative depth shows; None without curves."""
-        return None if self.curves.empty else round((self.curves["layer"] / self.curves["depth"]).median())
+        layers = self.curves[self.curves["layer"] > 0]
+        return None if layers.empty else round((layers["layer"] / layers["depth"]).median())
 
     @property
     def is_random(self) -> bool:
@@ -142,6 +143,9 @@ def completed(sweep: Path) -> int:
 
 def _run(folder: Path) -> Run:
     results, config, curves = read_results(folder), _config(folder), _table(folder, "curves")
+    in_layers = curves[curves["layer"] > 0]
+    if not in_layers["depth"].between(0, 1, inclusive="right").all():
+        raise InputError(f"{folder}: expected depths above 0 and up to 1 for the layers of its curves")
     both = set(curves.loc[curves["layer"] == 0, "curve"]) & set(results["metrics"])
     if both:
         raise InputError(
