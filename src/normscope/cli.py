@@ -58,6 +58,9 @@ TERMINATED = 143
 _CONFIG = "config"
 """Name of the config at the top of `conf/`."""
 
+_FOREIGN = ("SOURCE_DATE_EPOCH", "MPLBACKEND")
+"""Variables that libraries parse when they are imported, perhaps after the last batch: no file has a date, no figure a window."""
+
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
 
@@ -77,6 +80,8 @@ def run(main: Callable[[], object]) -> NoReturn:
     """Run the command line and exit with its status."""
     # Otherwise Hydra prints its own summary of an error and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    for name in _FOREIGN:
+        os.environ.pop(name, None)
     open_streams()
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine())

@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import pytest
 
-from normscope.errors import escaped, printable
+from normscope.errors import InputError, escaped, printable
 from normscope.reporting import terminal
 from normscope.streams import _SPELLED, Printed
 
@@ -131,3 +131,55 @@ def test_streams_of_tests_and_notebooks_stay(monkeypatch):
     monkeypatch.setattr(sys, "stdout", own)
     open_streams()
     assert sys.stdout is own
+
+
+@pytest.mark.parametrize("name", ["SOURCE_DATE_EPOCH", "MPLBACKEND"])
+def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):
+    from normscope import cli
+    from normscope.reporting.drawing import drawn
+    from tests.unit.test_figures import CURVES
+
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "abc")
+    assert all(drawn(CURVES, ["pdf", "svg", "png"]))  # also in Python, where the variable stays
+    assert os.environ["SOURCE_DATE_EPOCH"] == "abc"
+    monkeypatch.setenv(name, "abc")
+    monkeypatch.setattr(sys, "argv", ["normscope", "--help"])
+    with pytest.raises(SystemExit):
+        cli.run(lambda: None)
+    assert name not in os.environ
+
+
+@pytest.mark.parametrize(
+    "word", ["model.name=X", "dataset.limit=4", "experiment=clark2019", "+model.step=1", "model=bert"]
+)
+def test_explaining_an_override_without_a_text_is_refused(monkeypatch, word):
+    from normscope.command_line import text_to_explain
+    from normscope.running.options import SCHEMA
+
+    monkeypatch.setattr(sys, "argv", ["normscope", "explain", word])
+    with pytest.raises(InputError, match="expected a text before"):
+        text_to_explain(SCHEMA.knows)
+    monkeypatch.setattr(sys, "argv", ["normscope", "explain", "E=mc2"])
+    assert text_to_explain(SCHEMA.knows) == "E=mc2"
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "8.8.8.8"])
+def test_hosts_that_are_none_of_this_machine(host):
+    from normscope.live.serving import bound
+
+    with pytest.raises(InputError, match=f"live.host={host}: "):
+        bound(host, 0)
+
+
+def test_results_are_read_without_a_large_buffer(tmp_path):
+    """With little memory left after a run, its results can still be read."""
+    import tracemalloc
+
+    from normscope.untrusted.files import text
+
+    (tmp_path / "results.json").write_text("{}")
+    tracemalloc.start()
+    assert text(tmp_path / "results.json", 64 * 2**20) == "{}"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * 2**20
