@@ -59,7 +59,7 @@ _CONFIG = "config"
 """Name of the config at the top of `conf/`."""
 
 _FOREIGN = ("SOURCE_DATE_EPOCH", "MPLBACKEND")
-"""Variables that libraries parse when they are imported, perhaps after the last batch: no file has a date, no figure a window."""
+"""Variables that libraries parse when they are imported, maybe after the last batch. No file has a date, no figure a window."""
 
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""

@@ -13,8 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
-from normscope.untrusted.files import MIB, read
-from normscope.untrusted.files import text as untrusted_text
+from normscope.untrusted.files import MIB, opened, read
 
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
@@ -110,10 +109,12 @@ def text_to_explain(is_key: Callable[[str], bool]) -> str | None:
     try:
         if text == "-":
             return _read_stdin().strip()
-        text = untrusted_text(Path(text), _LONGEST_TEXT).strip() if _is_file(text) else text
+        if _is_file(text):
+            with opened(Path(text)) as stream:
+                return read(stream, Path(text), _LONGEST_TEXT).decode().strip()
         text.encode()
     except InputError as error:
-        raise InputError(f"explain: {error}") from error
+        raise InputError(f"explain: {text}: expected a text in UTF-8: {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"explain: {text}: expected a text in UTF-8: {one_line(error)}") from error
     return text
