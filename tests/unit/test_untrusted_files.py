@@ -216,7 +216,7 @@ def test_text_that_is_not_unicode_is_refused(tmp_path):
         table(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("depth", [np.nan, 0.0, -0.5, 2.0])
+@pytest.mark.parametrize("depth", [np.nan, 0.0, 5e-324, -0.5, 2.0])
 def test_a_comparison_refuses_depths_that_are_none(tmp_path, depth):
     from normscope.reporting.comparison.runs import read
 

@@ -25,6 +25,8 @@ FAILURES = "failures.jsonl"
 
 _MOST_FAILURES = 64 * MIB
 
+_MOST_LAYERS = 1_000_000
+
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
@@ -144,7 +146,7 @@ def completed(sweep: Path) -> int:
 def _run(folder: Path) -> Run:
     results, config, curves = read_results(folder), _config(folder), _table(folder, "curves")
     in_layers = curves[curves["layer"] > 0]
-    if not in_layers["depth"].between(0, 1, inclusive="right").all():
+    if not (in_layers["depth"].between(0, 1) & (in_layers["layer"] / in_layers["depth"] < _MOST_LAYERS)).all():
         raise InputError(f"{folder}: expected depths above 0 and up to 1 for the layers of its curves")
     both = set(curves.loc[curves["layer"] == 0, "curve"]) & set(results["metrics"])
     if both:
