@@ -11,7 +11,7 @@ import locale
 import os
 import select
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from normscope.errors import escaped
 
@@ -111,7 +111,7 @@ class _Descriptor(io.RawIOBase):
         """Whether a terminal shows it."""
         return os.isatty(self._descriptor)
 
-    def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+    def write(self, data: Any, /) -> int:
         """Write bytes, or lose them."""
         while True:
             try:
