@@ -21,7 +21,7 @@ from normscope.api.picture import Picture
 from normscope.api.several import Several
 from normscope.data.batching import Batch
 from normscope.data.options import Level
-from normscope.errors import InputError
+from normscope.errors import InputError, escaped
 from normscope.maths.layer_composition import LayerStage
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
@@ -262,7 +262,7 @@ class Decomposition:
         return str(self.table.style.format("{:.1%}").to_html()) + self.figure()._repr_html_()
 
     def __repr__(self) -> str:
-        return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
+        return f"{escaped(' '.join(self.tokens))}\n{self.table.to_string(float_format='{:.3f}'.format)}"
 
 
 class Decompositions(Several[Decomposition]):

@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.token_sequence import Batching
-from normscope.errors import InputError
+from normscope.errors import InputError, escaped
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
@@ -79,7 +79,7 @@ class LoadedModel:
         text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
-        return f"LoadedModel({text}, {number_format(self.model)} on {self.device}{matched})"
+        return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
 
     def in_turn(self, call: Callable[[], T]) -> T:
         """Call a function that observes the model once no other call does; see `Turns`.

@@ -320,6 +320,11 @@ class _Proof:
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
         # Norms of the heads with weights for each of them are proved by queries and keys alone.
+        if norm is not None and not 0 <= norm.epsilon < math.inf:
+            raise InputError(
+                f"model.name={self._name}: expected an ε of at least 0 in the {part} of layer {layer}, got {norm.epsilon}; "
+                "correct the model's config"
+            )
         if module is not None and norm is not None and norm.weight.ndim == 1:
             bound, error = max(BOUNDS[self._model.dtype], FLOAT32_INSIDE), _norm_error(module, norm, self._model.dtype)
             self._check(Difference(layer, part, error), bound)

@@ -1,15 +1,13 @@
 """Small figures, drawn before a run to see whether a user's style works."""
 
 import dataclasses
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from normscope.analyses.findings import Figure, HeatmapPanels, Lines, Scatter, WordMaps
 from normscope.reporting.appearance import Appearance
-from normscope.reporting.drawing import draw
+from normscope.reporting.drawing import drawn
 
 
 def try_style(look: Appearance) -> None:
@@ -19,9 +17,8 @@ def try_style(look: Appearance) -> None:
         InputError: If matplotlib cannot draw in this style.
     """
     coarse = dataclasses.replace(look, dpi=50)  # which is quick, and no style sets it
-    with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
-        for number, figure in enumerate(_figures()):
-            draw(figure, [Path(folder, f"{number}.{extension}") for extension in look.formats], coarse)
+    for figure in _figures():
+        drawn(figure, look.formats, coarse)
 
 
 def _figures() -> list[Figure]:

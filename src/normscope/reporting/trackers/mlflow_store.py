@@ -27,6 +27,7 @@ from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker, as_markdown
 from normscope.reporting.trackers.failures import Failures
 from normscope.untrusted.files import LONGEST_NAME, text
+from normscope.untrusted.writing import write_file
 
 _BATCH = 100
 """Parameters or tags in one call, at most; there may be ten times as many metrics."""
@@ -158,7 +159,7 @@ def _start(options: TrackingOptions, description: RunDescription, folder: Path, 
         artifacts = None if elsewhere else (folder.parent.resolve() / "mlflow-artifacts").as_uri()
         experiment = _experiment(client, str(options.project), artifacts)
         run = client.create_run(experiment, run_name=description.name).info.run_id
-        (folder / _RUN_ID).write_text(run)
+        write_file(folder, _RUN_ID, run.encode())
         _log_params(client, run, parameters(description.config))
     client.update_run(run, status="RUNNING")
     tags = {"job_type": description.job_type, "tags": ", ".join(description.tags), "group": options.group}
