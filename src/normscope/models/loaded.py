@@ -26,6 +26,7 @@ from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
+from normscope.models.text_check import Check
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
@@ -243,7 +244,7 @@ class LoadedModel:
             inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
-            observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
+            observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING)
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @property

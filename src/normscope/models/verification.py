@@ -39,6 +39,8 @@ from normscope.models.identities import (
     attention_differences,
     bound_of,
     feed_forward_differences,
+    norm_error,
+    note_rest,
     relative_error,
     rest_of_layer,
     stream_differences,
@@ -49,6 +51,7 @@ from normscope.models.observer import Observer
 from normscope.models.positions import padding_of
 from normscope.models.score_terms import ScoreTerms, score_terms
 from normscope.models.stored_weights import execution_device
+from normscope.models.text_check import Check
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
@@ -190,11 +193,13 @@ class _Proof:
                     functools.partial(self._compare_block, expected, terms, values),
                     visit_feed_forward=functools.partial(self._compare_feed_forward, expected),
                     replacements=_untouched_inputs(expected) if layout.routed else None,
+                    check=Check.NOTHING,
                 )
                 if values:
                     self._layer = 0
                     changed = {layer: _every_other_changed(record.inputs) for layer, record in expected.layers.items()}
-                    observer.run(inputs, functools.partial(self._compare_values, values), replacements=changed)
+                    compare = functools.partial(self._compare_values, values)
+                    observer.run(inputs, compare, replacements=changed, check=Check.NOTHING)
         except (RuntimeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -220,7 +225,10 @@ class _Proof:
             self._note([Difference(block.layer, "visibility of keys", float(wrong))])
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
-        self._note([rest_of_layer(block, modules, record, self._bound, crossing)])
+        difference, rest = rest_of_layer(block, modules, record, self._bound, crossing)
+        self._note([difference])
+        if rest is not None:
+            note_rest(self._model, self._layout, block.layer, rest)
         if modules.heads.value is None or modules.bottleneck is not None:
             values[block.layer] = block
         self._layer = block.layer
@@ -265,7 +273,7 @@ class _Proof:
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
         # Norms of the heads with weights for each of them are proved by queries and keys alone.
         if module is not None and norm is not None and norm.weight.ndim == 1:
-            bound, error = max(BOUNDS[self._model.dtype], FLOAT32_INSIDE), _norm_error(module, norm, self._model.dtype)
+            bound, error = max(BOUNDS[self._model.dtype], FLOAT32_INSIDE), norm_error(module, norm, self._model.dtype)
             self._check(Difference(layer, part, error), bound)
             if error > BOUNDS[torch.float64]:  # many families' norms compute in float32 whatever their type
                 self._bound = max(self._bound, bound)
@@ -360,19 +368,3 @@ def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) ->
         ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
     device = execution_device(model)
     return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}
-
-
-def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> float:
-    """The largest difference between a norm module and its parameters, on probe vectors.
-
-    Vectors whose variance is near ε prove ε, which the activations of a model are too large to show.
-    """
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(2, 8, len(norm.weight), generator=generator, dtype=torch.float64)
-    # A norm without ε may divide by at least some tiny number.
-    vectors[0] *= max(norm.epsilon if norm.adds_outside else math.sqrt(norm.epsilon), 1e-7)
-    probe = vectors.to(norm.weight.device, dtype)
-    with torch.inference_mode():
-        expected = module(probe)
-    made = norm.normalised(full_precision(probe))
-    return relative_error(made, expected, expected, torch.ones(probe.shape[:-1], dtype=torch.bool))
