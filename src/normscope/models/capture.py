@@ -36,6 +36,8 @@ class LayerCapture:
     """What W_Q of cross-attention outside the registry reads; elsewhere it reads what W_K reads."""
     call: AttentionCall | None = None
     """What the attention function was given, with keys and values for each head of queries."""
+    attended: Tensor | None = None
+    """What the attention function has returned, (batch, query, head, dimension)."""
     log_normaliser: Tensor | None = None
     unnormed_key: Tensor | None = None
     gate: Tensor | None = None

@@ -155,7 +155,8 @@ class ForwardPass:
         output, parts.log_normaliser = attention(
             call.query, call.key, call.value, call.mask, call.scale, cap=call.cap, sinks=call.sinks
         )
-        return output.transpose(1, 2).contiguous()
+        parts.attended = output.transpose(1, 2).contiguous()
+        return parts.attended
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A layer begins: visit its input, and change it if there is a replacement."""
@@ -299,7 +300,7 @@ class ForwardPass:
             if self.network is not None:
                 self.network.attention = block
             if self.check is not None:
-                self.check.add(block)
+                self.check.add(block, parts.attended)
             self.visitors.attention(block)
         self.shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, _ATTENTION))

@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients, Noted, transposed_through
+from normscope.models.attention_function import attention_by
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
 from normscope.models.feed_forward import FeedForwardBlock
@@ -22,11 +23,14 @@ from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.identities import BOUNDS, row_error
 from normscope.models.layer_hooks import hook_on_end
 from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.stream_changes import StreamChange, stream_changes
+from normscope.models.text_check import Check, TextCheck
+from normscope.models.untouched import reference_attention
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +41,8 @@ class FrozenPass:
     """The last hidden vectors. Autograd records what the model or its head does with them."""
     output: Any
     """What the model, or the head, has returned."""
+    check: TextCheck
+    """Refuses what is not equal up to rounding."""
     biases: Sequence[Tensor]
     """Biases of the model and the head. Autograd records those that come after the last hidden vectors."""
     final_norm: FrozenNorm | None
@@ -142,7 +148,7 @@ def frozen_pass(
 
     Raises:
         InputError: If a layer has no feed-forward network that can be observed, the model is a single layer with a convolution
-            beside it, or some of its weights are not on its device.
+            beside it, some of its weights are not on its device, or the pass differs from that of the untouched model.
     """
     whole = model if head is None else head
     if is_offloaded(whole):
@@ -153,6 +159,7 @@ def frozen_pass(
     freezer.check(len(layout.stream.layers))
     calls: list[LayerCall] = []
     blocks: list[FeedForwardBlock] = []
+    untouched = _untouched(model, layout, inputs, whole)
     with contextlib.ExitStack() as exit_:
         for handle in _exact_norms(model, layout):
             exit_.callback(handle.remove)
@@ -164,11 +171,20 @@ def frozen_pass(
             running.enter_context(torch.inference_mode(False))
             running.enter_context(frozen_functions(whole))
             # A layer that no module runs cannot run again.
-            keep = blocks.append if layout.stream.places else None
-            output = observer.run(inputs, lambda _block: None, visit_feed_forward=keep, whole=whole, calls=calls)
+            keep = blocks.append if layout.stream.places else lambda _block: None
+            output = observer.run(
+                inputs,
+                lambda _block: None,
+                visit_feed_forward=keep,
+                whole=whole,
+                calls=calls,
+                check=Check.TOKENS,
+            )
+        _compare(observer.check, layout, (last.vectors, output), untouched, inputs["attention_mask"].bool())
         yield FrozenPass(
             last.vectors,
             output,
+            observer.check,
             biases,
             last.final_norm,
             observer,
@@ -178,6 +194,61 @@ def frozen_pass(
             freezer,
             stream_changes(model).get(1),
         )
+
+
+def _untouched(
+    model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor], whole: nn.Module
+) -> tuple[Tensor, Any]:
+    """The last hidden vectors of the untouched model, and what it or its head returns."""
+    kept: list[Tensor] = []
+
+    def take(_module: nn.Module, _args: Any, output: Any) -> None:
+        vectors = output[0] if isinstance(output, tuple | list) else output
+        kept.append(layout.by_text(vectors).clone())
+
+    final = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
+    if final is None and layout.stream.places:
+        handle = hook_on_end(model, layout, lambda vectors: kept.append(layout.by_text(vectors).clone()))
+    else:
+        handle = (layout.parts(model)[-1].entry if final is None else final).register_forward_hook(take)
+    with contextlib.ExitStack() as exit_:
+        exit_.callback(handle.remove)
+        if layout.attention.registry:
+            exit_.enter_context(attention_by(model, reference_attention(model, layout)))
+        exit_.enter_context(torch.inference_mode())
+        output = whole(**inputs)
+    return kept[-1], output
+
+
+def _compare(
+    check: TextCheck, layout: ModelLayout, frozen: tuple[Tensor, Any], untouched: tuple[Tensor, Any], tokens: Tensor
+) -> None:
+    """Compare what the frozen pass computes with the untouched model.
+
+    Raises:
+        InputError: If the last hidden vectors or the logits differ.
+    """
+    if layout.routed or tokens.device.type == "meta":  # rounding may change the choice of experts; layers were compared
+        return
+    # Float32 inside a float64 model adds up over the layers.
+    bound = check.bound if check.bound <= BOUNDS[torch.float64] else max(check.bound, BOUNDS[torch.float32])
+    logits = [getattr(output, "logits", None) for _, output in (frozen, untouched)]
+    for part, got, wanted in (
+        ("the last hidden vectors differ", frozen[0], untouched[0]),
+        ("the logits differ", *logits),
+    ):
+        if got is None or wanted is None:
+            continue
+        got, wanted = full_precision(got.detach()), full_precision(wanted)
+        errors = row_error(got, wanted, wanted)
+        if errors.shape == tokens.shape:
+            errors = errors.masked_fill(~tokens.to(errors.device), 0)
+        if float(errors.max()) >= bound:
+            raise InputError(
+                f"{check.name} cannot be attributed on these texts: {part} from those of the untouched model by "
+                f"{float(errors.max()):.1e} (relative, at most {bound:.0e}), with slopes, deviations and attention weights held "
+                "fixed"
+            )
 
 
 class _LastVectors:

@@ -130,6 +130,11 @@ class Observer:
         """The pass that is running."""
 
     @property
+    def networks(self) -> bool:
+        """Whether feed-forward networks are observed."""
+        return bool(self._targets.networks)
+
+    @property
     def parameters(self) -> Mapping[int, BlockParameters]:
         """Weights of the blocks to visit, by layer."""
         return self._targets.parameters

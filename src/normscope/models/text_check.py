@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.feed_forward import FeedForwardBlock
@@ -74,6 +75,7 @@ class TextCheck:
         self.layout, self.modules = layout, modules
         self.rest: Mapping[int, Rest] = {}
         """What computes the rest of each layer, where the proof has found it."""
+        self._output_norms: dict[int, Normalisation] = {}
         self._ids = torch.zeros(0, dtype=torch.bool)
         """Token ids that have been compared."""
         self._positions = 0
@@ -92,6 +94,12 @@ class TextCheck:
                 written[id(modules.norm)] = modules.norm
         written |= {id(rest.module): rest.module for rest in self.rest.values()}
         return [*read.values()], [*written.values()]
+
+    def output_norm(self, modules: BlockModules, device: torch.device) -> Normalisation:
+        """The weights of the norm whose output leaves a layer."""
+        if modules.layer not in self._output_norms:
+            self._output_norms[modules.layer] = self.layout.normalisation(modules.output_norm, device)
+        return self._output_norms[modules.layer]
 
     def begin(
         self, check: Check, token_mask: Tensor, key_mask: Tensor, on_host: Mapping[str, Tensor] | None, ids: Tensor
@@ -232,8 +240,12 @@ class PassCheck:
         if left is not None and left is not vectors and left.shape == vectors.shape:
             self._compare(layer - 1, "hidden vector", self.taken(left), self.taken(vectors))
 
-    def add(self, block: AttentionBlock) -> None:
-        """The attention block of the layer has its output."""
+    def add(self, block: AttentionBlock, attended: Tensor | None) -> None:
+        """The attention block of the layer has its output.
+
+        Args:
+            attended: What the attention function has returned, (batch, query, head, dimension); None outside the registry.
+        """
         if self._layer is None:
             return
         state, parameters = self._layer, block.parameters
@@ -245,6 +257,8 @@ class PassCheck:
         self._note_scores(block)
         self._compare_read(block, inputs)
         self._compare_projections(block)
+        if self.kind is Check.SOME and attended is not None:  # which cannot add up α at every place
+            self._compare_projected(block, attended, output)
         for queries, weights in self._weights(block):
             heads = weights @ block.value.to(weights.dtype)
             heads = heads if block.gate is None else heads * block.gate[:, :, queries].to(heads)
@@ -266,6 +280,16 @@ class PassCheck:
             case "pre" | "parallel":
                 state.total = state.output = inputs + output
         state.awaits = state.modules.norm is not None or state.modules.sum_consumer is not None
+
+    def _compare_projected(self, block: AttentionBlock, attended: Tensor, output: Tensor) -> None:
+        """Compare the attention output with what W_O makes of what the attention function has returned."""
+        places = self._on(attended.device)
+        heads = full_precision(attended.flatten(0, 1)[places])
+        if block.gate is not None:
+            heads = heads * block.gate.transpose(1, 2).flatten(0, 1)[places].to(heads)
+        weight, bias = block.parameters.output_weight, block.parameters.output_bias
+        made = heads.flatten(1) @ weight.flatten(0, 1).to(heads)
+        self._compare(block.layer, "sum of αf(x)", made if bias is None else made + bias, output)
 
     def _note_scores(self, block: AttentionBlock) -> None:
         if block.alpha.log_normaliser is not None:
@@ -375,7 +399,7 @@ class PassCheck:
         self._compare(layer, "feed-forward network", made, output)
         first = self._required(block.attention.inputs) if parameters.norm_position == "parallel" else state.output
         read = first if norm is None or parameters.norm_position == "post" else norm.normalised(first)
-        self._compare(layer, "what the feed-forward network reads", read, inputs)
+        self._compare(layer, "input of the feed-forward network", read, inputs)
         out_norm = parameters.output_normalisation
         state.made = state.output + (output if out_norm is None else out_norm.normalised(output))
         if norm is not None and parameters.norm_position == "post":
@@ -404,8 +428,13 @@ class PassCheck:
             elif state.made is not None:
                 self._compare(state.number, "layer output", state.made, leaving)
             elif state.added is not None:
-                before = leaving if state.modules.output_norm is None else state.before_norm
-                self._compare(state.number, "layer output", state.output + state.added, before)
+                made = state.output + state.added
+                if state.modules.output_norm is None:
+                    self._compare(state.number, "layer output", made, leaving)
+                else:
+                    self._compare(state.number, "input of the layer's last norm", made, state.before_norm)
+                    norm = self._check.output_norm(state.modules, made.device)
+                    self._compare(state.number, "layer output", norm.normalised(made), leaving)
         self._layer = None
 
     def _refuse_skipped(self, layer: int, part: str) -> None:

@@ -43,5 +43,6 @@ def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> O
             phases.begin(Phase.PASS)
             for batch, _ in run.stream:
                 runner.run(batch)
+            runner.finish()
         findings = conclude(run)
     return Outcome(findings, run.provenance.facts(), run.plan.model.layers)
