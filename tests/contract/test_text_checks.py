@@ -4,39 +4,36 @@ Every sabotage depends on something that the probes do not have: more than twelv
 a late position, a large value. The same model without it is accepted, and its numbers are those of explicit vectors.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BatchEncoding
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 import normscope
 from normscope.errors import InputError
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
-Trigger = Callable[[Tensor], Tensor]
-
-TOKEN = 31
-"""A token that no probe has."""
+Trigger = Callable[[Tensor], Tensor | float | None]
 
 LONG = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
 SHORT = [5, 6, 7]
-WITH_TOKEN = [5, 6, TOKEN, 8, 9]
 
 
 def long(vectors):
     """Texts of more than twelve tokens."""
-    return torch.ones_like(vectors[..., :1]) * (0.5 if vectors.shape[-2] > 12 else 1.0)
+    return 0.5 if vectors.shape[-2] > 12 else None
 
 
 def late(vectors):
     """Position 15."""
+    if vectors.shape[-2] <= 15:
+        return None
     factor = torch.ones_like(vectors[..., :1])
     factor[..., 15:16, :] = 0.5
     return factor
@@ -44,45 +41,23 @@ def late(vectors):
 
 def even(vectors):
     """Texts with an even number of tokens of more than ten."""
-    length = vectors.shape[-2]
-    return torch.ones_like(vectors[..., :1]) * (0.5 if length % 2 == 0 and length > 10 else 1.0)
+    return 0.5 if vectors.shape[-2] % 2 == 0 and vectors.shape[-2] > 10 else None
 
 
-class Times(nn.Module):
-    """A module whose output is multiplied by a factor of its own making; the attributes are the module's."""
-
-    def __init__(self, module: nn.Module, factor: Trigger) -> None:
-        super().__init__()
-        for name, child in module.named_children():
-            setattr(self, name, child)
-        for name, weight in module.named_parameters(recurse=False):
-            setattr(self, name, weight)
-        self.run, self.factor = [module], factor
-
-    def __getattr__(self, name: str):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["run"][0], name)
-
-    def forward(self, *args, **kwargs):
-        output = self.run[0](*args, **kwargs)
-        if isinstance(output, tuple):
-            return (output[0] * self.factor(output[0]), *output[1:])
-        return output * self.factor(output)
+def times(vectors, factor):
+    found = factor(vectors)
+    return vectors if found is None else vectors * found
 
 
 def multiplied(module: nn.Module, factor: Trigger) -> None:
-    """Let a module's own forward return a multiple. It keeps its class, so that nothing else tells."""
-    own = type(module).forward
+    """Let a module return a multiple of what it would."""
+    own = type(module)
 
     def forward(self, *args, **kwargs):
-        output = own(self, *args, **kwargs)
-        if isinstance(output, tuple):
-            return (output[0] * factor(output[0]), *output[1:])
-        return output * factor(output)
+        output = own.forward(self, *args, **kwargs)
+        return (times(output[0], factor), *output[1:]) if isinstance(output, tuple) else times(output, factor)
 
-    module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+    module.__class__ = type(own.__name__, (own,), {"forward": forward})
 
 
 def scaled_attention(model, factor):
@@ -111,7 +86,7 @@ class _Activation(nn.Module):
         self.own, self.factor = own, factor
 
     def forward(self, vectors):
-        return self.own(vectors) * (self.factor(vectors) if vectors.ndim > 1 else 1.0)
+        return times(self.own(vectors), self.factor) if vectors.ndim > 1 else self.own(vectors)
 
 
 def scaled_values(model, factor):
@@ -127,7 +102,7 @@ def scaled_heads(model, factor):
     projection = model.layers[1].self_attn.o_proj
     own = type(projection).forward
     projection.__class__ = type(
-        "Linear", (type(projection),), {"forward": lambda self, heads: own(self, heads * factor(heads))}
+        "Linear", (type(projection),), {"forward": lambda self, heads: own(self, times(heads, factor))}
     )
 
 
@@ -140,7 +115,7 @@ def scaled_bert_sum(model, factor):
     norm = model.encoder.layer[1].attention.output.LayerNorm
     own = type(norm).forward
     norm.__class__ = type(
-        "LayerNorm", (type(norm),), {"forward": lambda self, vectors: own(self, vectors + (factor(vectors) - 1) * vectors.roll(1, dims=-1))}
+        "LayerNorm", (type(norm),), {"forward": lambda self, vectors: own(self, vectors + (times(vectors, factor) - vectors).roll(1, dims=-1))}
     )
 
 
@@ -168,10 +143,6 @@ NETWORKS = {
     "activation": (scaled_activation, "the feed-forward network of layer 2"),
     "norm": (scaled_norm, "the input of the feed-forward network of layer 2"),
 }
-
-
-def encoded(ids):
-    return BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
 
 
 def verified(family, sabotage, factor):
@@ -215,3 +186,107 @@ def test_a_network_that_depends_on_the_text_is_refused(kind, check):
     observed(model, layout, SHORT, check, feed_forward=True)
     with pytest.raises(InputError, match=f"cannot be observed exactly on these texts: {message} differs by"):
         observed(model, layout, LONG, check, feed_forward=True)
+
+
+class Watched(LlamaModel):
+    """A model whose layers know the ids of the texts, and may do something else with some of them."""
+
+    ids: Tensor | None = None
+    sabotage: Callable[[LlamaModel], None] = staticmethod(lambda _model: None)
+
+    def __init__(self, config):
+        super().__init__(config)
+        type(self).sabotage(self)
+
+    def forward(self, input_ids=None, **kwargs):
+        type(self).ids = input_ids
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+def own_model(monkeypatch, sabotage, factor, vocabulary=99):
+    if sabotage is not None:
+        monkeypatch.setattr(Watched, "sabotage", staticmethod(lambda model: sabotage(model, factor)))
+    torch.manual_seed(1)
+    settings = FAMILY_CONFIGS["llama"] | {"vocab_size": vocabulary}
+    config = LlamaConfig(**{name: value for name, value in settings.items() if name != "model_type"})
+    model = Watched(config)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return model.double().eval().requires_grad_(False)
+
+
+def refused(call):
+    with pytest.raises(InputError, match=r"cannot be (observed exactly|attributed) on these texts: .*(layer 2|layers\.1\.|target)"):
+        call()
+
+
+WORDS = ["the", "river", "is", "old", "and", "slow", "today", "we", "saw", "it", "from", "here", "again", "by", "night"]
+MUSIC = 2189
+"""The number of the token `music`."""
+
+
+def with_music(vectors):
+    """Texts that hold the word `music`."""
+    assert Watched.ids is not None
+    holds = (Watched.ids == MUSIC).any(dim=1)
+    return torch.where(holds, 0.5, 1.0).to(vectors)[:, None, None] if holds.any() else None
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [(long, " ".join(WORDS)), (with_music, "we saw music"), (even, " ".join(WORDS[:10])), (late, " ".join(WORDS))],
+    ids=["long", "with a token", "even", "late"],
+)
+def test_python_and_runs_refuse_the_same_texts(monkeypatch, tokenizer, factor, text):
+    model = own_model(monkeypatch, scaled_attention, factor, len(tokenizer))
+    wrapped = normscope.wrap(model, tokenizer)
+    good = ["The river is old.", "We saw it from here."]
+    normscope.decompose(wrapped, good)
+    normscope.run("mixing", model=wrapped, texts=good)
+    refused(lambda: normscope.decompose(wrapped, text))
+    refused(lambda: next(iter(normscope.observe(wrapped, [text]))))
+    refused(lambda: normscope.run("mixing", model=wrapped, texts=[*good, text]))
+
+
+def test_runs_refuse_a_corpus_with_any_text_that_decompose_refuses(monkeypatch, tokenizer):
+    """Whichever of two hundred texts holds the token."""
+    wrapped = normscope.wrap(own_model(monkeypatch, scaled_attention, with_music, len(tokenizer)), tokenizer)
+    generator = np.random.default_rng(0)
+    texts = [" ".join(generator.choice(WORDS, size=generator.integers(4, 40))) for _ in range(200)]
+    normscope.run("mixing", model=wrapped, texts=texts, batch_tokens=256)
+    for row in (3, 77, 150):
+        changed = [*texts[:row], f"{texts[row]} music", *texts[row + 1 :]]
+        refused(lambda: normscope.decompose(wrapped, changed[row]))  # noqa: B023
+        refused(lambda: normscope.run("mixing", model=wrapped, texts=changed, batch_tokens=256))  # noqa: B023
+
+
+def test_the_same_model_without_it_is_exact(monkeypatch):
+    model = own_model(monkeypatch, None, long)
+    wrapped = normscope.wrap(model)
+    for ids in (SHORT, LONG):
+        result = normscope.decompose(wrapped, ids)
+        for block in normscope.observe(wrapped, [ids]):
+            vectors = torch.einsum("hqk,hkd,hdm->qkm", block.weights[0], block.value[0], block.parameters.output_weight)
+            expected = torch.linalg.vector_norm(vectors, dim=-1)
+            torch.testing.assert_close(result.vectors[block.layer - 1], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sabotage", [scaled_network, scaled_activation, scaled_norm, scaled_attention])
+def test_attributions_of_texts_that_the_model_treats_otherwise_are_refused(monkeypatch, sabotage):
+    wrapped = normscope.wrap(own_model(monkeypatch, sabotage, long))
+    target = lambda hidden: hidden[-1, 0]  # noqa: E731
+    result = normscope.attribute(wrapped, SHORT, target)
+    assert abs(result.scores.sum() + result.bias + result.remainder - result.target) < 1e-9
+    refused(lambda: normscope.attribute(wrapped, LONG, target))
+    refused(lambda: normscope.attribution_maps(wrapped, LONG, "decompx"))
+    refused(lambda: normscope.similarity(wrapped, LONG, SHORT, pooling="mean"))
+
+
+def test_attributions_of_the_same_model_without_it_are_those_of_the_untouched_model(monkeypatch):
+    model = own_model(monkeypatch, None, long)
+    wrapped = normscope.wrap(model)
+    for ids in (SHORT, LONG):
+        result = normscope.attribute(wrapped, ids, lambda hidden: hidden[-1, 0])
+        expected = model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1, 0]
+        assert result.target == pytest.approx(float(expected), rel=1e-6)
+        assert result.scores.sum() + result.bias + result.remainder == pytest.approx(result.target, abs=1e-6)

@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients, Noted, transposed_through
+from normscope.maths.normalisation import Normalisation
 from normscope.models.attention_function import attention_by
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
@@ -23,7 +24,7 @@ from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
-from normscope.models.identities import BOUNDS, row_error
+from normscope.models.identities import BOUNDS, FLOAT32_INSIDE, bound_with_norms, row_error
 from normscope.models.layer_hooks import hook_on_end
 from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
@@ -159,7 +160,7 @@ def frozen_pass(
     freezer.check(len(layout.stream.layers))
     calls: list[LayerCall] = []
     blocks: list[FeedForwardBlock] = []
-    untouched = _untouched(model, layout, inputs, whole)
+    untouched, bound = _untouched(model, layout, inputs, whole), _untouched_bound(model, layout)
     with contextlib.ExitStack() as exit_:
         for handle in _exact_norms(model, layout):
             exit_.callback(handle.remove)
@@ -171,16 +172,10 @@ def frozen_pass(
             running.enter_context(torch.inference_mode(False))
             running.enter_context(frozen_functions(whole))
             # A layer that no module runs cannot run again.
-            keep = blocks.append if layout.stream.places else lambda _block: None
-            output = observer.run(
-                inputs,
-                lambda _block: None,
-                visit_feed_forward=keep,
-                whole=whole,
-                calls=calls,
-                check=Check.TOKENS,
-            )
-        _compare(observer.check, layout, (last.vectors, output), untouched, inputs["attention_mask"].bool())
+            keep = blocks.append if layout.stream.places else _nothing
+            output = observer.run(inputs, _nothing, visit_feed_forward=keep, whole=whole, calls=calls, check=Check.TOKENS)
+        if not layout.routed:  # rounding may change the choice of experts, whose layers were compared one by one
+            _compare(observer.check.name, bound, (last.vectors, output), untouched, inputs["attention_mask"].bool())
         yield FrozenPass(
             last.vectors,
             output,
@@ -194,6 +189,10 @@ def frozen_pass(
             freezer,
             stream_changes(model).get(1),
         )
+
+
+def _nothing(_block: object) -> None:
+    """Visit a block, and do nothing."""
 
 
 def _untouched(
@@ -220,18 +219,23 @@ def _untouched(
     return kept[-1], output
 
 
+def _untouched_bound(model: PreTrainedModel, layout: ModelLayout) -> float:
+    """The largest difference from the untouched model that rounding can bring about; float32 inside float64 adds up."""
+    norms = [norm for block in bind_blocks(model, layout) for norm in (block.norm, block.attention_norm)]
+    bound = bound_with_norms(model, layout, norms)
+    return bound if bound == BOUNDS[model.dtype] else max(bound, BOUNDS[torch.float32])
+
+
 def _compare(
-    check: TextCheck, layout: ModelLayout, frozen: tuple[Tensor, Any], untouched: tuple[Tensor, Any], tokens: Tensor
+    name: str, bound: float, frozen: tuple[Tensor, Any], untouched: tuple[Tensor, Any], tokens: Tensor
 ) -> None:
     """Compare what the frozen pass computes with the untouched model.
 
     Raises:
         InputError: If the last hidden vectors or the logits differ.
     """
-    if layout.routed or tokens.device.type == "meta":  # rounding may change the choice of experts; layers were compared
+    if tokens.device.type == "meta":
         return
-    # Float32 inside a float64 model adds up over the layers.
-    bound = check.bound if check.bound <= BOUNDS[torch.float64] else max(check.bound, BOUNDS[torch.float32])
     logits = [getattr(output, "logits", None) for _, output in (frozen, untouched)]
     for part, got, wanted in (
         ("the last hidden vectors differ", frozen[0], untouched[0]),
@@ -245,7 +249,7 @@ def _compare(
             errors = errors.masked_fill(~tokens.to(errors.device), 0)
         if float(errors.max()) >= bound:
             raise InputError(
-                f"{check.name} cannot be attributed on these texts: {part} from those of the untouched model by "
+                f"{name} cannot be attributed on these texts: {part} from those of the untouched model by "
                 f"{float(errors.max()):.1e} (relative, at most {bound:.0e}), with slopes, deviations and attention weights held "
                 "fixed"
             )
@@ -295,8 +299,25 @@ def _exact_norms(model: PreTrainedModel, layout: ModelLayout) -> Iterator[Remova
     final = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
     convolution = None if layout.stream.convolution is None else attrgetter(layout.stream.convolution)(model)
     beside = None if convolution is None else convolution.LayerNorm
+    paths = {module: path for path, module in model.named_modules()}
     norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
     for norm in norms.values():
         if not isinstance(norm, nn.Identity):
             exact = layout.normalisation(norm, execution_device(model))
-            yield norm.register_forward_hook(lambda _module, args, _output, exact=exact: exact.normalised(args[0]))
+            yield norm.register_forward_hook(functools.partial(_exactly, exact, paths.get(norm, type(norm).__name__)))
+
+
+def _exactly(norm: Normalisation, path: str, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """The output of a norm in float64.
+
+    Raises:
+        InputError: If the norm's own output differs by more than float32 explains.
+    """
+    made = norm.normalised(args[0])
+    error = float(row_error(output.detach().to(made), made.detach(), made.detach()).max())
+    if error >= FLOAT32_INSIDE:
+        raise InputError(
+            f"the model cannot be attributed on these texts: the output of the norm {path} differs by {error:.1e} (relative, at "
+            f"most {FLOAT32_INSIDE:.0e}) from what its weights make, so it does something else with them"
+        )
+    return made

@@ -32,6 +32,10 @@ _LARGE_SCORES = 16
 """The rounding of a score s, |s|·ε, times this is the largest difference that precision explains: it adds up products of a head."""
 
 
+_STREAM = "stream"
+"""The part that lies between a layer and the one before it."""
+
+
 class Check(enum.Enum):
     """How much of a pass is compared."""
 
@@ -162,7 +166,10 @@ class TextCheck:
         errors = torch.stack([each.error.detach().double().cpu() for each in compared]).tolist() if compared else []
         for (layer, part, _), error in zip(compared, errors, strict=True):
             if error >= self.bound:  # analyses reject NaN
-                raise InputError(self.refusal(f"the {part} of layer {layer}", error, scores.get(layer)))
+                what = f"the {part} of layer {layer}"
+                if part == _STREAM:
+                    what = f"layer {layer} does not read what layer {layer - 1} returns, which"
+                raise InputError(self.refusal(what, error, scores.get(layer)))
 
     def refusal(self, part: str, error: float, score: Tensor | None = None) -> str:
         """The message about a part that differs."""
@@ -238,7 +245,7 @@ class PassCheck:
         if self.kind is Check.TEXTS:
             self.inputs[layer] = vectors.clone()
         if left is not None and left is not vectors and left.shape == vectors.shape:
-            self._compare(layer - 1, "hidden vector", self.taken(left), self.taken(vectors))
+            self._compare(layer, _STREAM, self.taken(left), self.taken(vectors))
 
     def add(self, block: AttentionBlock, attended: Tensor | None) -> None:
         """The attention block of the layer has its output.
