@@ -182,7 +182,8 @@ class ForwardPass:
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
         modules = self.targets.layers.get(layer)
-        self.attention = None if modules is None else LayerCapture(modules, inputs=vectors)
+        large = None if self.check is None else self.check.known_large(layer)
+        self.attention = None if modules is None else LayerCapture(modules, inputs=vectors, large_scores=large)
         network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
         self.network = None if network is None else FeedForwardCapture(network, self.targets.layout)
         if self.check is not None:

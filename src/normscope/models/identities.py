@@ -41,6 +41,9 @@ FLOAT32_INSIDE = 1e-6
 # Layers that round what they multiply to eight bits err by up to 1/254 of its largest element; let through like bfloat16.
 _ROUNDED_ACTIVATIONS = 0.1
 
+_ROUNDINGS = 16
+"""How many roundings of a score, |s|·ε, a difference may be that precision explains: a score adds up the products of a head."""
+
 _LITTLE = 0.05
 """A difference that only rounding can bring about, in any dtype."""
 
@@ -51,6 +54,25 @@ def bound_of(model: PreTrainedModel, layout: ModelLayout) -> float:
     if layout.float32_inside:
         bound = max(bound, FLOAT32_INSIDE)
     return max(bound, _ROUNDED_ACTIVATIONS) if rounds_activations(model) else bound
+
+
+def largest_score(block: AttentionBlock) -> Float[Tensor, ""]:
+    """The size of the largest log-normaliser of a token, about that of the largest scores; 0 if it is not known."""
+    normaliser = block.alpha.log_normaliser
+    if normaliser is None:
+        return block.inputs.new_zeros(())
+    return normaliser.abs().masked_fill(~block.token_mask.unsqueeze(1), 0).max()
+
+
+def precision_explains(error: float, score: float, dtype: torch.dtype) -> bool:
+    """Whether a difference may come from the rounding of scores of this size."""
+    rounding = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * score
+    return dtype is not torch.float64 and error <= _ROUNDINGS * rounding
+
+
+def too_large(score: float) -> str:
+    """The part of a message that says so."""
+    return f"scores as large as {score:,.0f} are too large for its precision: set device.dtype=float64"
 
 
 def bound_with_norms(model: PreTrainedModel, layout: ModelLayout, norms: Iterable[nn.Module | None]) -> float:

@@ -17,20 +17,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.maths.attention_weights import LARGE_SCORES
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.identities import Rest, row_error, side_by_side
+from normscope.models.identities import Rest, largest_score, precision_explains, row_error, side_by_side, too_large
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 
 ROWS_OF_A_TEXT = 2
 """Tokens of every text of a batch that are compared in runs; with their α, they take less than one hundredth of the pass."""
-
-_LARGE_SCORES = 16
-"""The rounding of a score s, |s|·ε, times this is the largest difference that precision explains: it adds up products of a head."""
-
 
 _STREAM = "stream"
 """The part that lies between a layer and the one before it."""
@@ -79,6 +76,8 @@ class TextCheck:
         self.layout, self.modules = layout, modules
         self.rest: Mapping[int, Rest] = {}
         """What computes the rest of each layer, where the proof has found it."""
+        self.large: dict[int, bool] = {}
+        """Whether some scores of each layer have been large, by layer."""
         self._output_norms: dict[int, Normalisation] = {}
         self._ids = torch.zeros(0, dtype=torch.bool)
         """Token ids that have been compared."""
@@ -163,25 +162,33 @@ class TextCheck:
         Raises:
             InputError: If something is not; the layer and the part are named.
         """
-        errors = torch.stack([each.error.detach().double().cpu() for each in compared]).tolist() if compared else []
+        found = [*(each.error for each in compared), *scores.values()]
+        device = found[0].device if found else None
+        values = torch.stack([value.detach().double().to(device) for value in found]).tolist() if found else []
+        errors, sizes = values[: len(compared)], dict(zip(scores, values[len(compared) :], strict=True))
+        for layer, size in sizes.items():
+            self.large[layer] = self.large.get(layer, False) or size > LARGE_SCORES
         for (layer, part, _), error in zip(compared, errors, strict=True):
             if error >= self.bound:  # analyses reject NaN
                 what = f"the {part} of layer {layer}"
                 if part == _STREAM:
                     what = f"layer {layer} does not read what layer {layer - 1} returns, which"
-                raise InputError(self.refusal(what, error, scores.get(layer)))
+                raise InputError(self.refusal(what, error, sizes.get(layer, 0.0)))
 
-    def refusal(self, part: str, error: float, score: Tensor | None = None) -> str:
-        """The message about a part that differs."""
+    def refusal(self, part: str, error: float, score: float = 0.0) -> str:
+        """The message about a part that differs.
+
+        Args:
+            part: What differs.
+            score: The size of the layer's largest scores.
+        """
         kind = str(self.dtype).removeprefix("torch.")
         differs = (
             f"{self.name} cannot be observed exactly on these texts: {part} differs by {error:.1e} (relative, at most "
             f"{self.bound:.0e} in {kind})"
         )
-        size = 0.0 if score is None else float(score)
-        precision = torch.finfo(torch.promote_types(self.dtype, torch.float32)).eps
-        if self.dtype is not torch.float64 and error <= _LARGE_SCORES * size * precision:
-            return f"{differs}, because scores as large as {size:.0f} are too large for its precision; set device.dtype=float64"
+        if precision_explains(error, score, self.dtype):
+            return f"{differs}; {too_large(score)}"
         return f"{differs}, so the model does something with these texts that it did not do with the probes of the proof"
 
 
@@ -232,6 +239,11 @@ class PassCheck:
         """What each layer returned, likewise."""
         self.ending = False
         """Whether the pass ends as soon as nothing is awaited."""
+
+    def known_large(self, layer: int) -> bool | None:
+        """Whether the scores of a layer are large, if it is not to be looked up: in runs, a device would have to be waited for."""
+        lookup = self.kind is not Check.SOME or next(iter(self._places)).type == "cpu"
+        return None if lookup else self._check.large.get(layer)
 
     @property
     def waits(self) -> bool:
@@ -300,8 +312,7 @@ class PassCheck:
 
     def _note_scores(self, block: AttentionBlock) -> None:
         if block.alpha.log_normaliser is not None:
-            sizes = block.alpha.log_normaliser.abs().masked_fill(~block.token_mask.unsqueeze(1), 0)
-            self.scores[block.layer] = sizes.max()
+            self.scores[block.layer] = largest_score(block)
 
     def _weights(self, block: AttentionBlock) -> Iterator[tuple[Any, Tensor]]:
         """α of the queries whose vectors are added up."""

@@ -39,11 +39,14 @@ from normscope.models.identities import (
     attention_differences,
     bound_of,
     feed_forward_differences,
+    largest_score,
     norm_error,
     note_rest,
+    precision_explains,
     relative_error,
     rest_of_layer,
     stream_differences,
+    too_large,
 )
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import layout_of
@@ -167,6 +170,8 @@ class _Proof:
         """The last layer that was compared in the current pass."""
         self.worst = Verification(0.0, 1, "block input")
         self.position_terms = False
+        self._scores: dict[int, float] = {}
+        """The size of the largest scores of each layer."""
 
     def _other_attention(self) -> list[BlockModules]:
         """In a decoder, the attention before or after the one that is observed."""
@@ -214,6 +219,7 @@ class _Proof:
         block: AttentionBlock,
     ) -> None:
         modules, record = self._layers[block.layer], expected.layers[block.layer]
+        self._scores[block.layer] = max(self._scores.get(block.layer, 0.0), float(largest_score(block)))
         if terms is not None:
             self.position_terms = self.position_terms or terms.differ(block)
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
@@ -290,6 +296,12 @@ class _Proof:
             raise InputError(
                 f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are "
                 "unusable; check the config's values, or set device.dtype=float64"
+            )
+        if error >= bound and precision_explains(error, self._scores.get(layer, 0.0), self._model.dtype):
+            kind = str(self._model.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} (relative, at "
+                f"most {bound:.0e} in {kind}); {too_large(self._scores[layer])}"
             )
         if error >= bound:
             raise InputError(
