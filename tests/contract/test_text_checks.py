@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import LlamaConfig, LlamaModel
 
 import normscope
 from normscope.errors import InputError
@@ -115,7 +115,9 @@ def scaled_bert_sum(model, factor):
     norm = model.encoder.layer[1].attention.output.LayerNorm
     own = type(norm).forward
     norm.__class__ = type(
-        "LayerNorm", (type(norm),), {"forward": lambda self, vectors: own(self, vectors + (times(vectors, factor) - vectors).roll(1, dims=-1))}
+        "LayerNorm",
+        (type(norm),),
+        {"forward": lambda self, vectors: own(self, vectors + (times(vectors, factor) - vectors).roll(1, dims=-1))},
     )
 
 
@@ -216,7 +218,9 @@ def own_model(monkeypatch, sabotage, factor, vocabulary=99):
 
 
 def refused(call):
-    with pytest.raises(InputError, match=r"cannot be (observed exactly|attributed) on these texts: .*(layer 2|layers\.1\.|target)"):
+    with pytest.raises(
+        InputError, match=r"cannot be (observed exactly|attributed) on these texts: .*(layer 2|layers\.1\.|target)"
+    ):
         call()
 
 

@@ -11,8 +11,8 @@ from normscope.models.block import AttentionBlock
 from normscope.models.forward_pass import Visitor
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.text_check import Check
 from normscope.models.text_batches import Text, batch_from_texts
+from normscope.models.text_check import Check
 
 
 @checked

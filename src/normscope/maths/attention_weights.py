@@ -25,8 +25,8 @@ WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
 """The same on other devices, which need large pieces of work to stay busy."""
 
 
-LARGE_SCORES = 64
-"""Scores from which on exp(s − ℓ) in float32 is no longer precise: both are rounded to |s|·6e-8, so α would be off by some 1e-5."""
+LARGE_SCORES = 128
+"""Scores from which on exp(s − ℓ) is imprecise in float32: both are rounded by |s|·6e-8, so α would be off by some 1e-5."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

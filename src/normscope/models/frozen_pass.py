@@ -173,7 +173,9 @@ def frozen_pass(
             running.enter_context(frozen_functions(whole))
             # A layer that no module runs cannot run again.
             keep = blocks.append if layout.stream.places else _nothing
-            output = observer.run(inputs, _nothing, visit_feed_forward=keep, whole=whole, calls=calls, check=Check.TOKENS)
+            output = observer.run(
+                inputs, _nothing, visit_feed_forward=keep, whole=whole, calls=calls, check=Check.TOKENS
+            )
         if not layout.routed:  # rounding may change the choice of experts, whose layers were compared one by one
             _compare(observer.check.name, bound, (last.vectors, output), untouched, inputs["attention_mask"].bool())
         yield FrozenPass(
@@ -250,8 +252,8 @@ def _compare(
         if float(errors.max()) >= bound:
             raise InputError(
                 f"{name} cannot be attributed on these texts: {part} from those of the untouched model by "
-                f"{float(errors.max()):.1e} (relative, at most {bound:.0e}), with slopes, deviations and attention weights held "
-                "fixed"
+                f"{float(errors.max()):.1e} (relative, at most {bound:.0e}), with slopes, deviations and attention weights "
+                "held fixed"
             )
 
 
@@ -317,7 +319,7 @@ def _exactly(norm: Normalisation, path: str, _module: nn.Module, args: tuple[Any
     error = float(row_error(output.detach().to(made), made.detach(), made.detach()).max())
     if error >= FLOAT32_INSIDE:
         raise InputError(
-            f"the model cannot be attributed on these texts: the output of the norm {path} differs by {error:.1e} (relative, at "
-            f"most {FLOAT32_INSIDE:.0e}) from what its weights make, so it does something else with them"
+            f"the model cannot be attributed on these texts: the output of the norm {path} differs by {error:.1e} (relative, "
+            f"at most {FLOAT32_INSIDE:.0e}) from what its weights make, so it does something else with them"
         )
     return made

@@ -287,7 +287,9 @@ def rest_of_layer(
         return Difference(block.layer, "layer output", 0.0), None  # more follows, which nothing describes
     if crossing is not None:
         carried = residual_input(crossing, record)
-        return Difference(block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens)), None
+        return Difference(
+            block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens)
+        ), None
     leaving = record.output
     if modules.output_norm is not None:
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)

@@ -45,7 +45,7 @@ from normscope.models.rotation import length_dependent_rotations, rotate_each_al
 from normscope.models.skipped_layers import LayerOutput, skipped
 from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
-from normscope.models.text_check import Check, TextCheck
+from normscope.models.text_check import Check, PassCheck, TextCheck
 from normscope.models.untouched_layers import compare_layers
 from normscope.rounding import counted
 
@@ -170,11 +170,7 @@ class Observer:
         yield from layer_hooks(
             self._model, self._layout, _Event(self, ForwardPass.enter), _Event(self, ForwardPass.leave)
         )
-        read, written = self.check.watched()
-        for module in read:
-            yield module.register_forward_pre_hook(_Event(self, ForwardPass.read), with_kwargs=True)
-        for module in written:
-            yield module.register_forward_hook(_Event(self, ForwardPass.wrote))
+        yield from self._hooks_of_check()
         attention = functools.partial(_Event, self, part="attention")
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
@@ -199,6 +195,13 @@ class Observer:
                     )
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield from self._hooks_of_network(network)
+
+    def _hooks_of_check(self) -> Iterator[RemovableHandle]:
+        read, written = self.check.watched()
+        for module in read:
+            yield module.register_forward_pre_hook(_Event(self, ForwardPass.read), with_kwargs=True)
+        for module in written:
+            yield module.register_forward_hook(_Event(self, ForwardPass.wrote))
 
     def _hooks_of_network(self, network: FeedForwardModules) -> Iterator[RemovableHandle]:
         event = functools.partial(_Event, self, part="network")
@@ -270,21 +273,28 @@ class Observer:
             output = self._forward(
                 forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights}
             )
-        first = 1 if after is None else after.layer + 1
+        self._require_all_shown(forward, 1 if after is None else after.layer + 1)
+        if forward.check is not None:
+            self.check.require(forward.check.compared, forward.check.scores)
+            if check is Check.TEXTS and not forward.replacements and after is None:
+                self._compare_untouched(inputs, forward.check)
+        return output
+
+    def _require_all_shown(self, forward: ForwardPass, first: int) -> None:
+        """Check that every wanted layer has been visited, from the first that ran."""
         missing = {layer for layer in self._targets.wanted if layer >= first} - forward.shown
         if missing:
             raise InputError(
                 f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
                 "observed: the forward pass skips its modules or calls others; pass a model whose modules are unchanged"
             )
-        if forward.check is not None:
-            self.check.require(forward.check.compared, forward.check.scores)
-            if check is Check.TEXTS and not forward.replacements and after is None:
-                done = len(forward.check.compared)
-                with self._changed_back():
-                    compare_layers(self._model, self._layout, inputs, forward.check, self._targets.layers)
-                self.check.require(forward.check.compared[done:], forward.check.scores)
-        return output
+
+    def _compare_untouched(self, inputs: Mapping[str, Tensor], check: PassCheck) -> None:
+        """Compare the layers of a pass with those of the untouched model."""
+        done = len(check.compared)
+        with self._changed_back():
+            compare_layers(self._model, self._layout, inputs, check, self._targets.layers)
+        self.check.require(check.compared[done:], check.scores)
 
     @contextlib.contextmanager
     def _changed_back(self) -> Iterator[None]:

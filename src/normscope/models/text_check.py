@@ -26,8 +26,8 @@ from normscope.models.identities import Rest, largest_score, precision_explains,
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 
-ROWS_OF_A_TEXT = 2
-"""Tokens of every text of a batch that are compared in runs; with their α, they take less than one hundredth of the pass."""
+ROWS_OF_A_TEXT = 1
+"""Tokens of every text of a batch that are compared in runs, beside as many token ids that are new as there are texts."""
 
 _STREAM = "stream"
 """The part that lies between a layer and the one before it."""
@@ -38,7 +38,7 @@ class Check(enum.Enum):
 
     NOTHING = enum.auto()
     SOME = enum.auto()
-    """Some tokens of every text, and each token id and each position when it first comes."""
+    """Some tokens of every text, new positions, and some token ids that no earlier pass has compared."""
     TOKENS = enum.auto()
     """All tokens."""
     TEXTS = enum.auto()
@@ -134,7 +134,7 @@ class TextCheck:
         return PassCheck(self, check, (len(token_mask), width), places, queries, keys)
 
     def _some(self, token_mask: Tensor, ids: Tensor) -> tuple[Int[Tensor, " place"], Int[Tensor, " query"]]:
-        """The tokens of a batch that are compared, counted from that of the first text, and the queries whose α are added up."""
+        """The tokens of a batch that are compared, counted from the first text's, and the queries whose α are added up."""
         lengths, width = token_mask.sum(dim=1), token_mask.shape[1]
         drawn = (torch.rand(len(lengths), ROWS_OF_A_TEXT, generator=self._generator) * lengths[:, None]).long()
         places = [(torch.arange(len(lengths))[:, None] * width + drawn).flatten()]
@@ -144,10 +144,13 @@ class TextCheck:
         if int(ids.max()) >= len(self._ids):
             self._ids = torch.cat([self._ids, self._ids.new_zeros(int(ids.max()) + 1 - len(self._ids))])
         new = (~self._ids[ids] & token_mask).flatten().nonzero().flatten()
-        first = torch.full((len(self._ids),), -1)
-        first[ids.flatten()[new]] = new
-        self._ids[ids.flatten()[new]] = True
-        places.append(first[first >= 0])
+        place_of = torch.full((len(self._ids),), -1)
+        place_of[ids.flatten()[new]] = new
+        known = (place_of >= 0).nonzero().flatten()
+        # The first batches hold thousands of new ids; those that are left out have their turn when they come again.
+        known = known[torch.randperm(len(known), generator=self._generator)[: len(lengths)]]
+        self._ids[known] = True
+        places.append(place_of[known])
         chosen = torch.cat(places).unique()
         queries = (torch.rand(ROWS_OF_A_TEXT, generator=self._generator) * int(lengths.min())).long().unique()
         return chosen[token_mask.flatten()[chosen]], queries
@@ -189,7 +192,9 @@ class TextCheck:
         )
         if precision_explains(error, score, self.dtype):
             return f"{differs}; {too_large(score)}"
-        return f"{differs}, so the model does something with these texts that it did not do with the probes of the proof"
+        return (
+            f"{differs}, so the model does something with these texts that it did not do with the probes of the proof"
+        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -241,7 +246,7 @@ class PassCheck:
         """Whether the pass ends as soon as nothing is awaited."""
 
     def known_large(self, layer: int) -> bool | None:
-        """Whether the scores of a layer are large, if it is not to be looked up: in runs, a device would have to be waited for."""
+        """Whether the scores of a layer are large, if that must not be looked up: a run would wait for its device."""
         lookup = self.kind is not Check.SOME or next(iter(self._places)).type == "cpu"
         return None if lookup else self._check.large.get(layer)
 

@@ -55,9 +55,7 @@ def _run_model(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
             analysis.update_hidden(layer, vectors, batch)
 
     inputs = batch.host.model_inputs()
-    observer.run(
-        batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs, check=Check.SOME
-    )
+    observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs, check=Check.SOME)
 
 
 def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
@@ -71,9 +69,7 @@ def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
 
     if any(layers.values()):
         inputs = batch.host.model_inputs()
-        observer.run(
-            batch.model_inputs(), lambda _block: None, visit_hidden, on_host=inputs, check=Check.NOTHING
-        )
+        observer.run(batch.model_inputs(), lambda _block: None, visit_hidden, on_host=inputs, check=Check.NOTHING)
 
 
 PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}
