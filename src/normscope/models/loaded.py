@@ -33,6 +33,7 @@ from normscope.models.random_state import drawing
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
+from normscope.models.text_check import Check
 from normscope.models.token_names import TokenNames
 from normscope.models.token_types import TokenTypes, tables_of_token_types
 from normscope.models.turns import Turns
@@ -272,7 +273,9 @@ class LoadedModel:
             return False
         visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
-            observer.run(self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
+            observer.run(
+                self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING
+            )
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @cached_property
