@@ -29,6 +29,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, is_single
+from normscope.models.text_check import Check
 from normscope.models.word_block import between
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
@@ -508,7 +509,8 @@ def _maps(
 
     with observer:
         inputs = batch.model_inputs()
-        observer.run(inputs, visit, visit_feed_forward=visit_feed_forward if feed_forward else None)
+        of_networks = visit_feed_forward if feed_forward else None
+        observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
     return layers.maps
 
 

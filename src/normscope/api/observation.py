@@ -44,7 +44,9 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
             batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
         with Observer(model.model, model.layout) as observer:
             inputs = batch.to(model.device).model_inputs()
-            observer.run(inputs, lambda _block: None)  # compared before the first block is handed out
+            observer.run(
+                inputs, lambda _block: None, check=Check.TEXTS
+            )  # compared before the first block is handed out
             observer.run(inputs, visit, check=Check.NOTHING)
 
     return model.blocks_in_turn(run)

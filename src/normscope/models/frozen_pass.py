@@ -270,10 +270,10 @@ def _compare(
     if tokens.device.type == "meta":
         return
     logits = [getattr(output, "logits", None) for _, output in (frozen, untouched)]
-    compared: tuple[tuple[str, Any, Any], ...] = (
+    compared: list[tuple[str, Tensor | None, Tensor | None]] = [
         ("the last hidden vectors differ", frozen[0], untouched[0]),
         ("the logits differ", logits[0], logits[1]),
-    )
+    ]
     for part, got, wanted in compared:
         if got is None or wanted is None:
             continue

@@ -235,7 +235,7 @@ class Observer:
         calls: list[LayerCall] | None = None,
         outputs: dict[int, Any] | None = None,
         after: LayerOutput | None = None,
-        check: Check = Check.TEXTS,
+        check: Check = Check.SOME,
     ) -> Any:
         """Run one forward pass and call `visit` with its blocks, in order.
 

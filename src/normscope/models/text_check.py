@@ -27,7 +27,7 @@ from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 
 ROWS_OF_A_TEXT = 1
-"""Tokens of every text of a batch that are compared in runs, beside as many token ids that are new as there are texts."""
+"""Tokens of every text of a batch that are compared in runs, beside one new token id for every fourth text."""
 
 _STREAM = "stream"
 """The part that lies between a layer and the one before it."""
@@ -119,7 +119,7 @@ class TextCheck:
             return None
         width = token_mask.shape[1]
         if check is not Check.SOME:
-            places, queries = token_mask.flatten().nonzero().flatten(), None
+            places, queries, longest = token_mask.flatten().nonzero().flatten(), None, None
         else:
             host_mask, host_ids = (
                 next((given for name, given in (on_host or {}).items() if name in names), tensor).cpu()
@@ -128,10 +128,11 @@ class TextCheck:
                     (ids, ("decoder_input_ids",) if self.layout.reads_target else ("input_ids",)),
                 )
             )
+            longest = int(host_mask.sum(dim=1).argmax()) if width > self._positions else None
             places, queries = self._some(host_mask.bool(), host_ids)
             places, queries = (part.to(token_mask.device, non_blocking=True) for part in (places, queries))
         keys = None if self.layout.is_cross_attention and check is Check.SOME else key_mask
-        return PassCheck(self, check, (len(token_mask), width), places, queries, keys)
+        return PassCheck(self, check, (len(token_mask), width), places, queries, keys, longest)
 
     def _some(self, token_mask: Tensor, ids: Tensor) -> tuple[Int[Tensor, " place"], Int[Tensor, " query"]]:
         """The tokens of a batch that are compared, counted from the first text's, and the queries whose α are added up."""
@@ -148,7 +149,7 @@ class TextCheck:
         place_of[ids.flatten()[new]] = new
         known = (place_of >= 0).nonzero().flatten()
         # The first batches hold thousands of new ids; those that are left out have their turn when they come again.
-        known = known[torch.randperm(len(known), generator=self._generator)[: len(lengths)]]
+        known = known[torch.randperm(len(known), generator=self._generator)[: 1 + len(lengths) // 4]]
         self._ids[known] = True
         places.append(place_of[known])
         chosen = torch.cat(places).unique()
@@ -230,7 +231,10 @@ class PassCheck:
         places: Int[Tensor, " place"],
         queries: Int[Tensor, " query"] | None,
         key_mask: Bool[Tensor, "batch key"] | None,
+        longest: int | None,
     ) -> None:
+        self._longest = longest
+        """The row of a text that is longer than all before it; None if there is none."""
         self._check, self.kind, self._size = check, kind, size
         self._places, self._queries, self._key_mask = {places.device: places}, queries, key_mask
         self._layer: _Layer | None = None
@@ -283,12 +287,12 @@ class PassCheck:
         self._compare_projections(block)
         if self.kind is Check.SOME and attended is not None:  # which cannot add up α at every place
             self._compare_projected(block, attended, output)
-        for queries, weights in self._weights(block):
-            heads = weights @ block.value.to(weights.dtype)
-            heads = heads if block.gate is None else heads * block.gate[:, :, queries].to(heads)
+        for texts, queries, weights in self._weights(block, attended):
+            heads = weights @ block.value[texts].to(weights.dtype)
+            heads = heads if block.gate is None else heads * block.gate[texts][:, :, queries].to(heads)
             made = torch.einsum("bhqd,hdm->bqm", heads, parameters.output_weight.to(heads))
             made = made if parameters.output_bias is None else made + parameters.output_bias
-            given, mask = block.attention_output[:, queries], block.token_mask[:, queries]
+            given, mask = block.attention_output[texts][:, queries], block.token_mask[texts][:, queries]
             error = row_error(made, given, given).masked_fill(~mask, 0)
             self.compared.append(Compared(state.number, "sum of αf(x)", error.max()))
         norm = parameters.normalisation
@@ -319,13 +323,16 @@ class PassCheck:
         if block.alpha.log_normaliser is not None:
             self.scores[block.layer] = largest_score(block)
 
-    def _weights(self, block: AttentionBlock) -> Iterator[tuple[Any, Tensor]]:
-        """α of the queries whose vectors are added up."""
+    def _weights(self, block: AttentionBlock, attended: Tensor | None) -> Iterator[tuple[slice, Any, Tensor]]:
+        """Texts and queries whose vectors are added up, and their α."""
         if self._queries is None:
-            yield from block.alpha.strips()
-        else:
+            yield from ((slice(None), *strip) for strip in block.alpha.strips())
+        elif attended is None or self._longest is not None:
+            # Our own attention does the same with every text; only the longest ones have something new.
+            row = None if attended is None else self._longest
+            texts = slice(None) if row is None else slice(row, row + 1)
             queries = self._queries.to(block.query.device)
-            yield queries, block.alpha.rows(queries)
+            yield texts, queries, block.alpha.rows(queries, texts)
 
     def _compare_read(self, block: AttentionBlock, inputs: Tensor) -> None:
         """Compare what attention reads with the block's input or its norm."""
