@@ -201,7 +201,9 @@ def test_next_tokens(tokenizer):
     )
     found = normscope.attribute(model, TEXT, normscope.NextToken("film"))
     with torch.inference_mode():
-        inputs = tokenizer(TEXT, return_token_type_ids=False, return_tensors="pt")  # GPT-2 would add the embedding of token 0
+        inputs = tokenizer(
+            TEXT, return_token_type_ids=False, return_tensors="pt"
+        )  # GPT-2 would add the embedding of token 0
         logits = head(**inputs).logits[0, -2]  # before [SEP]
     assert found.target == pytest.approx(float(logits[tokenizer.convert_tokens_to_ids("film")]))
     assert abs(found.remainder) < 1e-10
@@ -287,8 +289,16 @@ def test_pooling_is_read_from_the_files_of_the_model(minilm_folder, tmp_path):
         ('{"pooling_mode": ["mean", "max"]}', "]", "x pools by mean, max; expected one way"),
         ("{}", "]", "x pools by nothing"),
         ("[", "]", "config.json of x cannot be read"),
-        ("{}", ', {"type": "sentence_transformers.models.LSTM", "path": "2"}]', "x has a LSTM module, expected a Transf"),
-        ("{}", ', {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]', "weights of 2_Dense of x cannot be"),
+        (
+            "{}",
+            ', {"type": "sentence_transformers.models.LSTM", "path": "2"}]',
+            "x has a LSTM module, expected a Transf",
+        ),
+        (
+            "{}",
+            ', {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]',
+            "weights of 2_Dense of x cannot be",
+        ),
         ("{}", ", 3]", "not a list of modules"),
     ]:
         modules.write_text(kinds + rest)
