@@ -281,13 +281,14 @@ def test_pooling_is_read_from_the_files_of_the_model(minilm_folder, tmp_path):
         ('{"pooling_mode_mean_sqrt_len_tokens": true}', "mean_sqrt"),
         ('{"pooling_mode": "weightedmean"}', "weighted_mean"),
         ('{"pooling_mode_max_tokens": true}', "max"),
+        ("{}", "mean"),  # as the library reads it
     ]:
         modules.write_text(kinds + "]")
         pooling.write_text(text)
         assert embedder_of(tmp_path, "x").pooling == expected
     for text, rest, message in [
         ('{"pooling_mode": ["mean", "max"]}', "]", "x pools by mean, max; expected one way"),
-        ("{}", "]", "x pools by nothing"),
+        ('{"pooling_mode": []}', "]", "x pools by nothing"),
         ("[", "]", "config.json of x cannot be read"),
         (
             "{}",
