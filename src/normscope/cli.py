@@ -34,7 +34,7 @@ from normscope.command_line import complaint, culprit, expand_checkpoints, progr
 from normscope.config.composition import explain
 from normscope.data.options import DatasetOptions
 from normscope.distribution import CHECKOUT, folder
-from normscope.errors import InputError, PeerError, message, one_line, origin, printable
+from normscope.errors import InputError, PeerError, escaped, message, one_line, origin, printable
 from normscope.first_seconds import process_began, starting
 from normscope.help_page import help_page
 from normscope.oldest_versions import refuse_old_versions
@@ -44,6 +44,7 @@ from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
+from normscope.streams import open_streams
 from normscope.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ TERMINATED = 143
 
 _CONFIG = "config"
 """Name of the config at the top of `conf/`."""
+
+_FOREIGN = ("SOURCE_DATE_EPOCH", "MPLBACKEND")
+"""Variables that libraries parse when they are imported, maybe after the last batch. No file has a date, no figure a window."""
 
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
@@ -76,7 +80,12 @@ def run(main: Callable[[], object]) -> NoReturn:
     """Run the command line and exit with its status."""
     # Otherwise Hydra prints its own summary of an error and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    for name in _FOREIGN:
+        os.environ.pop(name, None)
+    open_streams()
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(handlers=[handler])
     if not _is_first():
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
@@ -97,6 +106,14 @@ def run(main: Callable[[], object]) -> NoReturn:
             if _is_first():
                 _sweep.print_ending(status, out)
     sys.exit(status)
+
+
+class _OneLine(logging.Formatter):
+    """What is logged, on one line: it quotes names that may contain anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message, with control characters escaped."""
+        return escaped(record.getMessage())
 
 
 def _finished(main: Callable[[], object]) -> int:
@@ -144,8 +161,6 @@ def _execute(main: Callable[[], object]) -> int:
     except KeyboardInterrupt as error:
         print(f"interrupted{_how_to_continue()}", file=sys.stderr)
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has closed it: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         _ignore_torchrun()
         if _sweep.has_failures():  # the jobs have printed and recorded their errors
@@ -201,7 +216,7 @@ def job(config: DictConfig) -> dict[str, float]:
     if sweeping:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
         if config.get("verbosity") != Verbosity.quiet:  # above the tables of the job
-            print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", flush=True)
+            print(f"\njob {hydra.job.num}: {escaped(' '.join(overrides)) or 'defaults'}", flush=True)
     try:
         SCHEMA.refuse_unknown(config)
         SCHEMA.check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
@@ -247,7 +262,7 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if _sweep.json and first in ("explain", "serve"):
         raise InputError(f"--json: expected a run or a sweep, got {first}, which has no metrics; leave out --json")
-    if (text := command_line.text_to_explain()) is not None:
+    if (text := command_line.text_to_explain(SCHEMA.knows)) is not None:
         return functools.partial(_explain, text)
     return _serve if command_line.asks_to_serve() else None
 

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
+from normscope.untrusted.files import MIB, opened, read
 
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
@@ -66,10 +67,16 @@ def preset_folders() -> list[Path]:
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
 
 
-def text_to_explain() -> str | None:
+_LONGEST_TEXT = 16 * MIB
+
+
+def text_to_explain(is_key: Callable[[str], bool]) -> str | None:
     """Take `explain TEXT` from the command line: the text, of a file, or of the standard input; None without it.
 
     After `--`, the text is what it is, even if it is the name of a file or begins with a dash.
+
+    Args:
+        is_key: Whether a word is a key of the config.
 
     Raises:
         InputError: If there is no text, or its file cannot be read.
@@ -83,6 +90,12 @@ def text_to_explain() -> str | None:
     if len(sys.argv) < 3 or sys.argv[2].startswith("--"):
         raise InputError(f'explain: expected a text, the name of a text file, or -: {program()} explain "A text."')
     text = sys.argv[2]
+    key, sets, _ = text.partition("=")
+    if sets and is_key(key.lstrip("+~")) and not _is_file(text):
+        raise InputError(
+            f'explain: expected a text before {text}: {program()} explain "A text." {text}; if it is the text itself, type - '
+            "and write it to the standard input"
+        )
     del sys.argv[1:3]
     if _LOOKS_LIKE_A_FILE.fullmatch(text) and not _is_file(text):
         raise InputError(
@@ -90,10 +103,23 @@ def text_to_explain() -> str | None:
         )
     try:
         if text == "-":
-            return sys.stdin.read().strip()
-        return Path(text).read_text(encoding="utf-8").strip() if _is_file(text) else text
-    except (OSError, UnicodeDecodeError) as error:
+            return _read_stdin().strip()
+        if _is_file(text):
+            with opened(Path(text)) as stream:
+                return read(stream, Path(text), _LONGEST_TEXT).decode().strip()
+        text.encode()
+    except InputError as error:
+        raise InputError(f"explain: {text}: expected a text in UTF-8: {error}") from error
+    except (OSError, ValueError) as error:
         raise InputError(f"explain: {text}: expected a text in UTF-8: {one_line(error)}") from error
+    return text
+
+
+def _read_stdin() -> str:
+    """The text on the standard input, which may have no end."""
+    if not hasattr(sys.stdin, "buffer"):  # an object of a notebook or a test
+        return sys.stdin.read()
+    return read(sys.stdin.buffer, Path("-"), _LONGEST_TEXT).decode()
 
 
 def _is_file(text: str) -> bool:

@@ -54,7 +54,26 @@ def printable(text: str, longest: int) -> str:
 
     Messages quote names and values from files, which may contain anything.
     """
-    escaped = "".join(
-        character if character.isprintable() else ascii(character)[1:-1] for character in text[: longest + 1]
+    shown = escaped(text[: longest + 1])
+    return shown if len(shown) <= longest else shown[:longest] + "…"
+
+
+_JOINERS = "\u200c\u200d"
+"""Within words of Persian and Hindi, and within emoji."""
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Text of others for a terminal: what it would act upon, or what hides what the text says, is escaped.
+
+    These are control characters (ESC, tab, carriage return), marks of the direction of text, separators of lines, and blanks
+    other than the space. Names, labels and tokens may contain any of them.
+
+    Args:
+        keep: Characters that stay, such as the line ends of a table that we print.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep or character in _JOINERS else ascii(character)[1:-1]
+        for character in text
     )
-    return escaped if len(escaped) <= longest else escaped[:longest] + "…"

@@ -14,7 +14,7 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.decomposition import decompose
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, escaped, one_line
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.logit_meaning import LogitMeaning
@@ -24,6 +24,7 @@ from normscope.reporting.page.explorer_page import explained_page
 from normscope.rounding import brief_share, counted, number
 from normscope.running.options import RunOptions
 from normscope.typed_texts import as_given
+from normscope.untrusted.writing import write_file
 
 PAGE = "explain.html"
 
@@ -66,29 +67,24 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     sink = _said_of_sink(found, weight) if weight is not None and weight >= _SINK else ""
     _print(model, prediction, found, sink)
     heads = found.strongest(_STRONGEST) if by_head else pd.DataFrame()
-    page = folder / PAGE
+    page = explained_page(
+        title=f"{model.name}: {text[:80]}",
+        what=prediction.what,
+        choices=[
+            (*choice, written) for choice, (_, written) in zip(prediction.choices, _written(prediction), strict=True)
+        ],
+        are_shares=prediction.meaning is not LogitMeaning.value,
+        scores=_coloured(found, sink),
+        heads=heads,
+        picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
+        maps=maps,
+        note=note,
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        page.write_text(
-            explained_page(
-                title=f"{model.name}: {text[:80]}",
-                what=prediction.what,
-                choices=[
-                    (*choice, written)
-                    for choice, (_, written) in zip(prediction.choices, _written(prediction), strict=True)
-                ],
-                are_shares=prediction.meaning is not LogitMeaning.value,
-                scores=_coloured(found, sink),
-                heads=heads,
-                picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
-                maps=maps,
-                note=note,
-            ),
-            encoding="utf-8",
-        )
+        return write_file(folder, PAGE, page.encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
-    return page
 
 
 def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str, float | None]:
@@ -143,15 +139,16 @@ def _written(prediction: Prediction) -> list[tuple[str, str]]:
 
 
 def _print(model: LoadedModel, prediction: Prediction, found: Attribution, sink: str) -> None:
-    print(f"\n{model.name}: {prediction.what}")
+    print(f"\n{escaped(f'{model.name}: {prediction.what}')}")
     for name, written in _written(prediction):
-        print(f"  {written:>8}  {name}")
-    print(f"\n{found._sum}\n")
+        print(f"  {written:>8}  {escaped(name)}")
+    print(f"\n{escaped(found._sum)}\n")
     sizes = np.abs(found.scores)
     order = [at for at in np.argsort(-sizes, kind="stable") if at or not sink][:_STRONGEST]
     largest = max((float(sizes[at]) for at in order), default=0.0) or 1.0
-    width = max((len(found.tokens[at]) for at in order), default=0)
+    tokens = {at: escaped(found.tokens[at]) for at in order}
+    width = max(map(len, tokens.values()), default=0)
     for at in order:
         bar = "█" * round(20 * abs(float(found.scores[at])) / largest)
-        print(f"  {number(float(found.scores[at]), signed=True):>9}  {found.tokens[at]:<{width}}  {bar}")
-    print(f"\n{sink}\n" if sink else "")
+        print(f"  {number(float(found.scores[at]), signed=True):>9}  {tokens[at]:<{width}}  {bar}")
+    print(f"\n{escaped(sink)}\n" if sink else "")

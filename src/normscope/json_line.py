@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_results
+from normscope.streams import Printed
 
 _INTERRUPTED = (130, 143)
 
@@ -81,15 +82,18 @@ def kept_stdout() -> Iterator[TextIO]:
             yield out
         return
     out.flush()
-    with os.fdopen(os.dup(number), "w", encoding="utf-8") as kept:
-        os.dup2(2, number)
-        try:
-            yield kept
-        finally:
-            out.flush()
-            os.dup2(kept.fileno(), number)
+    copy = os.dup(number)
+    kept = Printed(copy, "ascii")
+    os.dup2(2, number)
+    try:
+        yield kept
+    finally:
+        out.flush()
+        os.dup2(copy, number)
+        kept.close()
+        os.close(copy)
 
 
 def written(ending: Ending, out: TextIO) -> None:
     """Print the line."""
-    print(json.dumps(ending.content(), ensure_ascii=False), file=out, flush=True)
+    print(json.dumps(ending.content()), file=out, flush=True)

@@ -98,7 +98,8 @@ class Sweep:
             comparison = compare.compared(*runs.read([self.folder]))
             written = compare.write(comparison, self.folder)
             in_terminal.show(comparison)
-            say(f"\ncomparison in {written}")
+            say("")
+            say(f"comparison in {written}")
         return 0
 
     def report_failures(self) -> int:
@@ -141,7 +142,7 @@ class Sweep:
         failures = []
         with contextlib.suppress(InputError):  # a damaged record, which is among the errors
             failures = self._failures()
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             written(Ending(status, folder, self.folder is not None, [*self.errors, *failures], self.violations), out)
 
     def show_folder(self) -> int:

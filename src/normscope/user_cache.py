@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from normscope.errors import InputError
+from normscope.untrusted.writing import write_file
 
 
 def folder() -> Path:
@@ -29,7 +31,7 @@ def remembered(name: str, make: Callable[[], bytes]) -> bytes:
     content = _read(path)
     if content is None:
         content = make()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, InputError):
             _write(path, content)
     return content
 
@@ -46,13 +48,5 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one, because several runs may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(hashlib.sha256(content).digest() + content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_file(path.parent, path.name, hashlib.sha256(content).digest() + content)

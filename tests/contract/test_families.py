@@ -15,7 +15,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.block_modules import bind_blocks
 from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
-from normscope.models.sum_check import SumCheck
+from normscope.models.text_check import TextCheck
 from normscope.models.turns import observe_blocks
 from normscope.models.verification import BOUNDS, verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed, layout_of, proved_to, tiny_model, tiny_stack, token_batch
@@ -177,7 +177,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
         return kept[-1]
 
     before = output()
-    monkeypatch.setattr(SumCheck, "is_due", lambda *_: False)  # which would notice
+    monkeypatch.setattr(TextCheck, "begin", lambda *_: None)  # which would notice
     monkeypatch.setattr(module, "attention", lambda q, k, v, m, s, **more: _attention(q, k * 1.1, v, m, s, **more))
     assert ((output() - before).abs().max() > 1e-3) == layout_of(family).attention.registry
 

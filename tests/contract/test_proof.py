@@ -11,6 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.models.observer import Observer
+from normscope.models.text_check import Check, TextCheck
 from normscope.models.verification import verify
 from tests.contract.mutated_layouts import IN_LAYER, IN_MODEL, NOT_MUTATED, mutations
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
@@ -274,7 +275,6 @@ def local(model: PreTrainedModel, dense: int) -> None:
 
 
 def test_attention_that_is_local_in_long_texts_is_refused_when_one_comes():
-    """The first and the longest batch are compared in the run itself."""
     model = tiny_model(FAMILY_CONFIGS["gptj"], torch.float32)
     layout = layout_of("gptj")
     local(model, dense=16)
@@ -282,36 +282,23 @@ def test_attention_that_is_local_in_long_texts_is_refused_when_one_comes():
     with Observer(model, layout) as observer:
         for length in (12, 16, 8):
             observer.run(token_batch(model, (length, 5)), lambda _block: None)
-        with pytest.raises(
-            InputError, match=r"cannot be observed exactly on texts of 30 tokens: in layer 1, Σ αf\(x\)"
-        ):
+        with pytest.raises(InputError, match=r"exactly on these texts: the sum of αf\(x\) of layer 1 differs"):
             observer.run(token_batch(model, (3, 30)), lambda _block: None)
-
-
-def test_sums_are_compared_once_for_each_longest_batch(monkeypatch):
-    from normscope.models import sum_check as module
-
-    model, compared = tiny_model(FAMILY_CONFIGS["bert"], torch.float32), []
-
-    def counting(block, row):
-        compared.append((block.layer, block.query.shape[2], row))
-        return torch.zeros(())
-
-    monkeypatch.setattr(module, "sampled_sum_error", counting)
-    with Observer(model, layout_of("bert")) as observer:
-        for lengths in ((4, 6), (6, 2), (5, 5), (3, 9)):
-            observer.run(token_batch(model, lengths), lambda _block: None)
-    assert compared == [*((layer, 6, 1) for layer in (1, 2, 3)), *((layer, 9, 1) for layer in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *STACK_CONFIGS])
 @pytest.mark.spread(12)
-def test_sampled_sums_of_an_exact_model_are_exact(family):
+def test_everything_that_is_compared_on_texts_is_equal_in_an_exact_model(family, monkeypatch):
     model = tiny_model(FAMILY_CONFIGS.get(family) or STACK_CONFIGS[family], torch.float64)
     model = model.get_encoder() if family in STACK_CONFIGS else model
-    layout, errors = layout_of(family, None, model.config), []
-    with Observer(model, layout) as observer:
-        observer.run(token_batch(model, (4, 40, 17)), lambda _block: errors.extend(observer.check.errors.values()))
-    bound = 1e-6 if layout.float32_inside else 1e-12
-    assert errors
-    assert max(float(error) for error in errors) < bound
+    layout, compared = layout_of(family, None, model.config), []
+    verify(model, layout, family)
+    monkeypatch.setattr(TextCheck, "require", lambda _check, found, _scores: compared.extend(found))
+    with Observer(model, layout, feed_forward=layout.has_networks) as observer:
+        for check in (Check.SOME, Check.TOKENS, Check.TEXTS):
+            visit = (lambda _block: None) if layout.has_networks else None
+            observer.run(token_batch(model, (4, 40, 17)), lambda _block: None, None, visit, check=check)
+    bound = 1e-6 if observer.check.bound > 1e-10 else 1e-12
+    assert {each.layer for each in compared} == {1, 2, 3}
+    assert {"sum of αf(x)", "attention output", "layer output"} <= {each.part for each in compared}
+    assert max(float(each.error) for each in compared) < bound

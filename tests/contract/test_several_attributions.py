@@ -158,7 +158,7 @@ def test_other_files_are_refused(model, tmp_path):
     import safetensors.numpy
 
     path = tmp_path / "other"
-    with pytest.raises(InputError, match="expected a file that .save"):
+    with pytest.raises(InputError, match="No such file"):
         normscope.load_attribution(path)
     path.write_text("no tensors")
     with pytest.raises(InputError, match="expected a file that .save"):
@@ -167,15 +167,63 @@ def test_other_files_are_refused(model, tmp_path):
     with pytest.raises(InputError, match="got another safetensors file"):
         normscope.load_attribution(path)
     for metadata, message in (
-        ('{"normscope": "Attribution", "version": 2, "fields": {}}', "a later version"),
-        ('{"normscope": "Attribution", "version": 1, "fields": {"tokens": []}}', "has been changed"),
-        ("[1]", "got another safetensors file"),
+        ('{"normscope": "Attribution", "version": 3, "fields": {}}', "another version"),
+        ('{"normscope": "Attribution", "version": 2, "fields": {"tokens": []}}', "has been changed"),
+        ("[1]", "expected a mapping"),
+        ("[" * 100_000, "nested at most"),
     ):
         safetensors.numpy.save_file({"a": np.zeros(2)}, path, {"normscope": metadata})
         with pytest.raises(InputError, match=message):
             normscope.load_attribution(path)
-    with pytest.raises(InputError, match="Is a directory|error"):
+    with pytest.raises(InputError, match="expected a file, or nothing, got a folder"):
         normscope.attribute(model, PROMPT, normscope.NextToken()).save(tmp_path)
+
+
+def test_saved_results_that_are_damaged_or_forged_are_refused(model, tmp_path):
+    """Every bit that is flipped, and every value of another kind, even under a digest that fits."""
+    import json
+    import random
+
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    from normscope.api.saved import _digest
+
+    path, damaged = tmp_path / "whole", tmp_path / "damaged"
+    normscope.attribute(model, PROMPT, normscope.Answer("onions", matrix=True), by=["layer"]).save(path)
+    content, chance = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        place = chance.randrange(len(content))
+        damaged.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        with pytest.raises(InputError):
+            normscope.load_attribution(damaged)
+    for length in (0, 7, 100, len(content) - 1):
+        damaged.write_bytes(content[:length])
+        with pytest.raises(InputError):
+            normscope.load_attribution(damaged)
+    with safe_open(path, "numpy") as file:
+        described = json.loads(file.metadata()["normscope"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    forged = [("fields", name, value) for name in described["fields"] for value in (5, "x", [1], {"a": []}, [[]], True)]
+    forged += [
+        ("tensors", name, array) for name in tensors for array in (np.zeros(1), np.zeros((1, 2, 3)), np.zeros(2, int))
+    ]
+    accepted = []
+    for kind, name, value in forged:
+        fields, arrays = dict(described["fields"]), dict(tensors)
+        (fields if kind == "fields" else arrays)[name] = value
+        text = json.dumps(described | {"fields": fields})
+        save_file(arrays, damaged, {"normscope": text, "sha256": _digest(text, arrays)})
+        try:
+            found = normscope.load_attribution(damaged)
+        except InputError:
+            continue
+        repr(found), found._repr_html_(), found.table
+        accepted.append((name, value))
+    # Values of the right kind: another text, another number, whether effects are direct.
+    assert {name for name, _ in accepted} <= {"what", "bias", "remainder", "target", "error", "direct"}
+    with pytest.raises(InputError, match="got a device or pipe"):
+        normscope.load_attribution("/dev/zero")
 
 
 def test_figures_of_tokens_and_answers(model):

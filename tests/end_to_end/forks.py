@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import dataclasses
 import importlib
+import io
 import multiprocessing
 import os
 import runpy
@@ -184,7 +185,13 @@ def draw_nothing() -> None:
 
     from normscope.running import publish
 
-    publish.draw = lambda _figure, paths, _look: [Figure((1, 1)).savefig(path) for path in paths]
+    def drawn(_figure: object, formats: Sequence[str], _look: object) -> list[bytes]:
+        streams = [io.BytesIO() for _ in formats]
+        for stream, extension in zip(streams, formats, strict=True):
+            Figure((1, 1)).savefig(stream, format=extension)
+        return [stream.getvalue() for stream in streams]
+
+    publish.drawn = drawn
 
 
 def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:

@@ -37,7 +37,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures until the end of a test."""
-    monkeypatch.setattr(publish, "draw", publish.draw)  # which is what it will be again
+    monkeypatch.setattr(publish, "drawn", publish.drawn)  # which is what it will be again
     forks.draw_nothing()
 
 

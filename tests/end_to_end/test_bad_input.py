@@ -132,7 +132,7 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         ),
         (
             ["model=bert-random", "++model.architecture.model_type=gemma", "++model.architecture.hidden_size=0"],
-            "hidden_size=0 in the model's config: expected at least 1",
+            "hidden_size=0 in the model's config: expected from 1 to",
         ),
         (
             ["model=bert-random", "++model.architecture.num_hidden_layers=1000000000"],

@@ -105,7 +105,7 @@ def test_resume_obeys_and_refuses_likewise(capsys, monkeypatch, interrupted, tmp
 
 def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, interrupted):
     (interrupted / "checkpoint.safetensors").write_bytes(b"damaged")
-    (interrupted / ".checkpoint.safetensors.left").write_bytes(b"half")
+    (interrupted / ".unfinished-left").write_bytes(b"half")
     before = {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()}
     refused = run_here(capsys, monkeypatch, f"resume={interrupted}")
     assert refused.status == 2

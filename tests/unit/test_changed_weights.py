@@ -12,6 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import normscope
 from normscope.errors import InputError
 from normscope.live.session import Session
+from normscope.models.wrapping import _digest
 from tests.tiny import saved_with_head
 
 # peft uses a deprecated attribute of transformers.
@@ -178,3 +179,21 @@ def test_the_page_shows_new_weights_or_refuses(folder, change, adapted):
             assert not same(shown, before)
     finally:
         session.engine.close(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (4, 8), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_every_bit_is_in_the_digest(dtype, shape, offset):
+    count = int(np.prod(shape, dtype=int))
+    stored = torch.arange(1, count + offset + 1).to(dtype)
+    tensor = stored[offset:].view(shape)
+    digests = {_digest(tensor)}
+    for place in range(count):
+        old = tensor.view(-1)[place].clone()
+        tensor.view(-1)[place] += 1
+        digests.add(_digest(tensor))
+        tensor.view(-1)[place] = old
+    assert len(digests) == count + 1
+    if len(shape) > 1:
+        assert _digest(tensor.flip(0)) != _digest(tensor) != _digest(tensor.flip(1))

@@ -124,7 +124,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("normscope.reporting.run_folder.write_atomically", full)
+    monkeypatch.setattr("normscope.reporting.run_folder.write_file", full)
     with pytest.raises(InputError, match="No space left on device"):
         results.begin(plain(options))
     results.abandon()
@@ -135,14 +135,14 @@ def test_leftovers_of_killed_writes_are_removed_on_resume(tmp_path, options):
     results = RunFolder(tmp_path / "run")
     results.begin(plain(options))
     results.release()
-    leftovers = [".checkpoint.safetensors.x1y2", ".report.html.abcd", ".results.json.q", ".config.yaml.q"]
+    leftovers = [".unfinished-1", "tables/.unfinished-2", "figures/.unfinished-3"]
     for name in [*leftovers, ".mine", "checkpoint.safetensors"]:
         (tmp_path / "run" / name).write_text("half")
     resumed = RunFolder(tmp_path / "run", resumed=True)
     assert (tmp_path / "run" / leftovers[0]).exists(), "nothing is removed before the run goes on"
     resumed.begin(plain(options))
     resumed.release()
-    assert {path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")} == {".mine"}
+    assert {path.name for path in (tmp_path / "run").rglob(".*")} == {".mine"}
     assert (tmp_path / "run/checkpoint.safetensors").read_text() == "half"
 
 

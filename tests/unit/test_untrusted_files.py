@@ -19,6 +19,8 @@ from normscope.untrusted.files import text
 from normscope.untrusted.plain_data import json_mapping, require, yaml_mapping
 from normscope.untrusted.tables import Columns, table
 
+RUN = Path(__file__).parents[1] / "contract/runs/schema-2"
+
 _TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 _PLAIN = st.dictionaries(
     _TEXTS,
@@ -212,3 +214,18 @@ def test_text_that_is_not_unicode_is_refused(tmp_path):
     pa.parquet.write_table(pa.table({"name": bad}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="Invalid UTF8"):
         table(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("depth", [np.nan, 0.0, 5e-324, -0.5, 2.0])
+def test_a_comparison_refuses_depths_that_are_none(tmp_path, depth):
+    from normscope.reporting.comparison.runs import read
+
+    for name in ("config.yaml", "results.json"):
+        (tmp_path / name).write_bytes((RUN / name).read_bytes())
+    (tmp_path / "tables").mkdir()
+    curves = pd.read_parquet(RUN / "tables/curves.parquet")
+    read([RUN])
+    curves["depth"] = depth
+    curves.to_parquet(tmp_path / "tables/curves.parquet")
+    with pytest.raises(InputError, match="depth"):
+        read([tmp_path])

@@ -43,7 +43,7 @@ def test_without_a_cache_they_are_made_every_time(tmp_path, monkeypatch):
 
 
 def test_a_failed_write_leaves_nothing(cache, monkeypatch):
-    def full(*_) -> None:
+    def full(*_, **__) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "replace", full)

@@ -19,6 +19,8 @@ from normscope.config.arguments import ArgumentParser
 from normscope.data.examples import Links
 from normscope.data.lines import Malformed, lines
 from normscope.errors import InputError, message, one_line
+from normscope.streams import open_streams
+from normscope.untrusted.writing import write_named
 
 # More words than any sentence has. Without the texts, only the numbers of lines can be checked.
 _ANY_LENGTH = 10**6
@@ -58,7 +60,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _write(path: Path, content: str) -> None:
     try:
-        path.write_text(content)
+        write_named(path, content.encode())
     except (OSError, ValueError) as error:
         raise InputError(f"--output={path}: cannot be written: {one_line(error)}") from error
 
@@ -97,4 +99,5 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    open_streams()
     sys.exit(main())

@@ -131,6 +131,19 @@ class AttributionMap:
         """
         save_result(self, path)
 
+    def _check_sizes(self) -> None:
+        """Check that maps have a row for every token and a column for every source.
+
+        Raises:
+            ValueError: If they have not.
+        """
+        cells = (len(self.tokens), len(self.sources))
+        shares = self.total if self.shares is None else self.shares
+        within = [self.cumulative] if self.layers is None else [self.cumulative, self.layers]
+        if self.total.shape != cells or shares.shape != cells or any(maps.shape[1] != cells[0] for maps in within):
+            raise ValueError("expected a row for every token and a column for every source")
+        MapMethod(self.method)
+
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()
 

@@ -23,7 +23,7 @@ from normscope.api.saved import save_result
 from normscope.api.several import Several
 from normscope.api.target_maps import TargetRow, target_maps
 from normscope.attribution.effects import Effects
-from normscope.errors import InputError
+from normscope.errors import InputError, escaped
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
@@ -182,6 +182,18 @@ class Attribution:
         """
         save_result(self, path)
 
+    def _check_sizes(self) -> None:
+        """Check that there is a score for every token.
+
+        Raises:
+            ValueError: If there is not.
+        """
+        sides = [len(self.tokens)] if self.sides is None else self.sides.values()
+        if not (self.what and len(self.tokens) == len(self.scores) == sum(sides)):
+            raise ValueError("expected a score for every token")
+        if self.effects is not None and not {"part", "value"} <= {*self.effects}:
+            raise ValueError("expected the parts and values of effects")
+
     @property
     def _by_head(self) -> bool:
         return self.effects is not None and {"layer", "head"} <= {*self.effects}
@@ -232,7 +244,7 @@ class Attribution:
         )
 
     def __repr__(self) -> str:
-        return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
+        return escaped(f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}", keep="\n")
 
 
 def text_picture(attributions: Sequence[Attribution]) -> Picture:
@@ -296,7 +308,7 @@ class Attributions(Several[Attribution]):
         return "".join(each._repr_html_() for each in self)
 
     def __repr__(self) -> str:
-        return "\n".join(each._sum for each in self)
+        return "\n".join(escaped(each._sum) for each in self)
 
 
 def _listed(spans: Mapping[str, float]) -> str:

@@ -21,7 +21,7 @@ from normscope.api.picture import Picture
 from normscope.api.several import Several
 from normscope.data.batching import Batch
 from normscope.data.options import Level
-from normscope.errors import InputError
+from normscope.errors import InputError, escaped
 from normscope.maths.layer_composition import LayerStage
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
@@ -29,6 +29,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, is_single
+from normscope.models.text_check import Check
 from normscope.models.word_block import between
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
@@ -262,7 +263,7 @@ class Decomposition:
         return str(self.table.style.format("{:.1%}").to_html()) + self.figure()._repr_html_()
 
     def __repr__(self) -> str:
-        return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
+        return f"{escaped(' '.join(self.tokens))}\n{self.table.to_string(float_format='{:.3f}'.format)}"
 
 
 class Decompositions(Several[Decomposition]):
@@ -508,7 +509,8 @@ def _maps(
 
     with observer:
         inputs = batch.model_inputs()
-        observer.run(inputs, visit, visit_feed_forward=visit_feed_forward if feed_forward else None)
+        of_networks = visit_feed_forward if feed_forward else None
+        observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
     return layers.maps
 
 

@@ -15,6 +15,7 @@ from normscope.errors import InputError, one_line
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explorer_page, pairs_page
 from normscope.rounding import counted
+from normscope.untrusted.writing import write_named
 
 _HEIGHT = 820
 """Pixels of the frame, enough for the controls and the map of a sentence; the reader can make it taller."""
@@ -49,7 +50,7 @@ class Framed(abc.ABC):
             InputError: If the file cannot be written.
         """
         try:
-            Path(path).write_text(self.page, encoding="utf-8")
+            write_named(path, self.page.encode())
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {one_line(error)}") from error
 

@@ -12,6 +12,7 @@ from normscope.models.forward_pass import Visitor
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts
+from normscope.models.text_check import Check
 
 
 @checked
@@ -42,6 +43,10 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         with in_terms_of_arguments({"model.name": "model"}):
             batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
         with Observer(model.model, model.layout) as observer:
-            observer.run(batch.to(model.device).model_inputs(), visit)
+            inputs = batch.to(model.device).model_inputs()
+            observer.run(
+                inputs, lambda _block: None, check=Check.TEXTS
+            )  # compared before the first block is handed out
+            observer.run(inputs, visit, check=Check.NOTHING)
 
     return model.blocks_in_turn(run)

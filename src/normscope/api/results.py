@@ -11,6 +11,7 @@ import pandas as pd
 from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
+from normscope.errors import escaped
 from normscope.reporting.run_facts import lost
 from normscope.running.conclusions import metrics_of, tables_of, tables_of_all
 
@@ -77,7 +78,7 @@ class Results:
         parts += ["", *self.notes, f"tables: {', '.join(self.tables)}"]
         if self.figures:
             parts.append(f"figures: {', '.join(self.figures)}")
-        return "\n".join(parts)
+        return escaped("\n".join(parts), keep="\n")
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{html.escape(self._source)}</p>"]

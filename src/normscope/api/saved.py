@@ -1,7 +1,11 @@
 """Results of attribution as files: their arrays and tables in safetensors, everything else as JSON in its metadata."""
 
 import dataclasses
+import enum
+import hashlib
 import json
+import types
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from normscope.errors import InputError, one_line
+from normscope.untrusted.files import opened
+from normscope.untrusted.plain_data import parsed_json
+from normscope.untrusted.writing import write_named
 
-_VERSION = 1
+_VERSION = 2
 """Of what is written."""
 
 
@@ -48,10 +55,10 @@ def save_result(result: Any, path: str | Path) -> None:
                 fields[field.name] = dict(value)
             case _:
                 fields[field.name] = value
-    described = {"normscope": type(result).__name__, "version": _VERSION, "fields": fields}
+    text = json.dumps({"normscope": type(result).__name__, "version": _VERSION, "fields": fields})
     try:
-        save_file(tensors, str(path), {"normscope": json.dumps(described)})
-    except (OSError, SafetensorError) as error:
+        write_named(path, save(tensors, {"normscope": text, "sha256": _digest(text, tensors)}))
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: {one_line(error)}") from error
 
 
@@ -62,28 +69,68 @@ def read_result(path: str | Path, kinds: Mapping[str, type]) -> Any:
         kinds: Classes by name.
 
     Raises:
-        InputError: If the file cannot be read, or is none of ours.
+        InputError: If the file cannot be read, is none of ours, or has been changed.
     """
+    with opened(Path(path)):  # a pipe would never be read to its end
+        pass
     try:
         with safe_open(str(path), "numpy") as file:
-            read = json.loads((file.metadata() or {}).get("normscope", "{}"))
+            metadata = file.metadata() or {}
+            described = parsed_json(metadata.get("normscope", "{}"), finite=True)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, MemoryError) as error:
         raise InputError(f"{path}: expected a file that .save() has written: {one_line(error)}") from error
-    described = read if isinstance(read, dict) else {}
     kind = kinds.get(str(described.get("normscope")))
     if kind is None:
         raise InputError(f"{path}: expected a file that .save() has written, got another safetensors file")
-    if described.get("version", 0) > _VERSION:
-        raise InputError(f"{path}: written by a later version of normscope; update normscope")
+    if described.get("version") != _VERSION:
+        raise InputError(f"{path}: written by another version of normscope; save the result again")
+    if metadata.get("sha256") != _digest(metadata["normscope"], tensors):
+        raise InputError(f"{path}: has been changed since .save() wrote it")
     try:
         fields = {
             name: _table(value, tensors.pop(name)) if name in tensors else _tupled(value)
             for name, value in described["fields"].items()
         }
-        return kind(**fields, **tensors)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        result = kind(**fields, **tensors)
+        _check_types(result)
+    except Exception as error:  # whoever forges a digest may put anything there
         raise InputError(f"{path}: has been changed since .save() wrote it: {one_line(error)}") from error
+    return result
+
+
+def _digest(text: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of a description and of the names, types, shapes and bytes of arrays."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
+        digest.update(np.ascontiguousarray(tensors[name]).data)
+    return digest.hexdigest()
+
+
+def _check_types(result: Any) -> None:
+    """Check that the fields of a result have their types, and that its arrays have as many rows as there are tokens."""
+    hints = typing.get_type_hints(type(result))
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if not _fits(value, hints[field.name]):
+            raise TypeError(f"{field.name}: expected {hints[field.name]}, got {type(value).__name__}")
+    result._check_sizes()
+
+
+def _fits(value: object, hint: Any) -> bool:
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind is tuple:  # of any length
+        return isinstance(value, tuple) and all(_fits(each, inner[0]) for each in value)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(_fits(each, inner[1]) for each in value.values())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return value in list(kind)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _tupled(value: Any) -> Any:

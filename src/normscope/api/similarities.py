@@ -12,7 +12,7 @@ from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
 from normscope.api.several import Several
-from normscope.errors import InputError
+from normscope.errors import InputError, escaped
 from normscope.maths.choices import SimilarityFunction
 from normscope.rounding import number
 
@@ -113,7 +113,7 @@ class Similarity:
         )
 
     def __repr__(self) -> str:
-        return self._summary
+        return escaped(self._summary)
 
 
 class Similarities(Several[Similarity]):
@@ -207,4 +207,4 @@ class Similarities(Several[Similarity]):
         return self.figure()._repr_html_()
 
     def __repr__(self) -> str:
-        return self.ranking.to_string(index=False, float_format="{:.3f}".format)
+        return escaped(self.ranking.to_string(index=False, float_format="{:.3f}".format), keep="\n")

@@ -303,8 +303,9 @@ def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     embedder = chosen_embedder(model, target.pooling)
     other = single_text(model, target.text, "SimilarityTo")
     with torch.inference_mode():
-        hidden = full_precision(returned_vectors(model.model(**other.model_inputs())))
-        embedding = embedder.embedding(hidden, other.token_mask)
+        returned = returned_vectors(model.model(**other.model_inputs()))
+        assert returned is not None
+        embedding = embedder.embedding(full_precision(returned), other.token_mask)
     direction = torch.nn.functional.normalize(embedding.clone(), dim=-1)
 
     def cosine(vectors: Tensor, norm: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Measures a model while it trains: a callback for the trainer of transformers."""
 
 import contextlib
+import io
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,8 +22,13 @@ from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.weights_and_biases import log_to_active_run
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
+from normscope.untrusted.files import MIB, text
+from normscope.untrusted.writing import write_named
 
 log = logging.getLogger("normscope")
+
+_MOST = 256 * MIB
+"""Bytes of a history."""
 
 COLUMNS = ("step", "metric", "layer", "value")
 """Of the history."""
@@ -177,8 +183,8 @@ class Callback(TrainerCallback):
         path = self._path(args)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.history.to_csv(path, index=False)
-        except OSError as error:
+            write_named(path, self.history.to_csv(index=False).encode())
+        except (OSError, InputError) as error:
             log.warning("%s: the history of step %d is only in memory: %s", self._name, step, one_line(error))
 
     def _path(self, args: TrainingArguments) -> Path:
@@ -189,8 +195,8 @@ class Callback(TrainerCallback):
         if not path.exists():
             return []
         try:
-            table = pd.read_csv(path)[list(COLUMNS)]
-        except (OSError, ValueError, KeyError) as error:
+            table = pd.read_csv(io.StringIO(text(path, _MOST)))[list(COLUMNS)]
+        except (InputError, ValueError, KeyError) as error:
             raise InputError(f"{path}: expected the history of an earlier training; remove the file") from error
         return [
             (int(step), str(metric), None if pd.isna(layer) else int(layer), float(value))

@@ -17,6 +17,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_layers import FrozenConvolutions
 from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
+from normscope.models.text_check import Check
 
 
 @dataclasses.dataclass
@@ -114,5 +115,5 @@ def _chained_maps(
 
     whole = {m for m in methods if m in NEEDS_FEED_FORWARD or (m is MapMethod.NORM_ROLLOUT and stage is MapStage.LAYER)}
     with Observer(model, layout, feed_forward=bool(whole)) as observer:
-        observer.run(inputs, visit, None, visit_feed_forward if whole else None)
+        observer.run(inputs, visit, None, visit_feed_forward if whole else None, check=Check.TEXTS)
     return maps

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.maths.frozen import LayerGradients
 from normscope.maths.tensors import wide
@@ -104,18 +105,25 @@ def attribute_scalars(
         constants: What biases outside the model add to each scalar; None for nothing.
 
     Raises:
-        InputError: If the activation of a network is unknown.
+        InputError: If the activation of a network is unknown, or the parts of a scalar do not add up to it.
     """
     single = len(passed.hidden) == 1
     each = passed.hidden.shape[1] * (2 if direct else 1)
     at_once = max(1, _TOKENS_AT_ONCE // each) if single else len(targets)
     outside = torch.zeros_like(targets) if constants is None else constants
-    return joined(
+    parts = joined(
         [
             _attribute_together(passed, some, of_some, bias, note, direct=direct)
             for some, of_some in zip(targets.split(at_once), outside.detach().split(at_once), strict=True)
         ]
     )
+    error = 0.0 if parts.error.device.type == "meta" else float(parts.error.max())
+    if error >= passed.check.bound:
+        raise InputError(
+            f"{passed.check.name} cannot be attributed on these texts: the parts of the target miss it by {error:.1e} "
+            f"(relative, at most {passed.check.bound:.0e})"
+        )
+    return parts
 
 
 def _attribute_together(

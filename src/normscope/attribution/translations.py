@@ -17,6 +17,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.frozen_translation import FrozenTranslation, frozen_translation
 from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
+from normscope.models.text_check import Check
 
 _LOGITS_AT_ONCE = 2**24
 """Number of entries of gradients at logits that go back together."""
@@ -101,9 +102,9 @@ def translation_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mo
         layers.append(decoder_layer_map(cross[..., :-1], cross[..., -1], own[len(layers)]))
 
     with Observer(*stacks["decoder"]) as observer:
-        observer.run(inputs, visit_own)
+        observer.run(inputs, visit_own, check=Check.TEXTS)
     with Observer(*stacks["cross"]) as observer:
-        observer.run(inputs, visit_cross)
+        observer.run(inputs, visit_cross, check=Check.TEXTS)
     so_far = torch.eye(own[0].shape[-1]).to(own[0]).expand_as(own[0])
     so_far = torch.nn.functional.pad(so_far, (encoder.total.shape[-1], 0))
     cumulative: list[Tensor] = []

@@ -51,6 +51,10 @@ class Schema:
             if isinstance(below, DictConfig) and f"{key}." in self._sections:
                 self._refuse_unknown(below, f"{key}.")
 
+    def knows(self, key: str) -> bool:
+        """Whether this is a key or a section, or a key that Hydra reads itself."""
+        return key in self._names or self.is_free_form(key) or key == "experiment" or key.startswith("hydra.")
+
     def suggestion(self, key: str) -> str:
         """The end of a message that suggests the closest known key; empty if none is close.
 

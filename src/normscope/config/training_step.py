@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, one_line
+from normscope.untrusted.files import MIB, text
 
 _NAMED = r"(?<![a-z0-9])(?:global[-_]?)?(?:steps?|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)([km]?)(?![a-z0-9])"
 _STEP = re.compile(_NAMED, re.IGNORECASE)
@@ -14,6 +15,7 @@ _STEP = re.compile(_NAMED, re.IGNORECASE)
 _SAID = re.compile(rf"[-_/]?(?:{_NAMED}|(?<![a-z0-9])tokens?[-_]?\d+[kmbt]?(?![a-z0-9]))", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 _TRAINER_STATE = "trainer_state.json"
+_MOST = 64 * MIB
 
 
 def step_in(text: str | None) -> int | None:
@@ -80,7 +82,7 @@ def _step_of_trainer(folder: Path | None) -> int | None:
     if folder is None:
         return None
     try:
-        step = json.loads((folder / _TRAINER_STATE).read_text("utf-8"))["global_step"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        step = json.loads(text(folder / _TRAINER_STATE, _MOST))["global_step"]
+    except (InputError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None

@@ -55,7 +55,7 @@ def attention(
     """Attention by a fused kernel, with the log-normaliser of each query, in memory linear in length.
 
     Fused kernels know no soft cap, so capped scores are computed in strips of queries. A sink needs no other kernel: it adds
-    exp(s) to the sum of the softmax, so the output shrinks by exp(ℓ_i − ℓ'_i), where ℓ'_i is the log-normaliser with the sink.
+    exp(s) to the sum of the softmax, so the output shrinks by σ(ℓ_i − s), the part of the softmax that the keys keep.
 
     Args:
         query: Queries, after any rotary embedding.
@@ -73,7 +73,7 @@ def attention(
     if sinks is None:
         return attended
     log_normaliser = torch.logaddexp(attended.log_normaliser, sinks.to(attended.log_normaliser.dtype)[:, None])
-    kept = (attended.log_normaliser - log_normaliser).exp()
+    kept = (attended.log_normaliser - sinks.to(attended.log_normaliser.dtype)[:, None]).sigmoid()
     return Attention((attended.output * kept.unsqueeze(-1)).to(value.dtype), log_normaliser)
 
 
@@ -98,7 +98,7 @@ def _attention(
         elif cap is not None:
             scores = _scores(*part[:2], term, scale, cap)
             log_normaliser = scores.logsumexp(dim=-1)
-            weights = (scores - log_normaliser.unsqueeze(-1)).exp()
+            weights = scores.softmax(dim=-1)
             parts.append(Attention((weights @ part[2].to(weights.dtype)).to(value.dtype), log_normaliser))
         else:
             output = torch.nn.functional.scaled_dot_product_attention(*part, attn_mask=term, scale=scale)
@@ -167,8 +167,8 @@ def attention_weights(
         return scores.sub_(log_normaliser.unsqueeze(-1)).exp_()
     if sinks is None:
         return scores.softmax(dim=-1)
-    sink = sinks.to(scores.dtype)[:, None].expand(scores.shape[:-1])
-    return (scores - torch.logaddexp(scores.logsumexp(dim=-1), sink).unsqueeze(-1)).exp()
+    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def exponents(

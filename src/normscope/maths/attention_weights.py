@@ -25,6 +25,10 @@ WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
 """The same on other devices, which need large pieces of work to stay busy."""
 
 
+LARGE_SCORES = 128
+"""Scores from which on exp(s − ℓ) is imprecise in float32: both are rounded by |s|·6e-8, so α would be off by some 1e-5."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionWeights:
     """Post-softmax attention α; zero at invisible keys. Rows of padding hold meaningless but finite numbers."""
@@ -40,6 +44,8 @@ class AttentionWeights:
     """α as the model's attention module returned it, if query and key alone do not determine it; else None."""
     cap: float | None = None
     """c of a soft cap: the score is c·tanh(scale·q·k / c); None without one."""
+    known_large: bool | None = None
+    """Whether some scores are larger than `LARGE_SCORES`; None if that must be looked up, for which the host waits."""
     sinks: Float[Tensor, " head"] | None = None
     """Each head's learned score for attending to no key, which takes part in the softmax; None if α sums to one."""
 
@@ -74,6 +80,17 @@ class AttentionWeights:
         vars(self).setdefault("received", sums.masked_fill_(~self.seen.keys.unsqueeze(1), 0))
         vars(self)["_gathered"] = vectors, gathered
 
+    @cached_property
+    def large(self) -> bool:
+        """Whether scores are so large that α must be computed as a softmax does, with the largest score of a row subtracted."""
+        normaliser = self.log_normaliser
+        if normaliser is None or normaliser.dtype is torch.float64 or normaliser.device.type == "meta":
+            return False
+        if self.known_large is not None:
+            return self.known_large
+        sizes = normaliser.abs().masked_fill(~self.seen.queries.unsqueeze(1), 0)
+        return bool((sizes > LARGE_SCORES).any())
+
     @property
     def _dtype(self) -> torch.dtype:
         known = self.given if self.log_normaliser is None else self.log_normaliser
@@ -81,7 +98,7 @@ class AttentionWeights:
         return known.dtype
 
     def _tiles_of_tokens(self) -> Iterator[Tile]:
-        if self.log_normaliser is None:
+        if self.log_normaliser is None or self.large:
             for queries, weights in self.strips(padding=False):
                 yield Tile(slice(0, len(weights)), queries, slice(0, weights.shape[3]), weights)
         else:
@@ -136,7 +153,10 @@ class AttentionWeights:
         """
         lengths, mask = self.seen.lengths, self.seen.mask
         tokens = self.seen.queries[sequences][:, None, queries]
-        keys = slice(0, lengths[2]) if keys is None else keys
+        every = slice(0, lengths[2])
+        keys = every if keys is None else keys
+        if self.large and keys != every:  # a softmax is over all keys
+            return self.rows(queries, sequences, padding=padding)[..., keys]
         if self.given is not None:
             weights = self.given[sequences][:, :, queries, keys]
             return weights if padding else weights * tokens.unsqueeze(-1)
@@ -152,8 +172,16 @@ class AttentionWeights:
         elif mask is not None:
             term = mask.chosen_term(sequences, queries, keys, lengths, query)
         weights = attention_maths.attention_weights(
-            query, key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=log_normaliser
+            query,
+            key,
+            term,
+            self.scale,
+            cap=self.cap,
+            sinks=self.sinks,
+            log_normaliser=None if self.large else log_normaliser,
         )
+        if self.large and not padding:
+            weights = weights.masked_fill_(~tokens.unsqueeze(-1), 0)
         if self._lone is None:
             return weights
         places = (torch.arange(lengths[1], device=weights.device)[queries] - keys.start).unsqueeze(-1)
@@ -184,6 +212,13 @@ class AttentionWeights:
         """α_ij of single pairs."""
         if self.given is not None:
             return self.given[row, head, query, key]
+        if self.large:
+            found = self.query.new_zeros(row.shape, dtype=self._dtype)
+            for strip, weights in self.strips():
+                place = (query - strip.start).clamp(0, weights.shape[2] - 1)
+                inside = (query >= strip.start) & (query < strip.stop)
+                found = torch.where(inside, weights[row, head, place, key], found)
+            return found
         assert self.log_normaliser is not None
         scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
         scores = attention_maths.capped(scores * self.scale, self.cap)
@@ -200,6 +235,9 @@ class AttentionWeights:
         if self.given is not None:
             return (self.seen.queries.to(self.given.dtype)[:, None, None, :] @ self.given).squeeze(2)
         assert self.log_normaliser is not None
+        if self.large:
+            strips = (weights.sum(dim=2) for _, weights in self.strips(padding=False))
+            return sum(strips, self.log_normaliser.new_zeros(())).masked_fill(~self.seen.keys.unsqueeze(1), 0)
         received = weight_received(
             self.query, self.key, self.log_normaliser, self.seen.queries, self.seen.mask, self.scale, self.cap
         )
@@ -229,6 +267,9 @@ class AttentionWeights:
             return torch.zeros_like(self.query[..., 0])
         if self.given is not None:
             return self.given.diagonal(dim1=-2, dim2=-1)
+        if self.large:
+            strips = [weights.diagonal(strip.start, dim1=-2, dim2=-1) for strip, weights in self.strips()]
+            return torch.cat(strips, dim=-1)
         assert self.log_normaliser is not None
         bias = None if self.seen.mask is None else self.seen.mask.bias
         added = None if bias is None else bias.diagonal(dim1=-2, dim2=-1).to(self.query.dtype)

@@ -1,7 +1,6 @@
 """PEFT adapters, merged into the weights of their model before it is observed: from files, or in memory."""
 
 import dataclasses
-import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,10 +15,12 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_readable
 from normscope.models.task_heads import Head, head_class
 from normscope.models.text_tower import text_tower
 from normscope.models.verification import output_probes, outputs_on_probes, require_same_outputs
+from normscope.untrusted.files import MIB
+from normscope.untrusted.plain_data import json_mapping
 
 _NAME = "default"
 """What peft calls an adapter that is given no name."""
@@ -53,11 +54,12 @@ def base_model(folder: Path, name: str) -> tuple[str, str | None]:
     Raises:
         InputError: If the adapter does not name it.
     """
+    check_readable(folder, f"model.name={folder}")
     try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"model.name={name}: its {ADAPTER_CONFIG} cannot be read: {one_line(error)}") from error
-    found = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+        config = json_mapping(folder / ADAPTER_CONFIG, MIB)
+    except InputError as error:
+        raise InputError(f"model.name={name}: its {ADAPTER_CONFIG} cannot be read: {error}") from error
+    found = config.get("base_model_name_or_path")
     if not isinstance(found, str) or not found:
         raise InputError(f"model.name={name}: expected base_model_name_or_path in its {ADAPTER_CONFIG}, got {found!r}")
     revision = config.get("revision")

@@ -37,6 +37,10 @@ class LayerCapture:
     """What W_Q of cross-attention outside the registry reads; elsewhere it reads what W_K reads."""
     call: AttentionCall | None = None
     """What the attention function was given, with keys and values for each head of queries."""
+    large_scores: bool | None = None
+    """Whether scores are known to be large, see `AttentionWeights.known_large`."""
+    attended: Tensor | None = None
+    """What the attention function has returned, (batch, query, head, dimension)."""
     log_normaliser: Tensor | None = None
     unnormed_key: Tensor | None = None
     gate: Tensor | None = None
@@ -112,6 +116,7 @@ class LayerCapture:
                 scale=call.scale,
                 given=None if self.own_weights is None else self.own_weights.to(inputs.dtype),
                 cap=call.cap,
+                known_large=self.large_scores,
                 sinks=None if call.sinks is None else full_precision(call.sinks),
             ),
             attention_output=output,

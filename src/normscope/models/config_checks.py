@@ -1,10 +1,14 @@
 """Checks on a config: a model that would not compute what its config describes is refused."""
 
+from pathlib import Path
+
 import transformers
 from transformers import PretrainedConfig
 
 from normscope.errors import InputError
 from normscope.models.quantised_checkpoints import check_readable
+from normscope.untrusted.files import MIB
+from normscope.untrusted.plain_data import json_mapping, shown
 
 # Families that share their code: checkpoints of one are published under the name of another.
 _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
@@ -12,6 +16,31 @@ _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 # The deepest published models have a few hundred layers. Modules are built one by one, so a wrong number takes for ever.
 _MOST_LAYERS = 10_000
+# The widest published models have some 20,000 dimensions. A layer is inferred dimension by dimension.
+_LARGEST = 1_000_000
+
+
+def check_config_file(folder: Path, name: str) -> None:
+    """Check that a config.json is one, and that reading it takes no more memory than it has: a name is made for every label.
+
+    Args:
+        folder: The model's folder.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If it cannot be read, or has too many labels.
+    """
+    try:
+        config = json_mapping(folder / "config.json", MIB * 64, finite=False)
+    except InputError as error:
+        raise InputError(f"model.name={name}: its config.json cannot be used: {error}") from error
+    for place in (config, *(value for value in config.values() if isinstance(value, dict))):
+        labels = place.get("num_labels")
+        if isinstance(labels, int | float) and not 0 <= labels <= _LARGEST:
+            raise InputError(
+                f"model.name={name}: its config.json cannot be used: expected from 0 to {_LARGEST:,} for num_labels, got "
+                f"{shown(labels)}"
+            )
 
 
 def check_family(config: PretrainedConfig, name: str) -> None:
@@ -52,10 +81,10 @@ def check_supported(config: PretrainedConfig) -> None:
                 "model.name, or model.architecture"
             )
     size = getattr(config, "hidden_size", None)
-    if isinstance(size, int) and size < 1:
+    if isinstance(size, int) and not 1 <= size <= _LARGEST:
         raise InputError(
-            f"hidden_size={size} in the model's config: expected at least 1; correct the config.json of model.name, or "
-            "model.architecture"
+            f"hidden_size={size} in the model's config: expected from 1 to {_LARGEST:,}; correct the config.json of "
+            "model.name, or model.architecture"
         )
     check_readable(config)
     # In transformers 5.23, Gemma sees later tokens only in batches without padding. Gemma 2 no longer does.

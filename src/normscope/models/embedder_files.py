@@ -1,7 +1,6 @@
 """Reads how a sentence encoder makes embeddings: from its files, or from a SentenceTransformer in memory."""
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,8 @@ from normscope.maths.embedder import (
     UnitLength,
 )
 from normscope.maths.normalisation import Normalisation
+from normscope.untrusted.files import MIB
+from normscope.untrusted.plain_data import json_value
 
 # The names that sentence-transformers gives them, in older and newer files.
 _MODES = {
@@ -524,6 +525,6 @@ def _config_in_memory(module: nn.Module) -> Mapping[str, Any]:
 
 def _read(path: Path, name: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"pooling: {path.name} of {name} cannot be read: {one_line(error)}; set pooling=") from error
+        return json_value(path, MIB)
+    except InputError as error:
+        raise InputError(f"pooling: {path.name} of {name} cannot be read: {error}; set pooling=") from error

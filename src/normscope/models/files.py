@@ -1,10 +1,13 @@
 """Finds a model's files: in an installed package, a local folder, the Hub's cache or the Hub."""
 
 import dataclasses
+import fnmatch
 import functools
 import hashlib
 import importlib.metadata
 import re
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import huggingface_hub
@@ -14,6 +17,7 @@ from normscope.errors import InputError
 from normscope.models.embedder_files import TRANSFORMER_SETTINGS, transformer_folder
 from normscope.models.options import ModelOptions
 from normscope.network import hub_reachable
+from normscope.untrusted.files import MIB, unreadable
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
@@ -36,6 +40,20 @@ _ENCODER_SETTINGS = (
     *(f"*_{module}/config.json" for module in ("Pooling", "Dense", "Normalize", "MultiVectorMask")),
     *(f"*_{module}/model.safetensors" for module in ("Dense", "LayerNorm")),
 )
+
+_INSIDE = ("[0-9]*_*", "additional_chat_templates")
+"""Folders in a model's folder in which libraries read: those of a sentence encoder's modules."""
+
+_READ = (
+    *("config.json", "generation_config.json", "adapter_config.json", "*processor_config.json", "*.index.json"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.jinja"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
+    *("*.safetensors", "pytorch_model*.bin"),
+)
+"""Files that libraries read."""
+_OF_ANY_SIZE = ("*.safetensors", "*.bin")
+_OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model")
+_MOST, _MOST_OF_TOKENIZERS = 64 * MIB, 512 * MIB
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _CONNECT_SECONDS = 2.0
@@ -75,7 +93,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.name") -> Source:
-    """Find the files of a model, looking in local places first.
+    """Find the files of a model, looking in local places first, and check that libraries can read them.
 
     Args:
         name: Local folder or Hub name.
@@ -83,6 +101,47 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
         weights: Whether weight files are needed, or only config and tokenizer.
         key: The config key that gives the name, for messages.
     """
+    source = _located(name, options, weights, key)
+    check_readable(source.folder, f"{key}={name}")
+    return source
+
+
+def check_readable(folder: Path, setting: str) -> None:
+    """Check that what libraries read in a model's folder are files, and not larger than such files are.
+
+    A pipe would be waited for without end, and a device or a file with a hole has more bytes than memory.
+
+    Args:
+        setting: Key and value that name the folder, for messages.
+
+    Raises:
+        InputError: If something else is among them.
+    """
+    try:
+        folders = [folder, *(place for pattern in _INSIDE for place in folder.glob(pattern) if place.is_dir())]
+        paths = [path for place in folders for path in place.iterdir() if _is_named(path, _READ)]
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:  # of a link that leads nowhere, which is no file for whoever looks for one
+            continue
+        most = _MOST_OF_TOKENIZERS if _is_named(path, _OF_TOKENIZERS) else _MOST
+        where = path.relative_to(folder)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise InputError(f"{setting}: expected a file {where} in it, got a device or pipe")
+        if status.st_size > most and not _is_named(path, _OF_ANY_SIZE):
+            raise InputError(
+                f"{setting}: expected at most {most / MIB:g} MiB in {where}, got {status.st_size / MIB:,.0f}"
+            )
+
+
+def _is_named(path: Path, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns)
+
+
+def _located(name: str, options: ModelOptions, weights: bool, key: str) -> Source:
     pinned = options.pin.name == name
     if pinned and options.pin.package is not None and options.revision is None:
         folder = _package_folder(options.pin.package)

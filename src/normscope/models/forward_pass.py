@@ -20,7 +20,7 @@ from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layer_hooks import vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
 from normscope.models.stream_changes import StreamChange
-from normscope.models.sum_check import SumCheck
+from normscope.models.text_check import PassCheck
 
 Visitor = Callable[[AttentionBlock], None]
 FeedForwardVisitor = Callable[[FeedForwardBlock], None]
@@ -121,8 +121,8 @@ class ForwardPass:
     visitors: Visitors
     token_mask: Tensor
     key_mask: Tensor
-    check: SumCheck | None = None
-    """Compares sums of vectors with the attention output, if that is due in this pass."""
+    check: PassCheck | None = None
+    """Compares what is observed with what the model does; None if nothing is compared."""
     replacements: Mapping[int, Replacement] = dataclasses.field(default_factory=dict)
     calls: list[LayerCall] | None = None
     """Receives the arguments of every layer's call."""
@@ -156,7 +156,8 @@ class ForwardPass:
         output, parts.log_normaliser = attention(
             call.query, call.key, call.value, call.mask, call.scale, cap=call.cap, sinks=call.sinks
         )
-        return output.transpose(1, 2).contiguous()
+        parts.attended = output.transpose(1, 2).contiguous()
+        return parts.attended
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A layer begins: visit its input, and change it if there is a replacement."""
@@ -167,10 +168,9 @@ class ForwardPass:
         if expected is not module:
             raise RuntimeError(f"layer {layer} ran out of order")
         vectors = self.targets.layout.kept(vectors_in(args, kwargs))
-        if self.check is not None and self._left is not None and self.targets.layout.stream.convolution is None:
-            change = self.stream.get(layer)
-            left = self._left if change is None else change.applied(self._left)
-            self.check.compare_stream(layer, left, vectors, self.token_mask)
+        left = None if self.targets.layout.stream.convolution is not None else self._left
+        if left is not None and (change := self.stream.get(layer)) is not None:
+            left = change.applied(left)
         self._show_hidden(layer - 1, vectors)
         if self.outputs is not None and _shares_state(args, kwargs):
             self.outputs.update(dict.fromkeys(self.outputs))
@@ -183,11 +183,17 @@ class ForwardPass:
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
         modules = self.targets.layers.get(layer)
+        large = None if self.check is None else self.check.known_large(layer)
         self.attention = (
-            None if modules is None else LayerCapture(modules, inputs=vectors, attends=modules.attends_throughout)
+            None
+            if modules is None
+            else LayerCapture(modules, inputs=vectors, attends=modules.attends_throughout, large_scores=large)
         )
         network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
         self.network = None if network is None else FeedForwardCapture(network, self.targets.layout)
+        if self.check is not None:
+            with torch._C.DisableTorchFunction():
+                self.check.enter(layer, vectors, left if replaced is None else None)
         if replaced is None:
             return None
         return with_vectors(args, kwargs, self.targets.layout.by_text(vectors))
@@ -198,6 +204,10 @@ class ForwardPass:
             self.outputs[self.passed] = copy_of(output) if self.targets.layout.stream.changes_in_place else output
         self._show_feed_forward()
         self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
+        if self.check is not None:
+            with torch._C.DisableTorchFunction():
+                self.check.leave(self._left)
+            self._end_if_due()
         if self.passed == len(self.targets.entries):
             self._show_hidden(self.passed, self._left)
 
@@ -246,7 +256,10 @@ class ForwardPass:
         if network is not None:
             assert self.visitors.feed_forward is not None
             with torch._C.DisableTorchFunction():
-                self.visitors.feed_forward(network.block())
+                block = network.block()
+                if self.check is not None:
+                    self.check.add_network(block)
+                self.visitors.feed_forward(block)
         self._stop_after((self.passed, _FEED_FORWARD))
 
     def _show_hidden(self, layer: int, vectors: Tensor) -> None:
@@ -257,7 +270,28 @@ class ForwardPass:
 
     def _stop_after(self, shown: tuple[int, int]) -> None:
         if shown == self.targets.end and not self.whole:
+            if self.check is None or not self.check.waits:
+                raise StopForward
+            self.check.ending = True
+
+    def _end_if_due(self) -> None:
+        """End the pass if everything has been visited and compared."""
+        if self.check is not None and self.check.ending and not self.check.waits:
             raise StopForward
+
+    def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module begins whose input is compared."""
+        if self.check is not None:
+            with torch._C.DisableTorchFunction():
+                self.check.read(module, args, kwargs)
+            self._end_if_due()
+
+    def wrote(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A module ends whose output is compared."""
+        if self.check is not None:
+            with torch._C.DisableTorchFunction():
+                self.check.wrote(module, args, output)
+            self._end_if_due()
 
     def _show(self) -> None:
         """Visit the block, all of whose parts are captured."""
@@ -271,7 +305,7 @@ class ForwardPass:
             if self.network is not None:
                 self.network.attention = block
             if self.check is not None:
-                self.check.add(block)
+                self.check.add(block, parts.attended)
             self.visitors.attention(block)
         self.shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, _ATTENTION))

@@ -15,7 +15,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients, Noted, transposed_through
+from normscope.maths.normalisation import Normalisation
 from normscope.models.any_module import returned_vectors
+from normscope.models.attention_function import attention_by
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
 from normscope.models.feed_forward import FeedForwardBlock
@@ -23,11 +25,14 @@ from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.identities import BOUNDS, FLOAT32_INSIDE, bound_with_norms, row_error
 from normscope.models.layer_hooks import hook_on_end
 from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.stream_changes import StreamChange, stream_changes
+from normscope.models.text_check import Check, TextCheck
+from normscope.models.untouched import reference_attention
 
 _CHANGED = 1e-3
 """The relative difference of vectors beyond which they are others, not the same ones rounded."""
@@ -41,6 +46,8 @@ class FrozenPass:
     """The last hidden vectors. Autograd records what the model or its head does with them."""
     output: Any
     """What the model, or the head, has returned."""
+    check: TextCheck
+    """Refuses what is not equal up to rounding."""
     biases: Sequence[Tensor]
     """Biases of the model and the head. Autograd records those that come after the last hidden vectors."""
     final_norm: FrozenNorm | None
@@ -173,7 +180,7 @@ def frozen_pass(
 
     Raises:
         InputError: If a layer has no feed-forward network that can be observed, the model is a single layer with a convolution
-            beside it, or some of its weights are not on its device.
+            beside it, some of its weights are not on its device, or the pass differs from that of the untouched model.
     """
     whole = model if head is None else head
     if is_offloaded(whole):
@@ -184,6 +191,7 @@ def frozen_pass(
     freezer.check(len(layout.stream.layers))
     calls: list[LayerCall] = []
     blocks: list[FeedForwardBlock] = []
+    untouched, bound = _untouched(model, layout, inputs, whole), _untouched_bound(model, layout)
     with contextlib.ExitStack() as exit_:
         for handle in _exact_norms(model, layout):
             exit_.callback(handle.remove)
@@ -195,11 +203,16 @@ def frozen_pass(
             running.enter_context(torch.inference_mode(False))
             running.enter_context(frozen_functions())
             # A layer that no module runs cannot run again.
-            keep = blocks.append if layout.stream.places else None
-            output = observer.run(inputs, lambda _block: None, visit_feed_forward=keep, whole=whole, calls=calls)
+            keep = blocks.append if layout.stream.places else _nothing
+            output = observer.run(
+                inputs, _nothing, visit_feed_forward=keep, whole=whole, calls=calls, check=Check.TOKENS
+            )
+        if not layout.routed:  # rounding may change the choice of experts, whose layers were compared one by one
+            _compare(observer.check.name, bound, (last.vectors, output), untouched, inputs["attention_mask"].bool())
         yield FrozenPass(
             last.vectors,
             output,
+            observer.check,
             biases,
             last.final_norm,
             observer,
@@ -209,6 +222,71 @@ def frozen_pass(
             freezer,
             stream_changes(model).get(1),
         )
+
+
+def _nothing(_block: object) -> None:
+    """Visit a block, and do nothing."""
+
+
+def _untouched(
+    model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor], whole: nn.Module
+) -> tuple[Tensor, Any]:
+    """The last hidden vectors of the untouched model, and what it or its head returns."""
+    kept: list[Tensor] = []
+
+    def take(_module: nn.Module, _args: Any, output: Any) -> None:
+        vectors = output[0] if isinstance(output, tuple | list) else output
+        kept.append(layout.by_text(vectors).clone())
+
+    final = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
+    if final is None and layout.stream.places:
+        handle = hook_on_end(model, layout, lambda vectors: kept.append(layout.by_text(vectors).clone()))
+    else:
+        handle = (layout.parts(model)[-1].entry if final is None else final).register_forward_hook(take)
+    with contextlib.ExitStack() as exit_:
+        exit_.callback(handle.remove)
+        if layout.attention.registry:
+            exit_.enter_context(attention_by(model, reference_attention(model, layout)))
+        exit_.enter_context(torch.inference_mode())
+        output = whole(**inputs)
+    return kept[-1], output
+
+
+def _untouched_bound(model: PreTrainedModel, layout: ModelLayout) -> float:
+    """The largest difference from the untouched model that rounding can bring about; float32 inside float64 adds up."""
+    norms = [norm for block in bind_blocks(model, layout) for norm in (block.norm, block.attention_norm)]
+    bound = bound_with_norms(model, layout, norms)
+    return bound if bound == BOUNDS[model.dtype] else max(bound, BOUNDS[torch.float32])
+
+
+def _compare(
+    name: str, bound: float, frozen: tuple[Tensor, Any], untouched: tuple[Tensor, Any], tokens: Tensor
+) -> None:
+    """Compare what the frozen pass computes with the untouched model.
+
+    Raises:
+        InputError: If the last hidden vectors or the logits differ.
+    """
+    if tokens.device.type == "meta":
+        return
+    logits = [getattr(output, "logits", None) for _, output in (frozen, untouched)]
+    compared: list[tuple[str, Tensor | None, Tensor | None]] = [
+        ("the last hidden vectors differ", frozen[0], untouched[0]),
+        ("the logits differ", logits[0], logits[1]),
+    ]
+    for part, got, wanted in compared:
+        if got is None or wanted is None:
+            continue
+        got, wanted = full_precision(got.detach()), full_precision(wanted)
+        errors = row_error(got, wanted, wanted)
+        if errors.shape == tokens.shape:
+            errors = errors.masked_fill(~tokens.to(errors.device), 0)
+        if float(errors.max()) >= bound:
+            raise InputError(
+                f"{name} cannot be attributed on these texts: {part} from those of the untouched model by "
+                f"{float(errors.max()):.1e} (relative, at most {bound:.0e}), with slopes, deviations and attention weights "
+                "held fixed"
+            )
 
 
 class _LastVectors:
@@ -255,8 +333,25 @@ def _exact_norms(model: PreTrainedModel, layout: ModelLayout) -> Iterator[Remova
     final = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
     convolution = None if layout.stream.convolution is None else attrgetter(layout.stream.convolution)(model)
     beside = None if convolution is None else convolution.LayerNorm
+    paths = {module: path for path, module in model.named_modules()}
     norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
     for norm in norms.values():
         if not isinstance(norm, nn.Identity):
             exact = layout.normalisation(norm, execution_device(model))
-            yield norm.register_forward_hook(lambda _module, args, _output, exact=exact: exact.normalised(args[0]))
+            yield norm.register_forward_hook(functools.partial(_exactly, exact, paths.get(norm, type(norm).__name__)))
+
+
+def _exactly(norm: Normalisation, path: str, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """The output of a norm in float64.
+
+    Raises:
+        InputError: If the norm's own output differs by more than float32 explains.
+    """
+    made = norm.normalised(args[0])
+    error = float(row_error(output.detach().to(made), made.detach(), made.detach()).max())
+    if error >= FLOAT32_INSIDE:
+        raise InputError(
+            f"the model cannot be attributed on these texts: the output of the norm {path} differs by {error:.1e} (relative, "
+            f"at most {FLOAT32_INSIDE:.0e}) from what its weights make, so it does something else with them"
+        )
+    return made

@@ -5,7 +5,8 @@ weights.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.choices import NetworkBias
+from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import scaled_projection, stacked_heads
-from normscope.models.stored_weights import rounds_activations
+from normscope.models.stored_weights import execution_device, rounds_activations
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
@@ -39,7 +41,8 @@ FLOAT32_INSIDE = 1e-6
 # Layers that round what they multiply to eight bits err by up to 1/254 of its largest element; let through like bfloat16.
 _ROUNDED_ACTIVATIONS = 0.1
 
-_SAMPLED_QUERIES = 32
+_ROUNDINGS = 16
+"""How many roundings of a score, |s|·ε, a difference may be that precision explains: a score adds up the products of a head."""
 
 _LITTLE = 0.05
 """A difference that only rounding can bring about, in any dtype."""
@@ -53,12 +56,66 @@ def bound_of(model: PreTrainedModel, layout: ModelLayout) -> float:
     return max(bound, _ROUNDED_ACTIVATIONS) if rounds_activations(model) else bound
 
 
+def largest_score(block: AttentionBlock) -> Float[Tensor, ""]:
+    """The size of the largest log-normaliser of a token, about that of the largest scores; 0 if it is not known."""
+    normaliser = block.alpha.log_normaliser
+    if normaliser is None:
+        return block.inputs.new_zeros(())
+    return normaliser.abs().masked_fill(~block.token_mask.unsqueeze(1), 0).max()
+
+
+def precision_explains(error: float, score: float, dtype: torch.dtype) -> bool:
+    """Whether a difference may come from the rounding of scores of this size."""
+    rounding = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * score
+    return dtype is not torch.float64 and error <= _ROUNDINGS * rounding
+
+
+def too_large(score: float) -> str:
+    """The part of a message that says so."""
+    return f"scores as large as {score:,.0f} are too large for its precision: set device.dtype=float64"
+
+
+def bound_with_norms(model: PreTrainedModel, layout: ModelLayout, norms: Iterable[nn.Module | None]) -> float:
+    """`bound_of`, or more if some of the norms compute in float32 inside a float64 model."""
+    bound = bound_of(model, layout)
+    if model.dtype is not torch.float64 or bound >= FLOAT32_INSIDE:
+        return bound
+    one_of_a_kind = {type(norm): norm for norm in norms if norm is not None and not isinstance(norm, nn.Identity)}
+    for norm in one_of_a_kind.values():
+        if norm_error(norm, layout.normalisation(norm, execution_device(model)), model.dtype) > bound:
+            return FLOAT32_INSIDE
+    return bound
+
+
 class Difference(NamedTuple):
     """One comparison."""
 
     layer: int
     part: str
     error: float
+
+
+class Rest(NamedTuple):
+    """What a layer adds to the block's output."""
+
+    module: nn.Module
+    """The module that computes it."""
+    scale: float | Tensor
+    """The factor on what that returns."""
+
+
+_RESTS: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, int], Rest]]" = weakref.WeakKeyDictionary()
+"""What the proof has found, by model, stack and layer."""
+
+
+def note_rest(model: nn.Module, layout: ModelLayout, layer: int, rest: Rest) -> None:
+    """Note what computes the rest of a layer."""
+    _RESTS.setdefault(model, {})[layout.stack, layer] = rest
+
+
+def known_rests(model: nn.Module, layout: ModelLayout) -> dict[int, Rest]:
+    """What computes the rest of each layer, as far as it is known; by layer, from 1."""
+    return {layer: rest for (stack, layer), rest in _RESTS.get(model, {}).items() if stack == layout.stack}
 
 
 class NotObservableError(Exception):
@@ -104,8 +161,8 @@ def _projections(block: AttentionBlock, modules: BlockModules, record: LayerReco
     if parameters.value is not None:
         rebuilt.append(("value", _value(block), block.value, block.key_mask))
     for part, made, given, mask in rebuilt:
-        wanted = _side_by_side(given)
-        yield Difference(block.layer, part, relative_error(_side_by_side(made), wanted, wanted, mask))
+        wanted = side_by_side(given)
+        yield Difference(block.layer, part, relative_error(side_by_side(made), wanted, wanted, mask))
 
 
 def _sums(block: AttentionBlock, output: Tensor) -> dict[str, float]:
@@ -123,29 +180,6 @@ def _sums(block: AttentionBlock, output: Tensor) -> dict[str, float]:
         "preserving vector": relative_error(block.composition.preserving, preserving, output, block.token_mask),
         "mixing vector": relative_error(block.mixing, mixing, output, block.token_mask),
     }
-
-
-def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
-    """The difference between Σ_j αf(x_j) + b_O and the attention output, for some queries of one sequence.
-
-    A model may attend to a long text differently than to a short one (BigBird's attention is sparse from 704 tokens on), so
-    a proof on short probes is not enough. Queries are spread evenly, from the first to the last.
-
-    Args:
-        row: The sequence.
-    """
-    queries = torch.linspace(0, block.query.shape[2] - 1, _SAMPLED_QUERIES, device=block.query.device).round().long()
-    weights = block.alpha.rows(queries, slice(row, row + 1))[0]
-    heads = weights @ block.value[row].to(weights.dtype)
-    if block.gate is not None:
-        heads = heads * block.gate[row, :, queries].to(heads)
-    made = torch.einsum("hqd,hdm->qm", heads, block.parameters.output_weight.to(weights.dtype))
-    if block.parameters.output_bias is not None:
-        made = made + block.parameters.output_bias
-    given = block.attention_output[row, queries]
-    tiny = torch.finfo(given.dtype).tiny
-    errors = (made - given).norm(dim=-1) / given.norm(dim=-1).clamp(min=tiny)
-    return errors.masked_fill(~block.token_mask[row, queries], 0).max()
 
 
 def _attention_inputs(block: AttentionBlock, inputs: Tensor, source: Tensor | None) -> Tensor:
@@ -233,7 +267,7 @@ def rest_of_layer(
     record: LayerRecord,
     bound: float,
     crossing: BlockModules | None = None,
-) -> Difference:
+) -> tuple[Difference, Rest | None]:
     """Compare what leaves the layer with the block's output plus what one module adds, the rest of the layer.
 
     How the rest computes its vectors is not checked, only that the layer adds nothing else to the stream.
@@ -244,30 +278,36 @@ def rest_of_layer(
         bound: A difference below it is taken for none, so that no other module has to be looked at.
         crossing: The cross-attention that follows in the same layer and has a proof of its own; the block's output must be what
             its residual connection carries.
+
+    Returns:
+        The comparison, and the module if there is one.
     """
     output, tokens = block.composition.block_output, block.token_mask
     if modules.layout.inner:
-        return Difference(block.layer, "layer output", 0.0)  # more follows, which nothing describes
+        return Difference(block.layer, "layer output", 0.0), None  # more follows, which nothing describes
     if crossing is not None:
         carried = residual_input(crossing, record)
-        return Difference(block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens))
+        return Difference(
+            block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens)
+        ), None
     leaving = record.output
     if modules.output_norm is not None:
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
     if modules.layout.residual.sum_consumer == "":
-        return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
+        return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens)), None
     errors = (
-        _error(call.output * scale, leaving - output, leaving, tokens)
-        for call in reversed(list(record.calls.values()))  # the rest comes last
+        (_error(call.output * scale, leaving - output, leaving, tokens), Rest(module, scale))
+        for module, call in reversed(list(record.calls.items()))  # the rest comes last
         for scale in modules.later_scales
         if call.output is not None and (isinstance(scale, float) or len(scale) in (1, call.output.shape[-1]))
     )
-    least = math.inf
-    for error in errors:
-        least = min(least, error)
+    least, found = math.inf, None
+    for error, rest in errors:
+        if error < least:
+            least, found = error, rest
         if least < bound:
             break
-    return Difference(block.layer, "layer output", least)
+    return Difference(block.layer, "layer output", least), found
 
 
 def stream_differences(
@@ -429,7 +469,8 @@ def _path(model: nn.Module, module: nn.Module) -> str:
     return next((path for path, each in model.named_modules() if each is module), type(module).__name__)
 
 
-def _side_by_side(heads: Tensor) -> Tensor:
+def side_by_side(heads: Float[Tensor, "text head token dimension"]) -> Float[Tensor, "text token features"]:
+    """The vectors of all heads of a token as one."""
     return heads.transpose(1, 2).flatten(2)
 
 
@@ -447,3 +488,25 @@ def relative_error(got: Tensor, expected: Tensor, scale: Tensor, token_mask: Ten
     difference = torch.linalg.vector_norm((got - expected).cpu().double(), dim=-1)
     size = torch.linalg.vector_norm(scale.cpu().double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
     return float((difference / size)[token_mask.cpu()].max())
+
+
+def row_error(got: Tensor, wanted: Tensor, scale: Tensor) -> Float[Tensor, "*row"]:
+    """‖got − wanted‖ / ‖scale‖ of every row, where the tensors are."""
+    size = torch.linalg.vector_norm(scale, dim=-1).clamp(min=torch.finfo(scale.dtype).tiny)
+    return torch.linalg.vector_norm(got - wanted, dim=-1) / size
+
+
+def norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> float:
+    """The largest difference between a norm module and its parameters, on probe vectors.
+
+    Vectors whose variance is near ε prove ε, which the activations of a model are too large to show.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2, 8, len(norm.weight), generator=generator, dtype=torch.float64)
+    # A norm without ε may divide by at least some tiny number.
+    vectors[0] *= max(norm.epsilon if norm.adds_outside else math.sqrt(norm.epsilon), 1e-7)
+    probe = vectors.to(norm.weight.device, dtype)
+    with torch.inference_mode():
+        expected = module(probe)
+    made = norm.normalised(full_precision(probe))
+    return relative_error(made, expected, expected, torch.ones(probe.shape[:-1], dtype=torch.bool))

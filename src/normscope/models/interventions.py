@@ -24,6 +24,7 @@ from normscope.models.observer import Observer
 from normscope.models.random_state import drawing
 from normscope.models.skipped_layers import LayerOutput
 from normscope.models.stored_weights import is_offloaded
+from normscope.models.text_check import Check
 
 T = TypeVar("T")
 
@@ -130,7 +131,8 @@ class InterventionRunner:
         for batch in [batches] if isinstance(batches, Batch) else batches:
             with observer:
                 inputs = batch.to(self._model.device).model_inputs()
-                observer.run(inputs, visit, None, visit_feed_forward, replacements=self._replacements(ablation))
+                replacements = self._replacements(ablation)
+                observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements, check=Check.SOME)
 
     @cached_property
     def predicts(self) -> Literal["next", "masked"] | None:
@@ -227,6 +229,7 @@ class InterventionRunner:
                 whole=head,
                 outputs=again.outputs if ablation is None else None,
                 after=None if ablation is None or before is None else LayerOutput(first - 1, before),
+                check=Check.SOME,
             )
         return None if head is None else output.logits
 

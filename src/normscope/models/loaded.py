@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.token_sequence import Batching
-from normscope.errors import InputError
+from normscope.errors import InputError, escaped
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
@@ -33,6 +33,7 @@ from normscope.models.random_state import drawing
 from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
+from normscope.models.text_check import Check
 from normscope.models.token_names import TokenNames
 from normscope.models.token_types import TokenTypes, tables_of_token_types
 from normscope.models.turns import Turns
@@ -79,7 +80,7 @@ class LoadedModel:
         text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
-        return f"LoadedModel({text}, {number_format(self.model)} on {self.device}{matched})"
+        return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
 
     def in_turn(self, call: Callable[[], T]) -> T:
         """Call a function that observes the model once no other call does; see `Turns`.
@@ -272,7 +273,9 @@ class LoadedModel:
             return False
         visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
-            observer.run(self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
+            observer.run(
+                self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING
+            )
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @cached_property

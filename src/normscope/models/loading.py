@@ -27,7 +27,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.adapters import Adapter, base_model
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
-from normscope.models.config_checks import check_family, check_supported
+from normscope.models.config_checks import check_config_file, check_family, check_supported
 from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
@@ -61,6 +61,7 @@ from normscope.models.weight_checks import (
     check_none_missing,
     check_pickles,
     check_shapes,
+    check_size,
 )
 
 DTYPES: dict[str, torch.dtype] = {
@@ -112,6 +113,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     check_supported(text)
+    if source is not None and not options.random_init:
+        check_pickles(source.folder, options.name)
+        check_size(config, source.folder, options.name)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
     stored = stored_quantization(config)
     if stored is not None and adapter is not None:
@@ -450,6 +454,7 @@ def check_shape(model: PreTrainedModel, layout: ModelLayout, name: str) -> None:
 
 
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
+    check_config_file(source.folder, options.name)
     try:
         with silent_warnings():
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
@@ -572,7 +577,6 @@ def _read_weights(
             f"model.name={options.name}: expected the weights of a whole model or an adapter, got both in {source.folder}; "
             f"move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a folder of their own"
         )
-    check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Casting complex values")  # `check_dtypes` refuses these

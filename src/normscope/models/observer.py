@@ -37,7 +37,7 @@ from normscope.models.forward_pass import (
     Visitor,
     Visitors,
 )
-from normscope.models.identities import bound_of
+from normscope.models.identities import bound_with_norms, known_rests
 from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import ModelLayout
 from normscope.models.model_code import model_code
@@ -46,7 +46,8 @@ from normscope.models.rotation import length_dependent_rotations, rotate_each_al
 from normscope.models.skipped_layers import LayerOutput, skipped
 from normscope.models.stored_weights import execution_device
 from normscope.models.stream_changes import stream_changes
-from normscope.models.sum_check import SumCheck
+from normscope.models.text_check import Check, PassCheck, TextCheck
+from normscope.models.untouched_layers import compare_layers
 from normscope.rounding import counted
 
 
@@ -117,12 +118,22 @@ class Observer:
         }
         """Weights of the norms that output hidden vectors, by layer from 0."""
         name = model.config.name_or_path or type(model).__name__
-        self.check = SumCheck(name, bound_of(model, layout))
-        """Compares Σ αf(x) with the attention output during the passes."""
+        norms = [norm for block in self._layers for norm in (block.norm, block.attention_norm, block.output_norm)]
+        norms += [norm for network in networks for norm in (network.norm, network.output_norm)]
+        bound = bound_with_norms(model, layout, norms)
+        self.check = TextCheck(name, bound, model.dtype, layout, dict(self._targets.layers))
+        """Compares what is observed with what the model does, during the passes."""
         self._returns_weights = returns_weights(model)
+        self._own = model.config._attn_implementation
+        """The attention that the untouched model runs."""
         self._exit = contextlib.ExitStack()
         self.current: ForwardPass | None = None
         """The pass that is running."""
+
+    @property
+    def networks(self) -> bool:
+        """Whether feed-forward networks are observed."""
+        return bool(self._targets.networks)
 
     @property
     def parameters(self) -> Mapping[int, BlockParameters]:
@@ -145,9 +156,9 @@ class Observer:
             self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
         else:
             # The fused attention of these models returns no weights or (Falcon) weights that include later keys.
-            previous = self._model.config._attn_implementation
-            self._exit.callback(setattr, self._model.config, "_attn_implementation", previous)
+            self._exit.callback(setattr, self._model.config, "_attn_implementation", self._own)
             self._model.config._attn_implementation = "eager"
+        self.check.rest = known_rests(self._model, self._layout)
         for handle in self._hooks():
             self._exit.callback(handle.remove)
 
@@ -160,6 +171,7 @@ class Observer:
         yield from layer_hooks(
             self._model, self._layout, _Event(self, ForwardPass.enter), _Event(self, ForwardPass.leave)
         )
+        yield from self._hooks_of_check()
         attention = functools.partial(_Event, self, part="attention")
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
@@ -186,6 +198,13 @@ class Observer:
                     )
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield from self._hooks_of_network(network)
+
+    def _hooks_of_check(self) -> Iterator[RemovableHandle]:
+        read, written = self.check.watched()
+        for module in read:
+            yield module.register_forward_pre_hook(_Event(self, ForwardPass.read), with_kwargs=True)
+        for module in written:
+            yield module.register_forward_hook(_Event(self, ForwardPass.wrote))
 
     def _hooks_of_network(self, network: FeedForwardModules) -> Iterator[RemovableHandle]:
         event = functools.partial(_Event, self, part="network")
@@ -216,6 +235,7 @@ class Observer:
         calls: list[LayerCall] | None = None,
         outputs: dict[int, Any] | None = None,
         after: LayerOutput | None = None,
+        check: Check = Check.SOME,
     ) -> Any:
         """Run one forward pass and call `visit` with its blocks, in order.
 
@@ -234,16 +254,21 @@ class Observer:
                 after the layer, because no module runs it or because layers leave more for later ones than what they return.
             after: A layer and what it returned for these inputs, in a pass without replacements up to there: it and the layers
                 before it do not run again, and their blocks are not visited.
+            check: How much of what is observed is compared with what the model does. Differences are found after blocks have
+                been visited.
 
         Returns:
             The output of `whole`; None without it.
+
+        Raises:
+            InputError: If what is observed is not what the model does with these inputs.
         """
         forward = self._begin(inputs, Visitors(visit, visit_hidden, visit_feed_forward))
         forward.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
         forward.replacements, forward.calls, forward.whole = replacements or {}, calls, whole is not None
         forward.outputs = None if self._layout.stream.places else outputs
-        if self.check.is_due(forward.token_mask, forward.key_mask.shape[1], forward.masks_on_host):
-            forward.check = self.check
+        ids = inputs["decoder_input_ids" if self._layout.reads_target else "input_ids"]
+        forward.check = self.check.begin(check, forward.token_mask, forward.key_mask, on_host, ids)
         # Some attention modules have a softmax only if they are asked for their weights.
         weights = {} if self._layout.attention.registry or not self._returns_weights else {"output_attentions": True}
         gradients = torch.inference_mode() if calls is None else torch.no_grad()
@@ -251,15 +276,40 @@ class Observer:
             output = self._forward(
                 forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights}
             )
-        first = 1 if after is None else after.layer + 1
+        self._require_all_shown(forward, 1 if after is None else after.layer + 1)
+        if forward.check is not None:
+            self.check.require(forward.check.compared, forward.check.scores)
+            if check is Check.TEXTS and not forward.replacements and after is None:
+                self._compare_untouched(inputs, forward.check)
+        return output
+
+    def _require_all_shown(self, forward: ForwardPass, first: int) -> None:
+        """Check that every wanted layer has been visited, from the first that ran."""
         missing = {layer for layer in self._targets.wanted if layer >= first} - forward.shown
         if missing:
             raise InputError(
                 f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
                 "observed: the forward pass skips its modules or calls others; pass a model whose modules are unchanged"
             )
-        self.check.require()
-        return output
+
+    def _compare_untouched(self, inputs: Mapping[str, Tensor], check: PassCheck) -> None:
+        """Compare the layers of a pass with those of the untouched model."""
+        done = len(check.compared)
+        with self._changed_back():
+            compare_layers(self._model, self._layout, inputs, check, self._targets.layers)
+        self.check.require(check.compared[done:], check.scores)
+
+    @contextlib.contextmanager
+    def _changed_back(self) -> Iterator[None]:
+        """The model as it was before it was observed. Its hooks stay, and do nothing outside a pass."""
+        if self._layout.attention.registry:
+            yield
+            return
+        observed, self._model.config._attn_implementation = self._model.config._attn_implementation, self._own
+        try:
+            yield
+        finally:
+            self._model.config._attn_implementation = observed
 
     def _skipped(self, after: LayerOutput) -> contextlib.AbstractContextManager[None]:
         def running() -> int:

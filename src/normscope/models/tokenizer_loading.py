@@ -63,6 +63,14 @@ def check_tokenizer(
             f"the tokenizer of {given!r} has {tokens} tokens, but the model has only {embeddings} embeddings; set "
             "model.tokenizer to the tokenizer that the model was trained with"
         )
+    template = tokenizer.chat_template
+    if not all(
+        isinstance(each, str) for each in (template.values() if isinstance(template, dict) else [template or ""])
+    ):
+        raise InputError(
+            f"the tokenizer of {given!r}: expected a text for chat_template in its tokenizer_config.json, got "
+            f"{printable(repr(template), 60)}"
+        )
     check_vocabulary(tokenizer, given, None if random_weights else embeddings)
     if layout.reads_target:
         _check_targets(model, tokenizer, name, layout)

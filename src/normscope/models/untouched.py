@@ -75,6 +75,11 @@ def untouched_pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[
     return _together(passes, inputs["input_ids"].shape[1])
 
 
+def reference_attention(model: PreTrainedModel, layout: ModelLayout) -> str:
+    """The attention of the untouched model: fused if that gives what the model computes."""
+    return _FUSED if layout.attention.fused_reference and getattr(model, "_supports_sdpa", True) else "eager"
+
+
 def _padded(text: Tensor, axis: int, width: int) -> Tensor:
     """A tensor with zeros at the end of an axis, if it is shorter than `width` there."""
     behind = [0, 0] * (text.ndim - 1 - axis)
@@ -125,8 +130,7 @@ def _pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tens
         for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
         if layout.attention.registry:
-            fused = layout.attention.fused_reference and getattr(model, "_supports_sdpa", True)
-            exit_.enter_context(attention_by(model, _FUSED if fused else "eager"))
+            exit_.enter_context(attention_by(model, reference_attention(model, layout)))
         with torch.inference_mode(), model_code(model):
             output = model(**inputs)
     layers = {

@@ -39,9 +39,14 @@ from normscope.models.identities import (
     attention_differences,
     bound_of,
     feed_forward_differences,
+    largest_score,
+    norm_error,
+    note_rest,
+    precision_explains,
     relative_error,
     rest_of_layer,
     stream_differences,
+    too_large,
 )
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model
@@ -49,6 +54,7 @@ from normscope.models.observer import Observer
 from normscope.models.positions import padding_of
 from normscope.models.score_terms import ScoreTerms, score_terms
 from normscope.models.stored_weights import execution_device
+from normscope.models.text_check import Check
 from normscope.models.text_tower import base_of
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
@@ -219,6 +225,8 @@ class _Proof:
         """The last layer that was compared in the current pass."""
         self.worst = Verification(0.0, 1, "block input")
         self.position_terms = False
+        self._scores: dict[int, float] = {}
+        """The size of the largest scores of each layer."""
 
     def _other_attention(self) -> list[BlockModules]:
         """In a decoder, the attention before or after the one that is observed."""
@@ -246,11 +254,13 @@ class _Proof:
                     functools.partial(self._compare_block, expected, terms, values),
                     visit_feed_forward=functools.partial(self._compare_feed_forward, expected),
                     replacements=_untouched_inputs(expected) if layout.routed else None,
+                    check=Check.NOTHING,
                 )
                 if values:
                     self._layer = 0
                     changed = {layer: _every_other_changed(record.inputs) for layer, record in expected.layers.items()}
-                    observer.run(inputs, functools.partial(self._compare_values, values), replacements=changed)
+                    compare = functools.partial(self._compare_values, values)
+                    observer.run(inputs, compare, replacements=changed, check=Check.NOTHING)
         except (RuntimeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -265,6 +275,7 @@ class _Proof:
         block: AttentionBlock,
     ) -> None:
         modules, record = self._layers[block.layer], expected.layers[block.layer]
+        self._scores[block.layer] = max(self._scores.get(block.layer, 0.0), float(largest_score(block)))
         if terms is not None:
             self.position_terms = self.position_terms or terms.differ(block)
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
@@ -276,7 +287,10 @@ class _Proof:
             self._note([Difference(block.layer, "visibility of keys", float(wrong))])
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
-        self._note([rest_of_layer(block, modules, record, self._bound, crossing)])
+        difference, rest = rest_of_layer(block, modules, record, self._bound, crossing)
+        self._note([difference])
+        if rest is not None:
+            note_rest(self._model, self._layout, block.layer, rest)
         if modules.heads.value is None or modules.bottleneck is not None:
             values[block.layer] = block
         self._layer = block.layer
@@ -320,8 +334,13 @@ class _Proof:
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
         # Norms of the heads with weights for each of them are proved by queries and keys alone.
+        if norm is not None and not 0 <= norm.epsilon < math.inf:
+            raise InputError(
+                f"model.name={self._name}: expected an ε of at least 0 in the {part} of layer {layer}, got {norm.epsilon}; "
+                "correct the model's config"
+            )
         if module is not None and norm is not None and norm.weight.ndim == 1:
-            bound, error = max(BOUNDS[self._model.dtype], FLOAT32_INSIDE), _norm_error(module, norm, self._model.dtype)
+            bound, error = max(BOUNDS[self._model.dtype], FLOAT32_INSIDE), norm_error(module, norm, self._model.dtype)
             self._check(Difference(layer, part, error), bound)
             if error > BOUNDS[torch.float64]:  # many families' norms compute in float32 whatever their type
                 self._bound = max(self._bound, bound)
@@ -338,6 +357,12 @@ class _Proof:
             raise InputError(
                 f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are "
                 "unusable; check the config's values, or set device.dtype=float64"
+            )
+        if error >= bound and precision_explains(error, self._scores.get(layer, 0.0), self._model.dtype):
+            kind = str(self._model.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} (relative, at "
+                f"most {bound:.0e} in {kind}); {too_large(self._scores[layer])}"
             )
         if error >= bound:
             raise InputError(
@@ -410,19 +435,3 @@ def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) ->
         ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
     device = execution_device(model)
     return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}
-
-
-def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> float:
-    """The largest difference between a norm module and its parameters, on probe vectors.
-
-    Vectors whose variance is near ε prove ε, which the activations of a model are too large to show.
-    """
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(2, 8, len(norm.weight), generator=generator, dtype=torch.float64)
-    # A norm without ε may divide by at least some tiny number.
-    vectors[0] *= max(norm.epsilon if norm.adds_outside else math.sqrt(norm.epsilon), 1e-7)
-    probe = vectors.to(norm.weight.device, dtype)
-    with torch.inference_mode():
-        expected = module(probe)
-    made = norm.normalised(full_precision(probe))
-    return relative_error(made, expected, expected, torch.ones(probe.shape[:-1], dtype=torch.bool))

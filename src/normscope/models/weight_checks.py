@@ -2,16 +2,18 @@
 
 import collections
 import contextlib
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError, printable
+from normscope.errors import InputError, one_line, printable
+from normscope.models.architecture import silent_warnings
 from normscope.models.files import weight_files
 from normscope.models.stored_weights import is_quantised_weight, weight_values, weights_present
 
@@ -35,6 +37,13 @@ _WRAPPERS = {
 }
 """What those who wrap a module call it, and who they are."""
 
+_MUCH_LARGER = 2
+"""Times as many numbers as the weights hold: a checkpoint leaves out tied weights and poolers, and no more."""
+_SHARED = 100
+"""Layers that may share their weights."""
+_SMALL, _MOST_COMPUTED = 2**24, 2**30
+"""Numbers that take no noticeable memory, and those that architectures compute: masks and sinusoids of all positions."""
+
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -53,6 +62,54 @@ def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
             f"model.name={name}: the weight {key} has the shape {shape}, but its config.json describes {expected}{more}; use "
             "the config and the weights of one checkpoint"
         )
+
+
+def check_size(config: PretrainedConfig, folder: Path, name: str) -> None:
+    """Check that a config does not describe a model far larger than its weights, before memory is taken for it.
+
+    Args:
+        config: The checkpoint's config.
+        folder: The folder of its weight files.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If it does.
+    """
+    if getattr(config, "quantization_config", None) is not None:  # several weights in one number
+        return
+    stored = {key: shape for file in weight_files(folder) for key, shape in _shapes(file, name)}
+    for key, value in vars(config).items():  # modules are built one by one
+        if "layer" in key and isinstance(value, int) and value > len(stored) + _SHARED:
+            raise InputError(
+                f"model.name={name}: its config.json describes {key}={value:,}, but its weights hold only {len(stored):,} "
+                "tensors; use the config and the weights of one checkpoint"
+            )
+    try:
+        with torch.device("meta"), silent_warnings():
+            model = AutoModel.from_config(config)
+    except Exception:  # of an invalid config, which loading explains
+        return
+    weights = dict(model.named_parameters())
+    held = sum(map(math.prod, stored.values()))
+    described = sum(weight.numel() for weight in weights.values())
+    computed = sum(buffer.numel() for buffer in model.buffers())
+    if described <= _MUCH_LARGER * held + _SMALL and computed <= _MUCH_LARGER * held + _MOST_COMPUTED:
+        return
+    prefixes = ("", f"{model.base_model_prefix}.")
+    named = {key.removeprefix(prefix): shape for key, shape in stored.items() for prefix in prefixes}
+    check_shapes(
+        [
+            (key, named[short], weight.shape)
+            for key, weight in weights.items()
+            for short in [key.removeprefix(prefixes[1])]
+            if short in named and tuple(named[short]) != tuple(weight.shape)
+        ],
+        name,
+    )
+    raise InputError(
+        f"model.name={name}: its config.json describes a model of {max(described, computed):,} numbers, but its weights hold "
+        f"{held:,}; use the config and the weights of one checkpoint"
+    )
 
 
 def check_none_missing(
@@ -227,6 +284,20 @@ def _dtypes(file: Path) -> Iterator[tuple[str, str]]:
     for key, value in torch.load(file, map_location="meta", weights_only=True).items():
         if isinstance(value, torch.Tensor):
             yield key, names.get(value.dtype, str(value.dtype).removeprefix("torch."))
+
+
+def _shapes(file: Path, name: str) -> Iterator[tuple[str, Sequence[int]]]:
+    """The name and shape of every tensor in a weight file, without reading the tensors."""
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118 - not a mapping
+                    yield key, tensors.get_slice(key).get_shape()
+            return
+        for key, value in torch.load(file, map_location="meta", weights_only=True).items():
+            yield key, value.shape
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"model.name={name}: its weights cannot be read: {one_line(error)}") from error
 
 
 def _belongs(key: str, modules: Collection[str]) -> bool:

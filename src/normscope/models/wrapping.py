@@ -322,8 +322,12 @@ def _digest(tensor: Tensor) -> tuple[int, int]:
 
     A tensor's version does not change when `tensor.data` does. Changes that leave both sums alone are not made by chance.
     """
-    rows = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+    rows = tensor.detach().contiguous()
     rows = rows.flatten(1) if rows.ndim > 1 else rows.reshape(1, -1)
+    size = rows.element_size()
+    # Sums of eight bytes at a time, where they fit, take a small part of the time.
+    fits = rows.shape[1] * size % 8 == 0 and rows.storage_offset() * size % 8 == 0
+    rows = rows.view(torch.int64 if fits else _BITS[size])
     by_row, by_column = rows.sum(dim=1, dtype=torch.int64), rows.sum(dim=0, dtype=torch.int64)
     return _weighted(by_row), _weighted(by_column)
 

@@ -1,9 +1,11 @@
 """Exclusive use of a folder by one process, with a record of what the process created."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
+import stat
 from pathlib import Path
 
 LOCK = ".lock"
@@ -90,7 +92,7 @@ class Claim:
         for _ in range(_ATTEMPTS):
             self.make(self.path)
             try:
-                descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+                descriptor = _opened(self.path / LOCK)
             except FileNotFoundError:  # another process has just removed the folder
                 continue
             try:
@@ -118,3 +120,15 @@ class Claim:
             path = self._created.pop()
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _opened(lock: Path) -> int:
+    """The descriptor of a lock file, created if missing. A link would be created or locked elsewhere.
+
+    Raises:
+        OSError: If it cannot be opened, or is no file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(lock.lstat().st_mode):
+            raise OSError(errno.EINVAL, f"expected a file {LOCK} in it, got something else; remove that")
+    return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -1,8 +1,10 @@
 """Draws figures from their descriptions, with matplotlib."""
 
+import contextlib
 import io
+import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -30,6 +32,9 @@ from normscope.reporting.figures.scatter import medians as medians
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.untrusted.writing import write_named
+
+_DATE = "SOURCE_DATE_EPOCH"
 
 _LONGEST_SIDE = 65_000
 """Pixels: matplotlib refuses sides of 65,536."""
@@ -42,20 +47,44 @@ NOTEBOOK = Appearance(dpi=130)
 
 
 def draw(figure: Drawing, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
-    """Draw a figure into files, each in the format of its suffix."""
-    with styled():
+    """Draw a figure into files that the user has named, each in the format of its suffix.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    contents = drawn(figure, [path.suffix.lower().removeprefix(".") for path in paths], look)
+    for path, content in zip(paths, contents, strict=True):
+        write_named(path, content)
+
+
+def drawn(figure: Drawing, formats: Sequence[str], look: Appearance = DEFAULT) -> list[bytes]:
+    """The contents of a figure's files, one in each format: png, svg, pdf and others that matplotlib writes."""
+    with styled(), _without_date():
         canvas = laid_out(figure, look.width, caption=look.caption)
-        for path in paths:
-            canvas.savefig(path, dpi=_resolution(canvas, look.dpi), metadata=_metadata(path, figure))
+        return [_saved(canvas, extension, look, _metadata(extension, figure)) for extension in formats]
 
 
 def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:
     """A figure as the bytes of a PNG."""
     with styled():
-        stream = io.BytesIO()
-        canvas = laid_out(figure, look.width, caption=look.caption)
-        canvas.savefig(stream, format="png", dpi=_resolution(canvas, look.dpi))
+        return _saved(laid_out(figure, look.width, caption=look.caption), "png", look, {})
+
+
+def _saved(canvas: Canvas, extension: str, look: Appearance, about: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    canvas.savefig(stream, format=extension, dpi=_resolution(canvas, look.dpi), metadata=about)
     return stream.getvalue()
+
+
+@contextlib.contextmanager
+def _without_date() -> Iterator[None]:
+    """Context without the date of a reproducible build, which matplotlib parses even where a file has no date."""
+    date = os.environ.pop(_DATE, None)
+    try:
+        yield
+    finally:
+        if date is not None:
+            os.environ[_DATE] = date
 
 
 def _resolution(canvas: Canvas, dpi: int) -> float:
@@ -64,12 +93,12 @@ def _resolution(canvas: Canvas, dpi: int) -> float:
     return float(min(dpi, _LONGEST_SIDE / max(width, height), (_MOST_PIXELS / (width * height)) ** 0.5))
 
 
-def _metadata(path: Path, figure: Drawing) -> dict[str, Any]:
+def _metadata(extension: str, figure: Drawing) -> dict[str, Any]:
     """The caption, in formats that hold one; no date, so that the same figure has the same bytes."""
-    match path.suffix.lower():
-        case ".svg":
+    match extension:
+        case "svg":
             return {"Date": None}
-        case ".pdf":
+        case "pdf":
             return {"Subject": caption_of(figure), "CreationDate": None}
         case _:
             return {"Description": caption_of(figure)}

@@ -3,12 +3,10 @@
 import contextlib
 import json
 import math
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 import yaml
@@ -19,11 +17,20 @@ from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_results
 from normscope.reporting.run_tables import metadata
 from normscope.reporting.spreadsheets import as_csv
+from normscope.untrusted.writing import UNFINISHED, new_file, refuse_links, write_file
 
 CSV_ROWS = 20_000
 
-# Temporary files that a killed process may leave behind (see `write_atomically`).
-_LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*")
+REPORT = "report.html"
+
+_PARTS = ("tables", "figures")
+"""Folders of a run."""
+
+_OF_LIBRARIES = ("wandb",)
+"""Folders of a run that libraries fill."""
+
+LONGEST_NAME = 128
+"""Bytes of the longest name of a table's or figure's file."""
 
 
 class PeerFolder:
@@ -43,12 +50,10 @@ class PeerFolder:
         Raises:
             InputError: If the folder cannot be written to.
         """
-        path = self.path / name
         try:
-            write_atomically(path, content)
+            return write_file(self.path, name, content)
         except OSError as error:
             raise _not_written(self.path, error) from error
-        return path
 
 
 def _not_written(path: Path, error: OSError) -> InputError:
@@ -104,24 +109,32 @@ class RunFolder:
             first: Files that no run may be without, by name: they are written before the config.
 
         Raises:
-            InputError: If the folder cannot be written to.
+            InputError: If the folder cannot be written to, or holds links where the run will write.
         """
         with self.writing():
-            for part in ("tables", "figures"):
+            refuse_links(self.path, (*_PARTS, *_OF_LIBRARIES, CONFIG, RESULTS, REPORT))
+            for part in _PARTS:
                 self._claim.make(self.path / part)
-            for leftover in _LEFTOVERS:
-                for file in self.path.glob(leftover):
+                self._try_longest_name(part)
+            for place in (self.path, *(self.path / part for part in _PARTS)):
+                for file in place.glob(f"{UNFINISHED}*"):
                     file.unlink(missing_ok=True)
             for name, file_content in first.items():
                 self._claim.note(self.path / name)
-                write_atomically(self.path / name, file_content)
+                write_file(self.path, name, file_content)
             if not self._resumed:
                 self._claim.note(self.path / CONFIG)
             content = yaml.safe_dump({**config, "resume": None}, sort_keys=False, allow_unicode=True)
-            write_atomically(self.path / CONFIG, content.encode())
+            write_file(self.path, CONFIG, content.encode())
             if self._resumed:
                 (self.path / RESULTS).unlink(missing_ok=True)
         self.begun = True
+
+    def _try_longest_name(self, part: str) -> None:
+        """Write a file with the longest name, and remove it: a file system may not have it, or the path be too long."""
+        file = self.path / part / f"{UNFINISHED}".ljust(LONGEST_NAME, "x")
+        write_file(self.path, f"{part}/{file.name}", b"")
+        file.unlink()
 
     def abandon(self) -> None:
         """Remove everything that this run created, before `begin`."""
@@ -178,16 +191,13 @@ class RunFolder:
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
         """Write a table as Parquet, and as CSV up to CSV_ROWS rows; return the Parquet path."""
-        path = self.path / "tables" / name
+        file = f"tables/{name}.parquet"
         with self.writing():
-            write_parquet(path.with_suffix(".parquet"), table, metadata(name, table.columns, self.identity))
+            with new_file(self.path, file) as stream:
+                write_parquet(stream, table, metadata(name, table.columns, self.identity))
             if len(table) <= CSV_ROWS:
-                path.with_suffix(".csv").write_text(as_csv(table), encoding="utf-8")
-        return path.with_suffix(".parquet")
-
-    def figure_files(self, name: str, formats: Sequence[str]) -> dict[str, Path]:
-        """The paths of a figure's files by format."""
-        return {extension: self.path / "figures" / f"{name}.{extension}" for extension in formats}
+                write_file(self.path, f"tables/{name}.csv", as_csv(table).encode())
+        return self.path / file
 
     def write_page(self, name: str, content: str) -> Path:
         """Write an HTML page; return its path."""
@@ -195,10 +205,8 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> Path:
         """Write a file atomically; return its path."""
-        path = self.path / name
         with self.writing():
-            write_atomically(path, content)
-        return path
+            return write_file(self.path, name, content)
 
     def finish(
         self,
@@ -217,10 +225,11 @@ class RunFolder:
 
     def published_files(self) -> dict[str, Path]:
         """Config, report, tables and figures, by their names in the folder; nothing else that may lie in it."""
-        paths = [self.path / CONFIG, self.path / "report.html"]
-        for part in ("tables", "figures"):
+        paths = [self.path / CONFIG, self.path / REPORT]
+        for part in _PARTS:
             paths += sorted((self.path / part).iterdir())
-        return {path.relative_to(self.path).as_posix(): path for path in paths if path.is_file()}
+        files = [path for path in paths if path.is_file() and not path.is_symlink()]
+        return {path.relative_to(self.path).as_posix(): path for path in files}
 
 
 def results_content(
@@ -246,12 +255,12 @@ def fail_abandoned(folder: Path, error: str) -> None:
     except (TakenError, OSError):
         return
     if not (folder / RESULTS).exists():
-        with contextlib.suppress(OSError):
-            write_atomically(folder / RESULTS, results_content(Status.FAILED, {}, {}, error))
+        with contextlib.suppress(OSError, InputError):
+            write_file(folder, RESULTS, results_content(Status.FAILED, {}, {}, error))
     claim.release()
 
 
-def write_parquet(path: Path, table: pd.DataFrame, about: Mapping[str, str]) -> None:
+def write_parquet(stream: BinaryIO, table: pd.DataFrame, about: Mapping[str, str]) -> None:
     """Write a table as Parquet, with keys and values in the metadata of the file."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -262,23 +271,7 @@ def write_parquet(path: Path, table: pd.DataFrame, about: Mapping[str, str]) -> 
     others = [name for name in rows.column_names if name not in measured]
     encoding = dict.fromkeys(measured, "BYTE_STREAM_SPLIT")
     with parquet.ParquetWriter(
-        path, rows.schema, compression="zstd", use_dictionary=others, column_encoding=encoding
+        stream, rows.schema, compression="zstd", use_dictionary=others, column_encoding=encoding
     ) as writer:
         writer.write_table(rows)
         writer.add_key_value_metadata(dict(about))  # in the schema, Arrow would repeat it in base64
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one and a rename, so that readers see all of it or none."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise

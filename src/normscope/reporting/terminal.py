@@ -13,6 +13,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from normscope.analyses.findings import Findings
+from normscope.errors import escaped
 from normscope.reporting.options import Verbosity
 from normscope.reporting.published import Comparison
 from normscope.reporting.throughput import Throughput, duration
@@ -45,7 +46,7 @@ def say(*sentences: str) -> None:
     global _spoke
     _spoke = time.monotonic()
     if not _quiet:
-        tqdm.write(", ".join(sentences), file=sys.stderr)
+        tqdm.write(escaped(", ".join(sentences)), file=sys.stderr)
 
 
 class PhaseLine:
@@ -60,7 +61,7 @@ class PhaseLine:
             return
         if self._line is None:
             self._line = tqdm(bar_format="{desc}", file=sys.stderr, dynamic_ncols=True, leave=False)
-        self._line.set_description_str(text)
+        self._line.set_description_str(escaped(text))
 
     def hide(self) -> None:
         """Remove the line from the terminal."""
@@ -120,7 +121,7 @@ class CorpusBar:
         self._bar: tqdm[Any] | None = None
         self._title = title
         if sys.stderr.isatty() and not _quiet:
-            self._bar = tqdm(total=total, desc=title, unit=" examples", file=sys.stderr, dynamic_ncols=True)
+            self._bar = tqdm(total=total, desc=escaped(title), unit=" examples", file=sys.stderr, dynamic_ncols=True)
         self._printed = 0.0
 
     def __enter__(self) -> "CorpusBar":
@@ -148,7 +149,7 @@ class CorpusBar:
 def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
     """Iterate over steps with a labelled progress bar, or with a line now and then where stderr is not a terminal."""
     if sys.stderr.isatty() and not _quiet:
-        yield from tqdm(steps, total=total, desc=what, file=sys.stderr, dynamic_ncols=True)
+        yield from tqdm(steps, total=total, desc=escaped(what), file=sys.stderr, dynamic_ncols=True)
         return
     printed = started = time.monotonic()
     for number, step in enumerate(steps):
@@ -184,19 +185,33 @@ def show_findings(name: str, findings: Findings) -> None:
 def show_sentence(sentence: str) -> None:
     """Print a result in words, in lines that fit into a terminal; nothing if the run is quiet."""
     if not _quiet:
-        print(f"\n{_wrapped(sentence)}", flush=True)
+        print(f"\n{_wrapped(escaped(sentence))}", flush=True)
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
     """Print a table below its title and caption, without empty columns; nothing if the table is empty or the run quiet."""
     if table.empty or _quiet:
         return
-    table = table.dropna(axis="columns", how="all")
+    table = _escaped(table.dropna(axis="columns", how="all"))
     if table.index.name is not None and table.columns.name is None:  # in one line with the names of the columns
         table = table.rename_axis(columns=str(table.index.name)).rename_axis(index=None)
     whole = dict.fromkeys(map(str, table.select_dtypes("integer")), "{:,}".format)
     text = table.to_string(float_format=lambda value: _fixed(value, digits), formatters=whole, na_rep="")
-    print(f"\n{_wrapped(f'{title}: {caption}' if caption else title)}\n{text}\n", flush=True)
+    heading = escaped(f"{title}: {caption}" if caption else title)
+    print(f"\n{_wrapped(heading)}\n{text}\n", flush=True)
+
+
+def _escaped(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose texts, in cells and headers, are on one line each."""
+    shown = table.rename(index=_escaped_text, columns=_escaped_text)
+    for place, kind in enumerate(table.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            shown.isetitem(place, table.iloc[:, place].map(_escaped_text).to_numpy())
+    return shown
+
+
+def _escaped_text(value: Any) -> Any:
+    return escaped(value) if isinstance(value, str) else value
 
 
 def _wrapped(text: str) -> str:

@@ -23,6 +23,7 @@ from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracking import RunDescription
 from normscope.untrusted.files import LONGEST_NAME, text
+from normscope.untrusted.writing import write_file
 
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
@@ -457,7 +458,7 @@ def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, 
             ),
         )
     (folder / "wandb").mkdir(exist_ok=True)
-    (folder / "wandb" / _RUN_ID).write_text(run.id)
+    write_file(folder, f"wandb/{_RUN_ID}", run.id.encode())
     return run
 
 

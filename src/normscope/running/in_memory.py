@@ -44,6 +44,7 @@ def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> O
                 phases.begin(Phase.PASS)
                 for batch, _ in run.stream:
                     runner.run(batch)
+                runner.finish()
             findings = conclude(run)
     finally:
         phases.end()

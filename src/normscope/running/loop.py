@@ -31,6 +31,7 @@ def accumulate(run: Run, tracker: Tracker) -> None:
                 run.begin(share)
             with progress_meter(run, tracker) as meter:
                 _accumulate_share(run, runner, meter, request)
+        runner.finish()
 
 
 def _accumulate_share(run: Run, runner: ViewRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:

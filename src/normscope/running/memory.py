@@ -13,7 +13,9 @@ from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.observer import Observer
+from normscope.models.text_check import Check
 from normscope.reporting.terminal import say
+from normscope.running.compared_texts import ComparedTexts
 
 
 def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
@@ -53,7 +55,7 @@ def _run_model(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
             analysis.update_hidden(layer, vectors, batch)
 
     inputs = batch.host.model_inputs()
-    observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs)
+    observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs, check=Check.SOME)
 
 
 def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
@@ -67,7 +69,7 @@ def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
 
     if any(layers.values()):
         inputs = batch.host.model_inputs()
-        observer.run(batch.model_inputs(), lambda _block: None, visit_hidden, on_host=inputs)
+        observer.run(batch.model_inputs(), lambda _block: None, visit_hidden, on_host=inputs, check=Check.NOTHING)
 
 
 PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}
@@ -108,6 +110,7 @@ class BatchRunner:
         self._tokens = at_once // token_entries if token_entries else None
         """Maximum number of tokens in a part of a batch, padding included; None without a limit."""
         self._split_before = False
+        self._compared: ComparedTexts | None = None
 
     def run(self, batch: Batch) -> None:
         """Run a batch, in parts if it must be split.
@@ -161,8 +164,17 @@ class BatchRunner:
             )
         self._tokens, self._split_before = -(-batch.sequences // 2) * width, True
 
+    def finish(self) -> None:
+        """Compare the texts that are left; see `ComparedTexts`."""
+        if self._compared is not None:
+            self._compared.finish()
+
     def _run(self, batch: Batch) -> None:
         run_batch(self._observer, batch.to(self._device), self._analyses)
+        if any(analysis.observes_the_pass() for analysis in self._analyses):
+            if self._compared is None:
+                self._compared = ComparedTexts(self._observer, self._device)
+            self._compared.after(batch.host)
 
 
 class Size(NamedTuple):

@@ -12,7 +12,7 @@ from normscope.analyses.findings import Findings
 from normscope.config.sections import plain
 from normscope.data.batching import Batch
 from normscope.reporting.appearance import Appearance
-from normscope.reporting.drawing import draw
+from normscope.reporting.drawing import drawn
 from normscope.reporting.earlier_runs import Status
 from normscope.reporting.explorer import TokenMaps, pairs_table
 from normscope.reporting.figure_text import caption_of
@@ -20,7 +20,7 @@ from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label
 from normscope.reporting.run_facts import lost
-from normscope.reporting.run_folder import RunFolder, results_content
+from normscope.reporting.run_folder import REPORT, RunFolder, results_content
 from normscope.reporting.terminal import say, show_comparison, show_findings
 from normscope.reporting.weights_and_biases import Tracker
 from normscope.rounding import counted
@@ -38,6 +38,7 @@ from normscope.running.phases import Phase
 from normscope.running.run import Run
 from normscope.running.token_maps import token_maps
 from normscope.running.views import counts_of
+from normscope.untrusted.writing import write_file
 
 
 def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
@@ -86,7 +87,7 @@ class Publication:
             say(note)
         if self.comparison is not None:
             show_comparison(self.comparison)
-        page_hint = f"; open {self.results.path / 'report.html'}" if self.run.plan.options.report.enabled else ""
+        page_hint = f"; open {self.results.path / REPORT}" if self.run.plan.options.report.enabled else ""
         say(f"results in {self.results.path}{page_hint}")
         return self.metrics
 
@@ -137,13 +138,17 @@ def _write_figures(
         for name, result in findings.items():
             for figure_name, figure in result.figures.items():
                 full_name = f"{name}_{figure_name}"
-                files = results.figure_files(full_name, look.formats)
-                if tracker.logs:
-                    files.setdefault("png", Path(temporary, f"{full_name}.png"))
-                with results.writing():
-                    draw(figure, list(files.values()), look)
+                formats = list(dict.fromkeys([*look.formats, *(["png"] if tracker.logs else [])]))
+                contents = dict(zip(formats, drawn(figure, formats, look), strict=True))
+                files = {
+                    extension: results.write(f"figures/{full_name}.{extension}", contents[extension])
+                    for extension in look.formats
+                }
                 if not look.caption:
                     results.write(f"figures/{full_name}.txt", f"{caption_of(figure)}\n".encode())
+                if tracker.logs and "png" not in files:
+                    with results.writing():
+                        files["png"] = write_file(Path(temporary), f"{full_name}.png", contents["png"])
                 if tracker.logs:
                     tracker.figure(full_name, files["png"], caption_of(figure))
         yield
@@ -211,5 +216,5 @@ def _write_page(
     facts = run.provenance.facts()
     if run.plan.options.report.enabled:
         report = Report(plain(run.plan.options), findings, facts, comparison, sentences, left_out)
-        tracker.page("report", results.write_page("report.html", page(report)))
+        tracker.page("report", results.write_page(REPORT, page(report)))
     return facts

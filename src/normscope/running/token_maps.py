@@ -23,6 +23,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
+from normscope.models.text_check import Check
 from normscope.models.word_block import between
 from normscope.reporting.explorer import DependencyTree, TokenMaps
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
@@ -221,7 +222,8 @@ def _sentence(
 
     with observer:
         inputs = batch.to(model.device).model_inputs()
-        observer.run(inputs, visit, visit_feed_forward=None if rule is None else visit_feed_forward)
+        of_networks = None if rule is None else visit_feed_forward
+        observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
     labels = labels_of(model, batch)
     return TokenMaps(
         title=f"{labels.text} …" if text.cut else labels.text,

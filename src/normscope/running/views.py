@@ -62,3 +62,8 @@ class ViewRunner:
     def run(self, batch: Batch) -> None:
         """Run a batch; see `BatchRunner.run`."""
         self._runners[batch.paired].run(batch)
+
+    def finish(self) -> None:
+        """Compare the texts of the corpus that stand out; see `ComparedTexts`."""
+        for runner in self._runners.values():
+            runner.finish()

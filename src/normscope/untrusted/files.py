@@ -45,7 +45,19 @@ def text(path: Path, most: int) -> str:
         InputError: If it cannot be read, or is something else.
     """
     with opened(path) as stream:
-        content = stream.read(most + 1)
-        if len(content) > most:
+        return read(stream, path, most).decode()
+
+
+def read(stream: BinaryIO, path: Path, most: int) -> bytes:
+    """What a stream holds, at most `most` bytes. No more memory is taken than it has.
+
+    Raises:
+        InputError: If it holds more.
+    """
+    parts, left = [], most
+    while part := stream.read(min(left + 1, MIB)):
+        left -= len(part)
+        if left < 0:
             raise InputError(f"{path}: expected at most {most / MIB:g} MiB")
-        return content.decode()
+        parts.append(part)
+    return b"".join(parts)

@@ -20,17 +20,35 @@ _LONGEST = 1_000_000
 _HALF_A_SIGN = re.compile("[\ud800-\udfff]")
 
 
-def json_mapping(path: Path, most: int) -> dict[str, Any]:
-    """The object in a JSON file of at most `most` bytes: plain data, and every number finite.
+def json_mapping(path: Path, most: int, *, finite: bool = True) -> dict[str, Any]:
+    """The object in a JSON file of at most `most` bytes: plain data.
+
+    Args:
+        finite: Whether every number must be finite.
 
     Raises:
         InputError: If it cannot be read, or holds something else.
     """
     content = text(path, most)
     try:
-        return parsed_json(content, finite=True)
+        return parsed_json(content, finite=finite)
     except ValueError as error:
         raise InputError(f"{path}: {one_line(error)}") from error
+
+
+def json_value(path: Path, most: int) -> Any:
+    """Whatever a JSON file of at most `most` bytes holds: plain data.
+
+    Raises:
+        InputError: If it cannot be read, or holds something else.
+    """
+    content = text(path, most)
+    try:
+        value = _loaded(content)
+        _check_plain(value, (), finite=False)
+    except ValueError as error:
+        raise InputError(f"{path}: {one_line(error)}") from error
+    return value
 
 
 def parsed_json(content: str, *, finite: bool) -> dict[str, Any]:
@@ -43,11 +61,14 @@ def parsed_json(content: str, *, finite: bool) -> dict[str, Any]:
     Raises:
         ValueError: If it is something else.
     """
+    return _mapping(_loaded(content), finite=finite)
+
+
+def _loaded(content: str) -> Any:
     try:
-        value = json.loads(content)
+        return json.loads(content)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
-    return _mapping(value, finite=finite)
 
 
 def yaml_mapping(path: Path, most: int) -> dict[str, Any]:

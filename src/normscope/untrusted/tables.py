@@ -137,7 +137,7 @@ def _kind(kind: "pa.DataType") -> Cells | None:
 
 def _check_rows(path: Path, rows: "pd.DataFrame", columns: Columns) -> None:
     for name, least in columns.least.items():
-        if (rows[name] < least).any():
+        if not (rows[name] >= least).all():  # a missing number is at least nothing
             raise InputError(f"{path}: column {name}: expected numbers of at least {least}")
     if columns.key and rows.duplicated(list(columns.key)).any():
         raise InputError(f"{path}: expected every {' and '.join(columns.key)} once")

@@ -141,7 +141,9 @@ class NormsAnalysis(Analysis):
         """The categories whose tokens no other token sees: no more pairs than keys."""
         keys = by_head.groupby("category", observed=True)["count"].sum()
         pairs = correlation[correlation["layer"] == 0].set_index("category")["count"]
-        return [category for category, count in pairs.items() if category != ALL and count <= keys.get(category, 0)]
+        return [
+            str(category) for category, count in pairs.items() if category != ALL and count <= keys.get(category, 0)
+        ]
 
     def _with_equal_weights(self) -> dict[str, float]:
         """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
@@ -265,8 +267,9 @@ def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float]) -> pd.DataFra
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
     means["share"] *= 100
-    if "all" in means.index and means.loc["all", "alpha_f"]:
-        means.insert(2, "‖αf‖ %", means["alpha_f"] / means.loc["all", "alpha_f"] * 100)
+    whole = float(means["alpha_f"].get("all", 0.0))
+    if whole:
+        means.insert(2, "‖αf‖ %", means["alpha_f"] / whole * 100)
     titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "signed share %"}
     return means.rename(columns=titles).join(
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")

@@ -23,9 +23,11 @@ from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.earlier_runs import RESULTS
-from normscope.reporting.run_folder import write_atomically, write_parquet
+from normscope.reporting.run_folder import write_parquet
 from normscope.reporting.run_tables import metadata
 from normscope.reporting.spreadsheets import as_csv
+from normscope.streams import open_streams
+from normscope.untrusted.writing import new_file, write_file
 
 
 def compared(
@@ -104,12 +106,12 @@ def write(comparison: RunComparison, folder: Path) -> Path:
     page = comparison_page(comparison, folder).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_parquet(folder / "comparison.parquet", comparison.values)
-        write_atomically(folder / "comparison.csv", as_csv(comparison.metrics).encode())
-        write_atomically(folder / "comparison.html", page)
+        _write_parquet(folder, "comparison.parquet", comparison.values)
+        write_file(folder, "comparison.csv", as_csv(comparison.metrics).encode())
+        write_file(folder, "comparison.html", page)
         if len(comparison.crossings):
-            _write_parquet(folder / "training.parquet", comparison.training)
-            write_atomically(folder / "crossings.csv", as_csv(comparison.crossings).encode())
+            _write_parquet(folder, "training.parquet", comparison.training)
+            write_file(folder, "crossings.csv", as_csv(comparison.crossings).encode())
     except OSError as error:
         raise InputError(
             f"{folder}: cannot be written to: {one_line(error)}; set --output to another folder"
@@ -117,8 +119,9 @@ def write(comparison: RunComparison, folder: Path) -> Path:
     return folder / "comparison.html"
 
 
-def _write_parquet(path: Path, table: pd.DataFrame) -> None:
-    write_parquet(path, table, metadata(path.name, table.columns, {}))
+def _write_parquet(folder: Path, name: str, table: pd.DataFrame) -> None:
+    with new_file(folder, name) as stream:
+        write_parquet(stream, table, metadata(name, table.columns, {}))
 
 
 def _values(run: Run) -> pd.DataFrame:
@@ -260,4 +263,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    open_streams()
     sys.exit(main())

@@ -18,16 +18,19 @@ from normscope.reporting.run_tables import RUN_TABLES
 from normscope.untrusted.files import MIB, text
 from normscope.untrusted.plain_data import require, shown
 from normscope.untrusted.tables import Columns, table
+from normscope.untrusted.writing import append_line
 
 FAILURES = "failures.jsonl"
 """File in a sweep's folder that records its failed jobs."""
 
 _MOST_FAILURES = 64 * MIB
 
+_MOST_LAYERS = 1_000_000
+
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
-_LEAST = {"curves": {"layer": 0}, "sequences": {"count": 1}, "heatmaps": {}}
+_LEAST = {"curves": {"layer": 0, "depth": 0}, "sequences": {"count": 1}, "heatmaps": {}}
 _TABLES = {
     name: Columns(RUN_TABLES[name].kinds, key=RUN_TABLES[name].key, least=least) for name, least in _LEAST.items()
 }
@@ -60,7 +63,8 @@ class Run:
     @property
     def depth(self) -> int | None:
         """Number of the model's layers, which relative depth shows; None without curves."""
-        return None if self.curves.empty else round((self.curves["layer"] / self.curves["depth"]).median())
+        layers = self.curves[self.curves["layer"] > 0]
+        return None if layers.empty else round((layers["layer"] / layers["depth"]).median())
 
     @property
     def is_random(self) -> bool:
@@ -99,8 +103,7 @@ def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
     """Append a failed job to the sweep's record, in one write, so that several processes may do so at once."""
     sweep.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"job": " ".join(overrides), "error": error}, ensure_ascii=False)
-    with (sweep / FAILURES).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    append_line(sweep, FAILURES, line)
 
 
 def recorded_failures(sweep: Path) -> list[str]:
@@ -143,6 +146,9 @@ def completed(sweep: Path) -> int:
 
 def _run(folder: Path) -> Run:
     results, config, curves = read_results(folder), _config(folder), _table(folder, "curves")
+    in_layers = curves[curves["layer"] > 0]
+    if not (in_layers["depth"].between(0, 1) & (in_layers["layer"] / in_layers["depth"] < _MOST_LAYERS)).all():
+        raise InputError(f"{folder}: expected depths above 0 and up to 1 for the layers of its curves")
     both = set(curves.loc[curves["layer"] == 0, "curve"]) & set(results["metrics"])
     if both:
         raise InputError(

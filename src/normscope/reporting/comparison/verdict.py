@@ -54,6 +54,11 @@ def _common(values: pd.DataFrame, place: Sequence[str], group: str, baseline: st
     return pd.concat(sides, axis=1, keys=["own", "other"]).dropna()
 
 
+def _both(pairs: pd.DataFrame, metric: str, layer: int) -> list[float]:
+    """The values of both groups."""
+    return [float(pairs[side][metric, layer]) for side in ("own", "other")]
+
+
 def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], pairs: pd.DataFrame) -> str:
     """The result of the tests of a group against the baseline."""
     group, baseline = groups
@@ -67,7 +72,7 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], pairs: pd.
         return f"{start}, but in each by too little to matter."
     most = visible.iloc[int((visible["difference"].abs() / (visible["high"] - visible["low"])).to_numpy().argmax())]
     metric = str(most["metric"])
-    values = [float(value) for value in pairs.loc[(metric, 0), ["own", "other"]]] if (metric, 0) in pairs.index else []
+    values = _both(pairs, metric, 0) if (metric, 0) in pairs.index else []
     written = ": " + " instead of ".join(_in_words(metric, value, *values) for value in values) if values else ""
     ends = [float(most[end]) for end in ("low", "high")]
     low, high = (_in_words(metric, end, *ends, signed=True) for end in ends)
@@ -80,7 +85,7 @@ def _visible(metric: str, pairs: pd.DataFrame) -> bool:
     """Whether the means of both groups differ for a reader; true if they are not known."""
     if (metric, 0) not in pairs.index:
         return True
-    own, other = (float(pairs.loc[(metric, 0), side]) for side in ("own", "other"))
+    own, other = _both(pairs, metric, 0)
     return (shares_differ if is_percentage(_panel(metric).label) else differ)(own, other)
 
 
@@ -102,7 +107,7 @@ def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.Da
         figure = str(cells.index[int(_relative(cells).to_numpy().argmax())][_CELL.index("figure")])
         return f"{start} Their measures are equal up to rounding, but cells of heat maps are not, such as those of {figure}."
     metric, layer, how = _largest(different)
-    both = [float(pairs.loc[(metric, layer), side]) for side in ("own", "other")]
+    both = _both(pairs, metric, layer)
     values = [_in_words(metric, value, *both) for value in both]
     where = f"layer {layer} of {title(metric)}" if layer else title(metric)
     return f"{start} The largest {how} is in {where}: {values[0]} instead of {values[1]}."

@@ -20,6 +20,7 @@ from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.layer_charts import layer_charts
 from normscope.results.declare import Published, Rollup, declared
+from normscope.streams import open_streams
 
 _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
@@ -155,4 +156,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    open_streams()
     sys.exit(main())

@@ -1,0 +1,296 @@
+"""A model that does something else with some texts than with the probes of the proof is refused on these texts.
+
+Every sabotage depends on something that the probes do not have: more than twelve tokens, some token, an even number of tokens,
+a late position, a large value. The same model without it is accepted, and its numbers are those of explicit vectors.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+
+import normscope
+from normscope.errors import InputError
+from normscope.models.observer import Observer
+from normscope.models.text_check import Check
+from normscope.models.verification import verify
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
+
+Trigger = Callable[[Tensor], Tensor | float | None]
+
+LONG = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
+SHORT = [5, 6, 7]
+
+
+def long(vectors):
+    """Texts of more than twelve tokens."""
+    return 0.5 if vectors.shape[-2] > 12 else None
+
+
+def late(vectors):
+    """Position 15."""
+    if vectors.shape[-2] <= 15:
+        return None
+    factor = torch.ones_like(vectors[..., :1])
+    factor[..., 15:16, :] = 0.5
+    return factor
+
+
+def even(vectors):
+    """Texts with an even number of tokens of more than ten."""
+    return 0.5 if vectors.shape[-2] % 2 == 0 and vectors.shape[-2] > 10 else None
+
+
+def times(vectors, factor):
+    found = factor(vectors)
+    return vectors if found is None else vectors * found
+
+
+def multiplied(module: nn.Module, factor: Trigger) -> None:
+    """Let a module return a multiple of what it would."""
+    own = type(module)
+
+    def forward(self, *args, **kwargs):
+        output = own.forward(self, *args, **kwargs)
+        return (times(output[0], factor), *output[1:]) if isinstance(output, tuple) else times(output, factor)
+
+    module.__class__ = type(own.__name__, (own,), {"forward": forward})
+
+
+def scaled_attention(model, factor):
+    multiplied(model.layers[1].self_attn, factor)
+
+
+def scaled_norm(model, factor):
+    multiplied(model.layers[1].post_attention_layernorm, factor)
+
+
+def scaled_input_norm(model, factor):
+    multiplied(model.layers[1].input_layernorm, factor)
+
+
+def scaled_network(model, factor):
+    multiplied(model.layers[1].mlp.down_proj, factor)
+
+
+def scaled_activation(model, factor):
+    model.layers[1].mlp.act_fn = _Activation(model.layers[1].mlp.act_fn, factor).eval()
+
+
+class _Activation(nn.Module):
+    def __init__(self, own: nn.Module, factor: Trigger) -> None:
+        super().__init__()
+        self.own, self.factor = own, factor
+
+    def forward(self, vectors):
+        return times(self.own(vectors), self.factor) if vectors.ndim > 1 else self.own(vectors)
+
+
+def scaled_values(model, factor):
+    multiplied(model.layers[1].self_attn.v_proj, factor)
+
+
+def scaled_output(model, factor):
+    multiplied(model.layers[1], factor)
+
+
+def scaled_heads(model, factor):
+    """Between the attention function and W_O."""
+    projection = model.layers[1].self_attn.o_proj
+    own = type(projection).forward
+    projection.__class__ = type(
+        "Linear", (type(projection),), {"forward": lambda self, heads: own(self, times(heads, factor))}
+    )
+
+
+def scaled_bert_attention(model, factor):
+    multiplied(model.encoder.layer[1].attention.output.dense, factor)
+
+
+def scaled_bert_sum(model, factor):
+    """The sum of residual and attention output, before the norm."""
+    norm = model.encoder.layer[1].attention.output.LayerNorm
+    own = type(norm).forward
+    norm.__class__ = type(
+        "LayerNorm",
+        (type(norm),),
+        {"forward": lambda self, vectors: own(self, vectors + (times(vectors, factor) - vectors).roll(1, dims=-1))},
+    )
+
+
+def scaled_bert_norm(model, factor):
+    multiplied(model.encoder.layer[1].attention.output.LayerNorm, factor)
+
+
+def scaled_bert_layer(model, factor):
+    multiplied(model.encoder.layer[1], factor)
+
+
+BLOCKS = {
+    "llama attention": ("llama", scaled_attention, "the block output of layer 2"),
+    "llama heads": ("llama", scaled_heads, r"the sum of αf\(x\) of layer 2"),
+    "llama values": ("llama", scaled_values, "the value of layer 2"),
+    "llama input norm": ("llama", scaled_input_norm, "the attention input of layer 2"),
+    "llama layer": ("llama", scaled_output, "the layer output of layer 2"),
+    "bert attention": ("bert", scaled_bert_attention, r"the sum of αf\(x\) of layer 2"),
+    "bert sum": ("bert", scaled_bert_sum, "the output of the block's norm of layer 2"),
+    "bert norm": ("bert", scaled_bert_norm, "the output of the block's norm of layer 2"),
+    "bert layer": ("bert", scaled_bert_layer, "the layer output of layer 2"),
+}
+NETWORKS = {
+    "network": (scaled_network, "the feed-forward network of layer 2"),
+    "activation": (scaled_activation, "the feed-forward network of layer 2"),
+    "norm": (scaled_norm, "the input of the feed-forward network of layer 2"),
+}
+
+
+def verified(family, sabotage, factor):
+    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    layout = layout_of(family, None, model.config)
+    sabotage(model, factor)
+    verify(model, layout, family)
+    verify(model, layout, family, feed_forward=True)
+    return model, layout
+
+
+def observed(model, layout, ids, check, *, feed_forward=False):
+    blocks = []
+    mask = torch.ones(1, len(ids), dtype=torch.long)
+    with Observer(model, layout, feed_forward=feed_forward) as observer:
+        observer.run(
+            {"input_ids": torch.tensor([ids]), "attention_mask": mask},
+            blocks.append,
+            visit_feed_forward=(lambda _block: None) if feed_forward else None,
+            check=check,
+        )
+    return blocks
+
+
+@pytest.mark.parametrize("check", [Check.SOME, Check.TOKENS, Check.TEXTS])
+@pytest.mark.parametrize("factor", [long, late])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_block_that_depends_on_the_text_is_refused(kind, factor, check):
+    family, sabotage, message = BLOCKS[kind]
+    model, layout = verified(family, sabotage, factor)
+    assert len(observed(model, layout, SHORT, check)) == 3
+    with pytest.raises(InputError, match=f"cannot be observed exactly on these texts: {message} differs by"):
+        observed(model, layout, LONG, check)
+
+
+@pytest.mark.parametrize("check", [Check.SOME, Check.TOKENS, Check.TEXTS])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_network_that_depends_on_the_text_is_refused(kind, check):
+    sabotage, message = NETWORKS[kind]
+    model, layout = verified("llama", sabotage, long)
+    observed(model, layout, SHORT, check, feed_forward=True)
+    with pytest.raises(InputError, match=f"cannot be observed exactly on these texts: {message} differs by"):
+        observed(model, layout, LONG, check, feed_forward=True)
+
+
+class Watched(LlamaModel):
+    """A model whose layers know the ids of the texts, and may do something else with some of them."""
+
+    ids: Tensor | None = None
+    sabotage: Callable[[LlamaModel], None] = staticmethod(lambda _model: None)
+
+    def __init__(self, config):
+        super().__init__(config)
+        type(self).sabotage(self)
+
+    def forward(self, input_ids=None, **kwargs):
+        type(self).ids = input_ids
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+def own_model(monkeypatch, sabotage, factor, vocabulary=99):
+    if sabotage is not None:
+        monkeypatch.setattr(Watched, "sabotage", staticmethod(lambda model: sabotage(model, factor)))
+    torch.manual_seed(1)
+    settings = FAMILY_CONFIGS["llama"] | {"vocab_size": vocabulary}
+    config = LlamaConfig(**{name: value for name, value in settings.items() if name != "model_type"})
+    model = Watched(config)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return model.double().eval().requires_grad_(False)
+
+
+def refused(call):
+    with pytest.raises(
+        InputError, match=r"cannot be (observed exactly|attributed) on these texts: .*(layer 2|layers\.1\.|target)"
+    ):
+        call()
+
+
+WORDS = ["the", "river", "is", "old", "and", "slow", "today", "we", "saw", "it", "from", "here", "again", "by", "night"]
+MUSIC = 2189
+"""The number of the token `music`."""
+
+
+def with_music(vectors):
+    """Texts that hold the word `music`."""
+    assert Watched.ids is not None
+    holds = (Watched.ids == MUSIC).any(dim=1)
+    return torch.where(holds, 0.5, 1.0).to(vectors)[:, None, None] if holds.any() else None
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [(long, " ".join(WORDS)), (with_music, "we saw music"), (even, " ".join(WORDS[:10])), (late, " ".join(WORDS))],
+    ids=["long", "with a token", "even", "late"],
+)
+def test_python_and_runs_refuse_the_same_texts(monkeypatch, tokenizer, factor, text):
+    model = own_model(monkeypatch, scaled_attention, factor, len(tokenizer))
+    wrapped = normscope.wrap(model, tokenizer)
+    good = ["The river is old.", "We saw it from here."]
+    normscope.decompose(wrapped, good)
+    normscope.run("mixing", model=wrapped, texts=good)
+    refused(lambda: normscope.decompose(wrapped, text))
+    refused(lambda: next(iter(normscope.observe(wrapped, [text]))))
+    refused(lambda: normscope.run("mixing", model=wrapped, texts=[*good, text]))
+
+
+def test_runs_refuse_a_corpus_with_any_text_that_decompose_refuses(monkeypatch, tokenizer):
+    """Whichever of two hundred texts holds the token."""
+    wrapped = normscope.wrap(own_model(monkeypatch, scaled_attention, with_music, len(tokenizer)), tokenizer)
+    generator = np.random.default_rng(0)
+    texts = [" ".join(generator.choice(WORDS, size=generator.integers(4, 40))) for _ in range(200)]
+    normscope.run("mixing", model=wrapped, texts=texts, batch_tokens=256)
+    for row in (3, 77, 150):
+        changed = [*texts[:row], f"{texts[row]} music", *texts[row + 1 :]]
+        refused(lambda: normscope.decompose(wrapped, changed[row]))  # noqa: B023
+        refused(lambda: normscope.run("mixing", model=wrapped, texts=changed, batch_tokens=256))  # noqa: B023
+
+
+def test_the_same_model_without_it_is_exact(monkeypatch):
+    model = own_model(monkeypatch, None, long)
+    wrapped = normscope.wrap(model)
+    for ids in (SHORT, LONG):
+        result = normscope.decompose(wrapped, ids)
+        for block in normscope.observe(wrapped, [ids]):
+            vectors = torch.einsum("hqk,hkd,hdm->qkm", block.weights[0], block.value[0], block.parameters.output_weight)
+            expected = torch.linalg.vector_norm(vectors, dim=-1)
+            torch.testing.assert_close(result.vectors[block.layer - 1], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sabotage", [scaled_network, scaled_activation, scaled_norm, scaled_attention])
+def test_attributions_of_texts_that_the_model_treats_otherwise_are_refused(monkeypatch, sabotage):
+    wrapped = normscope.wrap(own_model(monkeypatch, sabotage, long))
+    target = lambda hidden: hidden[-1, 0]  # noqa: E731
+    result = normscope.attribute(wrapped, SHORT, target)
+    assert abs(result.scores.sum() + result.bias + result.remainder - result.target) < 1e-9
+    refused(lambda: normscope.attribute(wrapped, LONG, target))
+    refused(lambda: normscope.attribution_maps(wrapped, LONG, "decompx"))
+    refused(lambda: normscope.similarity(wrapped, LONG, SHORT, pooling="mean"))
+
+
+def test_attributions_of_the_same_model_without_it_are_those_of_the_untouched_model(monkeypatch):
+    model = own_model(monkeypatch, None, long)
+    wrapped = normscope.wrap(model)
+    for ids in (SHORT, LONG):
+        result = normscope.attribute(wrapped, ids, lambda hidden: hidden[-1, 0])
+        expected = model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1, 0]
+        assert result.target == pytest.approx(float(expected), rel=1e-6)
+        assert result.scores.sum() + result.bias + result.remainder == pytest.approx(result.target, abs=1e-6)

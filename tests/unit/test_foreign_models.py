@@ -1,0 +1,206 @@
+"""Models of strangers: files that are none, configs out of bounds, and values of other types are refused in one line."""
+
+import ast
+import contextlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from normscope.config.training_step import training_step
+from normscope.errors import InputError
+from normscope.models.embedder_files import embedder_of
+from normscope.models.loading import load, open_model
+from normscope.models.options import DeviceOptions, ModelOptions
+
+SOURCE = Path(__file__).parents[2] / "src" / "normscope"
+
+CPU = DeviceOptions(name="cpu")
+
+
+@pytest.fixture
+def folder(saved_model, tmp_path) -> Path:
+    """A copy of a tiny BERT, to be changed."""
+    copy = tmp_path / "model"
+    shutil.copytree(saved_model, copy)
+    return copy
+
+
+def changed(folder: Path, name: str, **values: object) -> Path:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def loaded(folder: Path) -> None:
+    _ = load(ModelOptions(name=str(folder)), CPU).verification
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors", "generation_config.json"),
+        *("special_tokens_map.json", "chat_template.jinja", "1_Pooling/config.json", "model.safetensors.index.json"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device", "hole"])
+def test_what_is_no_file_of_ordinary_size_is_refused(folder, name, kind):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as stream:
+            stream.truncate(2**40)
+    with pytest.raises(InputError, match=f"model.name={re.escape(str(folder))}: "):
+        loaded(folder)
+
+
+def test_links_into_a_cache_are_read(folder, tmp_path):
+    for number, path in enumerate(sorted(folder.iterdir())):
+        shutil.move(path, tmp_path / f"blob{number}")
+        path.symlink_to(tmp_path / f"blob{number}")
+    loaded(folder)
+
+
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"a":' * 100_000, "\0" * 100, '[{"type": 5, "path": [1]}]', "9" * 5000]
+)
+def test_small_files_of_encoders_are_checked(folder, name, content):
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    (folder / name).write_text(content)
+    with pytest.raises(InputError):
+        embedder_of(folder, "name")
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.write_text("[" * 10**6)]
+)
+def test_the_record_of_a_trainer_says_nothing_if_it_is_none(folder, make):
+    config = {"step": None, "revision": None, "name": "x", "random_init": False, "architecture": None}
+    make(folder / "trainer_state.json")
+    assert training_step(config, folder) is None
+    (folder / "trainer_state.json").unlink()
+    (folder / "trainer_state.json").write_text('{"global_step": 7, "log_history": [{"loss": NaN}]}')
+    assert training_step(config, folder) == 7
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"hidden_size": 10_000_000},
+        {"hidden_size": 1_000_000_000},
+        {"intermediate_size": 10**8},
+        {"vocab_size": 10**9},
+        {"max_position_embeddings": 10**9},
+        {"type_vocab_size": 10**9},
+        {"num_hidden_layers": 9_999},
+        {"num_hidden_layers": 10**9},
+        {"num_attention_heads": 10**9},
+        {"num_labels": 10**9},
+        {"layer_norm_eps": -1e-12},
+        {"layer_norm_eps": -1.0},
+        {"layer_norm_eps": float("inf")},
+    ],
+    ids=str,
+)
+def test_configs_out_of_bounds_cost_nothing(folder, values):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError):
+        loaded(changed(folder, "config.json", **values))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
+
+
+def test_a_config_that_does_not_fit_names_the_weight(folder):
+    with pytest.raises(
+        InputError, match=r"embeddings\.weight has the shape .* but its config\.json describes \(1000000000, "
+    ):
+        open_model(ModelOptions(name=str(changed(folder, "config.json", vocab_size=10**9))))
+
+
+@pytest.mark.parametrize("value", [5, 0.5, ["a"], {"default": 3}])
+def test_a_chat_template_is_a_text(folder, value):
+    with pytest.raises(InputError, match="chat_template|cannot load a tokenizer"):
+        loaded(changed(folder, "tokenizer_config.json", chat_template=value))
+
+
+_VALUES = [-1, 0, 10**9, -1e-12, float("nan"), 1e30, "x", "", None, True, [], [1], {}, {"a": 1}, 0.5, [[[]]], -(10**20)]
+
+
+@pytest.mark.parametrize("name", ["config.json", pytest.param("tokenizer_config.json", marks=pytest.mark.slow)])
+def test_values_of_other_types_are_accepted_or_refused(folder, name):
+    """Anything but an InputError is a traceback for whoever was sent the model."""
+    chance, content = random.Random(0), json.loads((folder / name).read_text())
+    for _ in range(12 if name == "config.json" else 100):
+        key, value = (
+            chance.choice(sorted({*content, "chat_template", "num_labels", "rope_scaling"})),
+            chance.choice(_VALUES),
+        )
+        (folder / name).write_text(json.dumps(content | {key: value}))
+        with contextlib.suppress(InputError):
+            loaded(folder)
+
+
+# Who reads files by other means, and why.
+_ELSEWHERE = {
+    "alignment/aligners.py": "what an aligner that we started has written",
+    "command_line.py": "the standard input",
+    "data/categories.py": "a file that the user has named",
+    "data/chat_templates.py": "what our own process answers",
+    "data/conllu_file.py": "a corpus",
+    "data/examples.py": "examples that another process of ours sends",
+    "data/lines.py": "a corpus",
+    "data/pickles.py": "a corpus",
+    "data/resources.py": "a checkpoint that has been checked",
+    "data/text_files.py": "a corpus",
+    "data/token_frequencies.py": "a file that the user has named",
+    "data/template_process.py": "the memory of the process",
+    "help_page.py": "our presets",
+    "live/server.py": "requests, whose size is limited",
+    "models/files.py": "weights, for their digest",
+    "models/loading.py": "the weights of an adapter, for their digest",
+    "reporting/comparison/runs.py": "lines of a text that the reader has read",
+    "reporting/page/elements.py": "our own files",
+    "reporting/published.py": "our own files",
+    "reporting/weights_and_biases.py": "our own results",
+    "running/checkpoint.py": "our own values",
+    "running/state_file.py": "a file that has been checked, and messages of our own processes",
+    "config/training_step.py": "a text that the reader has read",
+    "streams.py": "the standard input",
+    "testing/test_contract.py": "our own files",
+    "translation/toy.py": "our own code",
+    "untrusted/files.py": "the reader",
+    "untrusted/plain_data.py": "the reader",
+    "user_cache.py": "the user's own cache",
+    "api/training.py": "a text that the reader has read",
+}
+
+_READS = re.compile(r"read_text|read_bytes|read_csv|read_parquet|read_json")
+
+
+def _reads(tree: ast.AST) -> Iterator[str]:
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        of_path = name.endswith(".open") and not name.startswith(("os.", "self."))
+        if of_path or _READS.fullmatch(name.rpartition(".")[2]) or name in ("open", "json.load", "json.loads"):
+            yield name
+
+
+def test_small_files_are_read_by_one_reader():
+    reading = {
+        path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(_reads(ast.parse(path.read_text())))
+    }
+    assert sorted(reading - _ELSEWHERE.keys()) == []
