@@ -128,7 +128,7 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     likely = logits.double().softmax(dim=-1)[order[:8]]
     np.testing.assert_allclose([probability for _, probability in found["choices"]], likely, rtol=1e-4)
     assert found["target"] == best
-    # Unless another answer is asked for, why the best rather than the second, as `explain` says; the best alone if it is asked for.
+    # Unless an answer is asked for: why the best rather than the second, as `explain` says. Otherwise that answer alone.
     assert found["against"] == name(order[1])
     assert found["value"] == pytest.approx(float(logits[order[0]] - logits[order[1]]), rel=1e-3)
     alone = asked(client, "prediction", text=text, target=best)
