@@ -29,6 +29,9 @@ from normscope.models.linear_layers import stacked_heads
 ROWS_OF_A_TEXT = 1
 """Tokens of every text of a batch that are compared in runs, beside one new token id for every fourth text."""
 
+_QUERIES_OF_LONGEST = 32
+"""Queries, spread evenly, whose α are added up in a text that is longer than all before: attention may be local in it."""
+
 _STREAM = "stream"
 """The part that lies between a layer and the one before it."""
 
@@ -139,7 +142,8 @@ class TextCheck:
         lengths, width = token_mask.sum(dim=1), token_mask.shape[1]
         drawn = (torch.rand(len(lengths), ROWS_OF_A_TEXT, generator=self._generator) * lengths[:, None]).long()
         places = [(torch.arange(len(lengths))[:, None] * width + drawn).flatten()]
-        if width > self._positions:  # positions that are new, in the longest text
+        longer = width > self._positions
+        if longer:  # positions that are new, in the longest text
             places.append(int(lengths.argmax()) * width + torch.arange(self._positions, width))
             self._positions = width
         if int(ids.max()) >= len(self._ids):
@@ -153,8 +157,11 @@ class TextCheck:
         self._ids[known] = True
         places.append(place_of[known])
         chosen = torch.cat(places).unique()
-        queries = (torch.rand(ROWS_OF_A_TEXT, generator=self._generator) * int(lengths.min())).long().unique()
-        return chosen[token_mask.flatten()[chosen]], queries
+        ends = torch.tensor([int(lengths.min()), width])  # a query of every text, and one that only long texts may have
+        queries = (torch.rand(2, generator=self._generator) * ends).long()
+        if longer:
+            queries = torch.cat([queries, torch.linspace(0, width - 1, _QUERIES_OF_LONGEST).round().long()])
+        return chosen[token_mask.flatten()[chosen]], queries.unique()
 
     def require(self, compared: Sequence[Compared], scores: Mapping[int, Tensor]) -> None:
         """Check that everything that was compared is equal up to rounding.
