@@ -22,7 +22,7 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.identities import Rest, largest_score, precision_explains, row_error, side_by_side, too_large
+from normscope.models.identities import Rest, precision_explains, row_error, side_by_side, too_large
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 
@@ -327,8 +327,8 @@ class PassCheck:
         self._compare(block.layer, "sum of αf(x)", made if bias is None else made + bias, output)
 
     def _note_scores(self, block: AttentionBlock) -> None:
-        if block.alpha.log_normaliser is not None:
-            self.scores[block.layer] = largest_score(block)
+        if block.alpha.largest is not None:
+            self.scores[block.layer] = block.alpha.largest
 
     def _weights(self, block: AttentionBlock, attended: Tensor | None) -> Iterator[tuple[slice, Any, Tensor]]:
         """Texts and queries whose vectors are added up, and their α."""
