@@ -345,7 +345,9 @@ def saved_with_head(auto, family, tokenizer, folder, **changes):
 def sentence_encoder(saved: Path, folder: Path) -> Path:
     """A copy of a checkpoint with the files of a sentence encoder that takes the mean."""
     shutil.copytree(saved, folder)
-    (folder / "modules.json").write_text('[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1"}]')
+    kinds = {"Transformer": "", "Pooling": "1"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1").mkdir()
     (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     return folder

@@ -116,7 +116,7 @@ def model(tokenizer):
 def logits(model):
     ids = model.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
-        return model.next_token_head(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
+        return model.next_token_head(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -2]  # before [SEP]
 
 
 def test_heads_and_neurons(model):

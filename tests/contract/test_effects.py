@@ -60,7 +60,13 @@ def test_direct_effects_of_a_pre_ln_model_are_direct_logit_attribution(tokenizer
         handle.remove()
     deviation = (last[0].square().mean() + base.norm.variance_epsilon).sqrt()
     direction = head.lm_head.weight[number] * base.norm.weight / deviation
-    found = normscope.attribute(model, TEXT, normscope.NextToken("film"), by=["layer", "head"], direct=True)
+    found = normscope.attribute(
+        model,
+        TEXT,
+        normscope.NextToken("film", position=len(inputs["input_ids"][0]) - 1),
+        by=["layer", "head"],
+        direct=True,
+    )
     table = found.effects.set_index(["layer", "part"])["value"].sort_index()
     count = base.config.num_attention_heads
     for layer, parts in enumerate(base.layers, start=1):

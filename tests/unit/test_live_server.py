@@ -136,7 +136,11 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     likely = logits.double().softmax(dim=-1)[order[:8]]
     np.testing.assert_allclose([probability for _, probability in found["choices"]], likely, rtol=1e-4)
     assert found["target"] == best
-    assert found["value"] == pytest.approx(float(logits.max()), rel=1e-4)
+    # Unless an answer is asked for: why the best rather than the second, as `explain` says. Otherwise that answer alone.
+    assert found["against"] == name(order[1])
+    assert found["value"] == pytest.approx(float(logits[order[0]] - logits[order[1]]), rel=1e-3)
+    alone = asked(client, "prediction", text=text, target=best)
+    assert (alone["against"], alone["value"]) == ("", pytest.approx(float(logits.max()), rel=1e-4))
     assert sum(found["scores"]) + found["bias"] + found["remainder"] == pytest.approx(found["value"], rel=1e-3)
     # Why the best rather than the worst, by token and by head.
     rather = asked(client, "prediction", text=text, target=best, against=other)

@@ -25,6 +25,7 @@ from normscope.live.texts import Read
 from normscope.models.options import DeviceOptions, DType, ModelOptions
 from normscope.reporting.page.report import repeated
 from normscope.rounding import number
+from normscope.running.options import SCHEMA
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, sentence_encoder
 from tests.unit.test_live_server import asked, client_of, unpacked
@@ -195,7 +196,7 @@ def test_a_pasted_command_has_the_text_and_runs_nothing_else(client, tmp_path, m
     monkeypatch.setattr(sys, "argv", ["normscope", *words])
     monkeypatch.chdir(tmp_path)
     assert not asks_for_json()
-    assert text_to_explain() == text
+    assert text_to_explain(SCHEMA.knows) == text
     assert not [word for word in sys.argv[1:] if "=" not in word]
     names = {}
     exec(next(line for line in python.splitlines() if line.startswith("text = ")), names)

@@ -19,7 +19,7 @@ from normscope.live.engine import Turn
 from normscope.live.state import Side, State
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.models.loaded import LoadedModel
-from normscope.predictions import prediction_of
+from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.explorer import packed, scaled
 from normscope.reporting.text_pairs import payload
 
@@ -40,6 +40,8 @@ class Aimed(NamedTuple):
     typed: Read
     aim: object
     """A target of `attribute`, or what makes the embedding whose length is attributed; None where there is no such target."""
+    against: str = ""
+    """The answer that is subtracted; empty for none."""
     guessed: bool = False
     """Whether the model's files do not say what makes the embedding."""
 
@@ -104,7 +106,7 @@ class Answers:
         Args:
             side: The text and the model.
             target: The answer that is attributed; empty for the most likely one.
-            against: The answer that is subtracted; empty for none.
+            against: The answer that is subtracted; empty for none, or for the second one if there is no target either.
             level: Whether scores are those of tokens or words.
 
         Raises:
@@ -120,6 +122,8 @@ class Answers:
                 "target": target or next((name for name, _ in found.choices), ""),
             }
             aim = found.aimed_at(target) if target else found.target
+            against = against or _unless_asked(found, target)
+            answer["against"] = against
             try:
                 parts = attribute(model, given, aim, against=against or None, level=str(level))
             except InputError as error:
@@ -146,6 +150,7 @@ class Answers:
             given = self._read(model, side).given
             found = prediction_of(model, given)
             aim = found.aimed_at(target) if target else found.target
+            against = against or _unless_asked(found, target)
             parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
             assert isinstance(parts, Attribution)
         grid = parts._head_grid
@@ -178,11 +183,13 @@ class Answers:
         """
         now = state.sides[0]
         sides: list[Aimed] = []
-        target = state.target
+        target, against = state.target, state.against
         for side in state.sides:
             with self._changed(side) as model:
                 typed = self._read(model, side)
                 found = prediction_of(model, typed.given)
+            if not target:
+                against = _unless_asked(found, target)
             target = target or next((name for name, _ in found.choices), "")
             aim: object = None
             guessed = False
@@ -192,7 +199,7 @@ class Answers:
                 aim = found.aimed_at(target)
             elif side == now:
                 raise InputError(f"target={target!r}: the model computes no predictions for this text")
-            sides.append(Aimed(typed, aim, guessed))
+            sides.append(Aimed(typed, aim, against if found.choices else "", guessed))
         return sides
 
     def _read(self, model: LoadedModel, side: Side) -> Read:
@@ -206,6 +213,11 @@ class Answers:
             if side.removed:
                 exit_.enter_context(ablate(model, heads=side.removed))
             yield model
+
+
+def _unless_asked(found: Prediction, target: str) -> str:
+    """What an answer is compared with if none was asked for, as in `explain`: the second, where one excludes the other."""
+    return "" if target or found.runner_up is None else found.choices[1][0]
 
 
 def _maps_up_to(

@@ -88,9 +88,9 @@ def python(sources: Sequence[Source], state: State, shown: Sequence[Aimed]) -> s
         lines += ["", *_OF_ROW.splitlines(), ""]
     if state.view.get("words"):
         lines += ["", "# The page adds up the columns of a word's tokens and averages over their rows."]
-    for name, side, (typed, aim, _) in zip(_NAMES, sides, shown, strict=False):
+    for name, side, (typed, aim, against, _) in zip(_NAMES, sides, shown, strict=False):
         layers = sources[side.model - 1].layers
-        lines += ["", f"{name.text} = {typed.given!r}", *_measured(name, side, layers, state, aim)]
+        lines += ["", f"{name.text} = {typed.given!r}", *_measured(name, side, layers, state, aim, against)]
     first = shown[0]
     if len(sides) > 1 and _are_similar(state, first.aim):
         pooling = f', pooling="{first.aim.pooling}"' if first.guessed and isinstance(first.aim, Embedder) else ""
@@ -124,14 +124,14 @@ _NAMES = (
 )
 
 
-def _measured(name: _Names, side: Side, layers: Sequence[int], state: State, aim: object) -> list[str]:
+def _measured(name: _Names, side: Side, layers: Sequence[int], state: State, aim: object, other: str) -> list[str]:
     model, level = _model(side.model), "" if state.level is Level.token else f', level="{state.level}"'
     lines = [
         f"{name.maps} = normscope.decompose({model}, {name.text}, heads=True{level})",
         f"{name.shown} = {_shown(name, model, layers, state, level)}",
     ]
     if (target := _target(aim)) is not None:
-        against = f", against={state.against!r}" if state.against else ""
+        against = f", against={other!r}" if other else ""
         lines.append(f"{name.found} = normscope.attribute({model}, {name.text}, {target}{against}{level})")
     if not side.removed:
         return lines

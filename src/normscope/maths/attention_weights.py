@@ -83,13 +83,17 @@ class AttentionWeights:
     @cached_property
     def large(self) -> bool:
         """Whether scores are so large that α must be computed as a softmax does, with the largest score of a row subtracted."""
-        normaliser = self.log_normaliser
-        if normaliser is None or normaliser.dtype is torch.float64 or normaliser.device.type == "meta":
+        largest = self.largest
+        if largest is None or largest.dtype is torch.float64 or largest.device.type == "meta":
             return False
-        if self.known_large is not None:
-            return self.known_large
-        sizes = normaliser.abs().masked_fill(~self.seen.queries.unsqueeze(1), 0)
-        return bool((sizes > LARGE_SCORES).any())
+        return bool(largest > LARGE_SCORES) if self.known_large is None else self.known_large
+
+    @cached_property
+    def largest(self) -> Float[Tensor, ""] | None:
+        """|ℓ| of the token with the largest, about the size of the largest scores; None if α is given."""
+        if self.log_normaliser is None:
+            return None
+        return self.log_normaliser.abs().masked_fill_(~self.seen.queries.unsqueeze(1), 0).max()
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -56,14 +56,6 @@ def bound_of(model: PreTrainedModel, layout: ModelLayout) -> float:
     return max(bound, _ROUNDED_ACTIVATIONS) if rounds_activations(model) else bound
 
 
-def largest_score(block: AttentionBlock) -> Float[Tensor, ""]:
-    """The size of the largest log-normaliser of a token, about that of the largest scores; 0 if it is not known."""
-    normaliser = block.alpha.log_normaliser
-    if normaliser is None:
-        return block.inputs.new_zeros(())
-    return normaliser.abs().masked_fill(~block.token_mask.unsqueeze(1), 0).max()
-
-
 def precision_explains(error: float, score: float, dtype: torch.dtype) -> bool:
     """Whether a difference may come from the rounding of scores of this size."""
     rounding = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * score

@@ -132,7 +132,7 @@ class InterventionRunner:
             with observer:
                 inputs = batch.to(self._model.device).model_inputs()
                 replacements = self._replacements(ablation)
-                observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements, check=Check.SOME)
+                observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements, check=_check(ablation))
 
     @cached_property
     def predicts(self) -> Literal["next", "masked"] | None:
@@ -229,7 +229,7 @@ class InterventionRunner:
                 whole=head,
                 outputs=again.outputs if ablation is None else None,
                 after=None if ablation is None or before is None else LayerOutput(first - 1, before),
-                check=Check.SOME,
+                check=_check(ablation),
             )
         return None if head is None else output.logits
 
@@ -302,6 +302,11 @@ class Unchanged(NamedTuple):
     """Of the tokens that the head predicts; None without a head. A causal model predicts every token but the first of a
     sequence. Any other model predicts 15% of the ordinary tokens, which are masked; the choice depends only on the sequences,
     so every ablation masks the same ones."""
+
+
+def _check(ablation: Ablation | None) -> Check:
+    """How much of a pass is compared: with something replaced, nothing, since the same texts were compared without."""
+    return Check.SOME if ablation is None else Check.NOTHING
 
 
 def _nothing(_block: AttentionBlock) -> None:

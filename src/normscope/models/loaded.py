@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -283,8 +282,10 @@ class LoadedModel:
         """The special tokens that the tokenizer puts behind a text, such as [SEP]: a next token follows the text instead."""
         if self.tokenizer is None or isinstance(self.tokenizer, TokenNames):
             return ()
-        ids, special = list(map(int, self.tokenizer.encode("a"))), set(self.tokenizer.all_special_ids)
-        return tuple(reversed([*itertools.takewhile(special.__contains__, reversed(ids))]))
+        whole, plain = (self.tokenizer.encode("a", add_special_tokens=special) for special in (True, False))
+        # Not by which tokens are special: the text itself may be unknown to the tokenizer.
+        after = (at + len(plain) for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+        return tuple(map(int, whole[next(after, len(whole)) :])) if plain else ()
 
     def last_of_text(
         self, input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"]

@@ -22,12 +22,15 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.identities import Rest, largest_score, precision_explains, row_error, side_by_side, too_large
+from normscope.models.identities import Rest, precision_explains, row_error, side_by_side, too_large
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 
 ROWS_OF_A_TEXT = 1
 """Tokens of every text of a batch that are compared in runs, beside one new token id for every fourth text."""
+
+_QUERIES_OF_LONGEST = 32
+"""Queries, spread evenly, whose α are added up in a text that is longer than all before: attention may be local in it."""
 
 _STREAM = "stream"
 """The part that lies between a layer and the one before it."""
@@ -139,7 +142,8 @@ class TextCheck:
         lengths, width = token_mask.sum(dim=1), token_mask.shape[1]
         drawn = (torch.rand(len(lengths), ROWS_OF_A_TEXT, generator=self._generator) * lengths[:, None]).long()
         places = [(torch.arange(len(lengths))[:, None] * width + drawn).flatten()]
-        if width > self._positions:  # positions that are new, in the longest text
+        longer = width > self._positions
+        if longer:  # positions that are new, in the longest text
             places.append(int(lengths.argmax()) * width + torch.arange(self._positions, width))
             self._positions = width
         if int(ids.max()) >= len(self._ids):
@@ -153,8 +157,11 @@ class TextCheck:
         self._ids[known] = True
         places.append(place_of[known])
         chosen = torch.cat(places).unique()
-        queries = (torch.rand(ROWS_OF_A_TEXT, generator=self._generator) * int(lengths.min())).long().unique()
-        return chosen[token_mask.flatten()[chosen]], queries
+        ends = torch.tensor([int(lengths.min()), width])  # a query of every text, and one that only long texts may have
+        queries = (torch.rand(2, generator=self._generator) * ends).long()
+        if longer:
+            queries = torch.cat([queries, torch.linspace(0, width - 1, _QUERIES_OF_LONGEST).round().long()])
+        return chosen[token_mask.flatten()[chosen]], queries.unique()
 
     def require(self, compared: Sequence[Compared], scores: Mapping[int, Tensor]) -> None:
         """Check that everything that was compared is equal up to rounding.
@@ -320,8 +327,8 @@ class PassCheck:
         self._compare(block.layer, "sum of αf(x)", made if bias is None else made + bias, output)
 
     def _note_scores(self, block: AttentionBlock) -> None:
-        if block.alpha.log_normaliser is not None:
-            self.scores[block.layer] = largest_score(block)
+        if block.alpha.largest is not None:
+            self.scores[block.layer] = block.alpha.largest
 
     def _weights(self, block: AttentionBlock, attended: Tensor | None) -> Iterator[tuple[slice, Any, Tensor]]:
         """Texts and queries whose vectors are added up, and their α."""

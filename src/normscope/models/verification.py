@@ -39,7 +39,6 @@ from normscope.models.identities import (
     attention_differences,
     bound_of,
     feed_forward_differences,
-    largest_score,
     norm_error,
     note_rest,
     precision_explains,
@@ -275,7 +274,9 @@ class _Proof:
         block: AttentionBlock,
     ) -> None:
         modules, record = self._layers[block.layer], expected.layers[block.layer]
-        self._scores[block.layer] = max(self._scores.get(block.layer, 0.0), float(largest_score(block)))
+        largest = block.alpha.largest
+        if largest is not None:
+            self._scores[block.layer] = max(self._scores.get(block.layer, 0.0), float(largest))
         if terms is not None:
             self.position_terms = self.position_terms or terms.differ(block)
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))

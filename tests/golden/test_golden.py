@@ -1,0 +1,38 @@
+"""Every table and metric of every analysis is what it was."""
+
+import pandas as pd
+import pytest
+
+from tests.end_to_end.shell import run_once
+from tests.golden.commands import commands
+from tests.golden.make import FOLDER
+from tests.golden.results import differences, published
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, tokenizer):
+    return commands(tmp_path_factory.mktemp("golden"), tokenizer)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.parquet")))
+def test_results_are_those_that_were_kept(name, prepared, tmp_path):
+    outcome = run_once(*prepared[name].arguments, f"output_dir={tmp_path / 'run'}")
+    assert outcome.status == 0, outcome.err
+    found = differences(
+        pd.read_parquet(FOLDER / f"{name}.parquet"), published(tmp_path / "run"), prepared[name].tolerance
+    )
+    assert not found, "\n".join(found[:40])
+
+
+def test_no_command_is_left_out(prepared):
+    assert {path.stem for path in FOLDER.glob("*.parquet")} == set(prepared)
+
+
+def test_a_changed_number_is_found():
+    kept = pd.DataFrame({"table": "t", "column": "c", "row": [0, 1], "number": [1.0, float("nan")], "text": ""})
+    assert differences(kept, kept, 1e-9) == []
+    assert differences(kept, kept.assign(number=[1 + 1e-6, float("nan")]), 1e-9)
+    assert differences(kept, kept.assign(number=[1.0, 2.0]), 1e-9)
+    assert differences(kept, kept.assign(text=["", "x"]), 1e-9)
+    assert differences(kept, kept[:1], 1e-9)
+    assert differences(kept, kept.assign(column="d"), 1e-9) == ["t.c is missing", "t.d is not among the golden results"]
