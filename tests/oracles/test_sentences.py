@@ -71,17 +71,6 @@ NOTHING_MATTERS = (
     "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted class or "
     "token"
 )
-DRAINS = {
-    "drains/sink/f_norm": 0.53,
-    "drains/other/f_norm": 3.73,
-    "drains/sink/alpha": 0.4,
-    "drains/other/alpha": 0.01,
-    "drains/sink/alpha_f": 0.2,
-    "drains/other/alpha_f": 0.04,
-}
-LENGTHS = (
-    "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.53, compared with 3.7 for the other keys."
-)
 
 CASES = {
     "mixing": [
@@ -834,26 +823,6 @@ CASES = {
             {"dormant": 0.2},
             ["On text, 50% of the heads are dormant: a single key receives more than 20% of their weight."],
         ),
-        *(
-            (
-                DRAINS | {"drains/sink/alpha_f": norm},
-                [
-                    LENGTHS,
-                    "On average, the key that receives the most weight in a head gets 40 times as much weight as each of the "
-                    f"others, {contrast} times as much: a mean ‖αf(x)‖ of {written}, compared with 0.040.",
-                ],
-            )
-            for norm, contrast, written in (
-                (0.02, "but contributes only 0.50", "0.020"),
-                (0.2, "but contributes only 5.0", "0.20"),
-                (0.7992, "but contributes only 20", "0.80"),
-                (0.8008, "and contributes 20", "0.80"),
-                (4.0, "and contributes 100", "4.0"),
-            )
-        ),
-        (DRAINS | {"drains/other/alpha": 0.0}, [LENGTHS]),
-        (DRAINS | {"drains/other/alpha_f": 0.0}, [LENGTHS]),
-        ({name: value for name, value in DRAINS.items() if name != "drains/other/alpha"}, []),
         (
             {"massive/count": 0.0},
             ["There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."],
