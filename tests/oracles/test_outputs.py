@@ -72,7 +72,7 @@ def everything(name: str, bert: Specimen) -> Findings:
                 metrics={**texts.metrics, **translated.metrics},
             )
         case "norms":
-            return bert.findings(name, NormsOptions(seed=0, pruning=True), [1, 2], categories)
+            return bert.findings(name, NormsOptions(seed=0), [1, 2], categories)
         case "frequency":
             resources = {FREQUENCIES: TokenFrequencies(*frequency_oracle.counted(bert, []))}
             return bert.findings(name, FrequencyOptions(seed=0), [1, 2], categories, resources=resources)

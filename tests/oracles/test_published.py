@@ -117,7 +117,7 @@ def test_norms(any_specimen, choice):
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
     layers = [layer for layer in layers if layer > 1]
     # Where some layers are looked at, so are some queries of sequences with more than six.
-    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512, pruning=choice != "all")
+    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512)
     categories = reported(any_specimen, categories)
     findings = any_specimen.findings("norms", options, layers, categories)
     assert_published(findings, norms_oracle.expected(any_specimen, layers, categories, options))

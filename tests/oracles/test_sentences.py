@@ -332,25 +332,6 @@ CASES = {
                 (12.0, 1200.0, "12 of 1,200 heads write"),
             )
         ),
-        *(
-            (
-                {f"pruning/{weights}/alpha/80%": by_weight, f"pruning/{weights}/alpha_f/80%": 0.25},
-                [f"If every head drops 80% of its keys and {rest}, the attention output changes {written}."],
-            )
-            for weights, rest in (
-                ("unchanged", "leaves the weights of the others unchanged"),
-                ("renormalised", "renormalises the others"),
-            )
-            for by_weight, written in (
-                (0.2, "least where keys are ranked by weight: by 20% on average"),
-                (0.25, "least where keys are ranked by weight: by 25% on average"),
-                (
-                    0.2549,
-                    "by 25.5% on average where keys are ranked by weight, and no other score is clearly better",
-                ),
-                (0.3, "least where keys are ranked by α‖f(x)‖: by 25% on average; by weight, it changes by 30%"),
-            )
-        ),
         ({"share/negative_heads": 0.0, "share/heads": 0.0}, []),
         ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
         (NORMS, ["The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
