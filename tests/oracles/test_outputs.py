@@ -60,12 +60,8 @@ def everything(name: str, bert: Specimen) -> Findings:
         case "attribution":
             texts = bert.findings(name, AttributionOptions(seed=0, orders=1), [1, 2], categories)
             both = specimens.translations()
-            pairs = [
-                Example(*text, row=row, wrong=wrong)
-                for row, (text, wrong) in enumerate(zip(both.texts, specimens.WRONG, strict=True), start=1)
-            ]
-            options = AttributionOptions(seed=0, hallucinated_below=0.6, omitted_below=0.2)
-            translated = both.findings(name, options, [1, 2], ["all"], resources={PAIRS: pairs})
+            pairs = [Example(*text, row=row) for row, text in enumerate(both.texts, start=1)]
+            translated = both.findings(name, AttributionOptions(seed=0), [1, 2], ["all"], resources={PAIRS: pairs})
             return dataclasses.replace(
                 texts,
                 tables={**texts.tables, **translated.tables},
