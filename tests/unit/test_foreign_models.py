@@ -163,7 +163,6 @@ _ELSEWHERE = {
     "data/conllu_file.py": "a corpus",
     "data/examples.py": "examples that another process of ours sends",
     "data/lines.py": "a corpus",
-    "data/pickles.py": "a corpus",
     "data/resources.py": "a checkpoint that has been checked",
     "data/text_files.py": "a corpus",
     "data/token_frequencies.py": "a file that the user has named",

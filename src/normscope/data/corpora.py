@@ -47,10 +47,6 @@ def open_corpus(options: DatasetOptions) -> Corpus:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
-        case DatasetKind.clark:
-            from normscope.data.pickled_tokens import PickledTokens
-
-            corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
             assert_never(options.kind)
     return arranged(corpus, options)

@@ -52,8 +52,6 @@ class Example:
 
     text: str
     text_pair: str | None = None
-    tokens: tuple[str, ...] | None = None
-    """The tokens, if the corpus comes with them."""
     row: int = 0
     """Its row in the corpus, counted from 1."""
     links: Links | None = None

@@ -24,7 +24,6 @@ class DatasetKind(enum.StrEnum):
     sample = "sample"
     text = "text"
     hub = "hub"
-    clark = "clark"
     conllu = "conllu"
     parallel = "parallel"
     toy = "toy"
@@ -48,13 +47,6 @@ class Quoting(enum.StrEnum):
     """They enclose a cell, and a row may have any number of lines."""
     none = "none"
     """They are ordinary characters, and every line is a row."""
-
-
-class Compat(enum.StrEnum):
-    """What is read from a corpus of tokens: the tokens, as its authors did (`official`), or their text (`clean`)."""
-
-    official = "official"
-    clean = "clean"
 
 
 class Segments(enum.StrEnum):
@@ -106,8 +98,6 @@ class DatasetOptions:
     """Whether rows hold conversations (`messages`), which are written in the tokenizer's chat template."""
     stride: int = 0
     """Tokens by which a window overlaps the one before it."""
-    compat: Compat = Compat.official
-    """What is read from a corpus of tokens: the tokens (`official`), or their text (`clean`)."""
     limit: int | None = field(default=None, metadata=at_least(1))
     """Maximum number of examples."""
     max_length: int | None = field(default=None, metadata=at_least(3, "at least {} tokens"))
@@ -126,7 +116,7 @@ class DatasetOptions:
 
 
 _READ_BY = {
-    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark, DatasetKind.conllu},
+    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.conllu},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
     "score_column": {DatasetKind.text, DatasetKind.hub},
