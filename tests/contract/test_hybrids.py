@@ -20,8 +20,7 @@ from normscope.models.token_block import TokenBlock
 from normscope.models.verification import verify
 from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
-from tests.oracles.norms_oracle import NO_SPECTRUM
-from tests.oracles.sinks_oracle import NO_DRAINS
+from tests.oracles.norms_oracle import NO_EXPANSION
 from tests.tiny import FAMILY_CONFIGS, changed, tiny_model, token_batch
 
 HYBRIDS = [
@@ -365,14 +364,13 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)
     assert results.metrics
     without = {
-        ("afmoe", "sinks"): [NO_DRAINS],
-        ("youtu", "norms"): [NO_SPECTRUM],
-        ("mobilebert", "norms"): [NO_SPECTRUM],
+        ("youtu", "norms"): [NO_EXPANSION],
+        ("mobilebert", "norms"): [NO_EXPANSION],
     }
     expected = without.get((model_type, name), [])
-    assert [note for note in results.notes if "drains" in note or "spectrum" in note] == ["".join(e) for e in expected]
+    assert [note for note in results.notes if "expansion rate" in note] == ["".join(e) for e in expected]
     if name == "norms":
-        assert ("norms_singular_values" in results.tables) == ("".join(NO_SPECTRUM) not in results.notes)
+        assert ("norms_expansion" in results.tables) == ("".join(NO_EXPANSION) not in results.notes)
 
 
 @pytest.mark.parametrize(

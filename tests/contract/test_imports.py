@@ -195,7 +195,6 @@ ALLOWED = {
 LEAVES = {
     "alignment": {"analyses.registry"},
     "data.conversations": {"data.encoding", "data.rows", "models.text_batches"},
-    "data.pickled_tokens": {"data.corpora"},
     "live.command": {"cli"},
     "live.notebook": {"__init__"},
     "models.offloading": {"models.loading"},

@@ -180,15 +180,11 @@ def test_answers_need_a_causal_model(questions, saved_model):
 
 @pytest.fixture
 def translations(capsys, monkeypatch, tmp_path, translator):
-    """Runs the analysis on labelled translations."""
+    """Runs the analysis on translations."""
     corpus = tmp_path / "pairs.jsonl"
     with corpus.open("w") as file:
         for pair in PAIRS:
-            labels = {
-                "bad": ["BAD", *["OK"] * (len(pair.text_pair.split()) - 1)],
-                "lost": "0 " * len(pair.text.split()),
-            }
-            file.write(json.dumps({"text": pair.text, "text_pair": pair.text_pair} | labels) + "\n")
+            file.write(json.dumps({"text": pair.text, "text_pair": pair.text_pair}) + "\n")
 
     def run(*more):
         return run_here(
@@ -210,36 +206,24 @@ def translations(capsys, monkeypatch, tmp_path, translator):
 
 @pytest.mark.reports
 def test_translations_are_attributed_to_source_and_target(translations, tmp_path):
-    outcome = translations(
-        "dataset.hallucinated_column=bad", "dataset.omitted_column=lost", "analysis.attribution.sequences=20"
-    )
+    outcome = translations("analysis.attribution.sequences=20")
     assert outcome.status == 0, outcome.err
     tables = {
         name: pd.read_parquet(tmp_path / f"run/tables/attribution_{name}.parquet")
-        for name in ("translations", "target_words", "source_words", "translation_positions", "detection")
+        for name in ("translations", "target_words", "translation_positions")
     }
     assert tables["translations"]["row"].tolist() == [row for row in range(1, 10) for _ in range(2)]
     words = tables["target_words"].query("method == 'decompx' and row == 1")
     assert words["text"].tolist() == PAIRS[0].text_pair.split()
     mean = tables["translations"].set_index(["method", "row"]).loc[("decompx", 1), "source"]
     assert words["source"].mean() == pytest.approx(mean)
-    assert (words["gold"].tolist()[0], set(words["gold"].tolist()[1:])) == ("bad", {"ok"})
-    detection = tables["detection"].set_index(["method", "flag"])
-    assert (
-        detection["labelled"].xs("hallucinated", level="flag") == sum(len(p.text_pair.split()) for p in PAIRS)
-    ).all()
-    assert (detection["marked"].xs("omitted", level="flag") == 0).all()
     page = (tmp_path / "run/report.html").read_text()
     assert "According to ALTI+" in page
-    assert "detects words labelled as hallucinated" in page
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dataset.hallucinated_column=lost"], "dataset.hallucinated_column=lost: row 4 of"),
-        (["dataset.hallucinated_column=none"], "has no such column; expected one of text, text_pair, bad, lost"),
-        (["analysis.attribution.omitted_below=5"], "omitted_below=5.0: expected a share above 0 and below 1"),
         (["analysis.attribution.methods=[globenc]"], "globenc is not defined for translations"),
         (["model.stack=decoder"], "set stack=encoder, or attribute translations with stack=cross"),
     ],

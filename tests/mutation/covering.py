@@ -24,7 +24,7 @@ FOLDERS = ("unit", "oracles", "property", "contract")
 """Quick tests. Those that run the whole program from its command line take too long to run once per error."""
 _OTHERS = {
     *("test_configs", "test_imports", "test_plug_ins", "test_mutation", "test_fuzz"),
-    *("test_loading", "test_adapters", "test_sources", "test_claims", "test_pickles"),
+    *("test_loading", "test_adapters", "test_sources", "test_claims"),
     *("test_families", "test_rotations", "test_own_weights", "test_heads"),
     *("test_corpora", "test_data", "test_files", "test_sentence_splitting", "test_figures"),
 }

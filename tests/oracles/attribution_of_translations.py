@@ -9,8 +9,7 @@ import pandas as pd
 import torch
 
 from normscope.analyses.attribution.options import AttributionOptions
-from normscope.data.examples import Example, WrongWords
-from normscope.rounding import number
+from normscope.data.examples import Example
 from tests.contract.test_translations import through
 from tests.oracles.attribution_oracle import interval
 from tests.oracles.comparison import Expected, Picture, percent, table
@@ -18,17 +17,13 @@ from tests.oracles.specimens import Specimen
 from tests.unit.test_translation_maps import by_hand, untouched_maps
 
 NAMES = {"alti": "ALTI+", "decompx": "DecompX"}
-KINDS = {
-    "hallucinated": "The share that a target word takes from the source",
-    "omitted": "The largest share that a source word contributes to any target word",
-}
 
 
 class Translated:
     """One translation: the share of every word of the target that comes from each word, or from special tokens."""
 
     def __init__(self, specimen: Specimen, example: Example) -> None:
-        self.example, self.wrong = example, example.wrong or WrongWords()
+        self.example = example
         self.specimen, self.model = specimen, specimen.loaded.model
         self.source, self.target = example.text.split(), example.text_pair.split()
         self.inputs = {
@@ -102,82 +97,39 @@ def expected(specimen: Specimen, examples: Sequence[Example], options: Attributi
     every = [Translated(specimen, example) for example in sample(examples, options)]
     methods = [*map(str, options.methods or NAMES)]
     shares = {(method, one.example.row): one.shares(method) for method in methods for one in every}
-    target, source, sentences = [], [], []
+    target, sentences = [], []
     for method, one in itertools.product(methods, every):
         of_words, words = shares[method, one.example.row], len(one.source)
         key = {"method": method, "row": one.example.row}
-        flags = {"hallucinated": 0, "omitted": 0}
-        for place, text in enumerate(one.target):
-            share = sum(of_words[place, : words + 1])
-            flagged = int(share < options.hallucinated_below)
-            flags["hallucinated"] += flagged
-            gold = _gold(one.wrong.hallucinated, place)
-            target.append(key | {"word": place, "text": text, "source": share, "flagged": flagged, "gold": gold})
-        for place, text in enumerate(one.source):
-            largest = max(of_words[:, place])
-            flagged = int(largest < options.omitted_below)
-            flags["omitted"] += flagged
-            gold = _gold(one.wrong.omitted, place)
-            source.append(key | {"word": place, "text": text, "drawn": largest, "flagged": flagged, "gold": gold})
-        mean = np.mean([row["source"] for row in target if row["method"] == method and row["row"] == one.example.row])
-        special = np.mean(of_words[:, words])
+        of_source = [sum(row[: words + 1]) for row in of_words]
+        target += [
+            key | {"word": place, "text": text, "source": share}
+            for place, (text, share) in enumerate(zip(one.target, of_source, strict=True))
+        ]
+        mean, special = np.mean(of_source), np.mean(of_words[:, words])
         counts = {"target_words": len(one.target), "source_words": words}
-        sentences.append(key | {"source": mean, "target": 1 - mean, "special": special} | counts | flags)
-    found = [
-        {"method": method, "flag": flag, "below": below} | detected
-        for flag, rows, column, below in (
-            ("hallucinated", target, "source", options.hallucinated_below),
-            ("omitted", source, "drawn", options.omitted_below),
-        )
-        for method in methods
-        if (detected := _detected([row for row in rows if row["method"] == method and row["gold"]], column, below))
-    ]
+        sentences.append(key | {"source": mean, "target": 1 - mean, "special": special} | counts)
     positions = _positions(target, methods)
     tables = {
         "translations": table(["method", "row"], sentences),
         "translation_positions": positions,
         "target_words": table(["method", "row", "word"], target),
-        "source_words": table(["method", "row", "word"], source),
     }
-    if found:
-        tables["detection"] = table(["method", "flag"], found)
-    metrics = _metrics(methods, sentences, target, source, found)
+    metrics = {
+        f"translation/{method}/{of}": np.mean([row[of] for row in sentences if row["method"] == method])
+        for method in methods
+        for of in ("source", "special")
+    }
     return Expected(
         tables=tables,
         metrics=metrics,
         curves={},
         figures=_figures(every, methods, positions, shares),
-        summary=_summary(methods, metrics),
-        sentences=_sentences(methods, metrics, options),
+        summary=table(
+            ["method"], [{"method": method, "source": metrics[f"translation/{method}/source"]} for method in methods]
+        ),
+        sentences=_sentences(methods, metrics),
     )
-
-
-def _gold(labels: Sequence[bool] | None, place: int) -> str:
-    if labels is None:
-        return ""
-    return "bad" if labels[place] else "ok"
-
-
-def _detected(rows: Sequence[Mapping], column: str, below: float) -> dict[str, float]:
-    """Every measure from its definition, pair by pair and threshold by threshold."""
-    if not rows:
-        return {}
-    bad, ok = ([round(row[column], 9) for row in rows if row["gold"] == gold] for gold in ("bad", "ok"))
-    flagged = [value < below for value in bad], [value < below for value in ok]
-    pairs = [1.0 if one < other else 0.5 if one == other else 0.0 for one in bad for other in ok]
-    area, before = 0.0, 0.0
-    for threshold in sorted({*bad, *ok}):
-        right, wrong = (sum(value <= threshold for value in values) for values in (bad, ok))
-        area += (right / len(bad) - before) * right / (right + wrong) if bad else np.nan
-        before = right / len(bad) if bad else np.nan
-    return {
-        "precision": sum(flagged[0]) / sum(map(sum, flagged)) if any(map(any, flagged)) else np.nan,
-        "recall": sum(flagged[0]) / len(bad) if bad else np.nan,
-        "auc": np.mean(pairs) if pairs else np.nan,
-        "average_precision": area if bad else np.nan,
-        "marked": len(bad),
-        "labelled": len(rows),
-    }
 
 
 def _positions(target: Sequence[Mapping], methods: Sequence[str]) -> pd.DataFrame:
@@ -190,31 +142,6 @@ def _positions(target: Sequence[Mapping], methods: Sequence[str]) -> pd.DataFram
                 {"method": method, "word": place, "source": mean, "low": low, "high": high, "count": len(values)}
             )
     return table(["method", "word"], rows)
-
-
-def _metrics(methods, sentences, target, source, found) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for method in methods:
-        mine = [[row for row in rows if row["method"] == method] for rows in (sentences, target, source)]
-        metrics |= {f"translation/{method}/{of}": np.mean([row[of] for row in mine[0]]) for of in ("source", "special")}
-        metrics[f"translation/{method}/hallucinated"] = np.mean([row["flagged"] for row in mine[1]])
-        metrics[f"translation/{method}/omitted"] = np.mean([row["flagged"] for row in mine[2]])
-    for row in found:
-        for of in ("precision", "recall", "auc", "average_precision"):
-            if not np.isnan(row[of]):
-                metrics[f"detection/{row['method']}/{row['flag']}/{of}"] = row[of]
-    return metrics
-
-
-def _summary(methods: Sequence[str], metrics: Mapping[str, float]) -> pd.DataFrame:
-    rows = []
-    for method in methods:
-        row = {of: metrics[f"translation/{method}/{of}"] for of in ("source", "hallucinated", "omitted")}
-        for column, flag in {"AUC hallucinated": "hallucinated", "AUC omitted": "omitted"}.items():
-            if f"detection/{method}/{flag}/auc" in metrics:
-                row[column] = metrics[f"detection/{method}/{flag}/auc"]
-        rows.append({"method": method} | row)
-    return table(["method"], rows)
 
 
 def _figures(every, methods, positions, shares) -> dict[str, Picture]:
@@ -239,29 +166,12 @@ def _figures(every, methods, positions, shares) -> dict[str, Picture]:
     return figures
 
 
-def _sentences(methods: Sequence[str], metrics: Mapping[str, float], options: AttributionOptions) -> list[str]:
+def _sentences(methods: Sequence[str], metrics: Mapping[str, float]) -> list[str]:
     sentences = []
     for method in methods:
-        of = {name: percent(metrics[f"translation/{method}/{name}"]) for name in ("source", "special", *KINDS)}
-        sentences += [
-            f"According to {NAMES[method]}, {of['source']} of a target word comes from the source on average "
-            f"({of['special']} from its special tokens), and the rest from the target so far.",
-            f"{NAMES[method]} flags {of['hallucinated']} of target words as hallucinated (less than "
-            f"{percent(options.hallucinated_below)} comes from the source) and {of['omitted']} of source words as omitted "
-            f"(they contribute less than {percent(options.omitted_below)} to every target word).",
-        ]
-    for flag, method in itertools.product(KINDS, methods):
-        name = f"detection/{method}/{flag}"
-        if f"{name}/auc" not in metrics:
-            continue
-        flags = "no word is flagged"
-        if f"{name}/precision" in metrics:
-            flags = (
-                f"the flags have a precision of {percent(metrics[f'{name}/precision'])} and a recall of "
-                f"{percent(metrics[f'{name}/recall'])}"
-            )
+        source, special = (percent(metrics[f"translation/{method}/{of}"]) for of in ("source", "special"))
         sentences.append(
-            f"{KINDS[flag]} ({NAMES[method]}) detects words labelled as {flag} with an AUC of "
-            f"{number(metrics[f'{name}/auc'])}; {flags}."
+            f"According to {NAMES[method]}, {source} of a target word comes from the source on average "
+            f"({special} from its special tokens), and the rest from the target so far."
         )
     return sentences

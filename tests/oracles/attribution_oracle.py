@@ -11,7 +11,7 @@ import scipy.stats
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
 from tests.oracles.attributions import BASELINES, Attributed, fingerprint
-from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, table, three_digits, visibly_apart
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -42,8 +42,6 @@ WORDS = {
 
 def expected(
     specimen: Specimen,
-    layers: Sequence[int],
-    categories: Sequence[str],
     options: AttributionOptions,
     attributed: type[Attributed] = Attributed,
 ) -> Expected:
@@ -57,19 +55,11 @@ def expected(
         str(method) for method in (*(m for m in methods if m not in BASELINES), *(m for m in methods if m in BASELINES))
     ]
     mapped = [method for method in methods if method not in BASELINES]
-    parts = _by_category(every, layers, [*dict.fromkeys([*categories, "all"])], mapped)
     agreement = _agreement(every, methods)
     falls = _falls(every, methods, options)
     faithfulness, ranking = _faithfulness(falls, methods, options), _ranking(falls, methods)
     quantity = every[0].quantity
     metrics = {
-        f"{method}/share/{source}": share
-        for (layer, method, category, source), share in parts["share"].items()
-        if layer == max(layers) and category == "all"
-    }
-    scores = _scores(every, methods)
-    metrics |= {f"{method}/score/{source}": share for (method, source), share in scores["share"].items()}
-    metrics |= {
         f"agreement/{one}/{other}": rho
         for (one, other, scope), rho in agreement["spearman"].items()
         if scope == "scores"
@@ -80,26 +70,17 @@ def expected(
         for method in ranking.index
     }
     metrics["faithfulness/sequences"] = ranking["count"].max()
-    summary = ranking[["comprehensiveness", "sufficiency"]].copy()
-    summary["itself"] = [metrics.get(f"{method}/share/itself", np.nan) for method in summary.index]
-    reported = parts.index.get_level_values("category").isin(categories)
     return Expected(
         tables={
-            "by_layer": _by_layer(every, layers, mapped),
-            "by_category": parts[reported],
-            "scores": scores,
             "agreement": agreement,
             "faithfulness": faithfulness,
             "ranking": ranking.reset_index().set_index(["rank", "method"]),
         },
         metrics=metrics,
-        curves={
-            f"{method}/itself": {layer: parts.loc[(layer, method, "all", "itself"), "share"] for layer in layers}
-            for method in mapped
-        },
-        figures=_figures(every, parts, agreement, faithfulness, ranking, mapped),
-        summary=summary,
-        sentences=_sentences(metrics, quantity, methods, mapped, falls, _name_of(layers, specimen)),
+        curves={},
+        figures=_figures(every, agreement, faithfulness, ranking, mapped),
+        summary=ranking[["comprehensiveness", "sufficiency"]],
+        sentences=_sentences(metrics, quantity, methods, falls),
         notes=_notes(every, options),
     )
 
@@ -112,88 +93,6 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
         return mean, mean, mean
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=scipy.stats.sem(values))
     return mean, float(low), float(high)
-
-
-def _source(one: Attributed, categories: Sequence[str], i: int, k: int) -> str:
-    if k == one.tokens:
-        return "bias"
-    if i == k:
-        return "itself"
-    if categories[k] != "other":
-        return categories[k]
-    return "neighbours" if abs(i - k) == 1 else "others"
-
-
-def _by_layer(every: Sequence[Attributed], layers: Sequence[int], methods: Sequence[str]) -> pd.DataFrame:
-    rows = []
-    for layer, method, scope in itertools.product(layers, methods, ("layer", "cumulative")):
-        itself, effective = [], []
-        for one in every:
-            maps = one.layer_maps(method) if scope == "layer" else one.cumulative_maps(method)
-            if maps is None:
-                continue
-            for i, row in enumerate(maps[layer - 1]):
-                if row.sum() > 0:
-                    itself.append(row[i] / row.sum())
-                    p = row[: one.tokens] / row[: one.tokens].sum()
-                    effective.append(np.exp(scipy.stats.entropy(p)))
-        if itself:
-            rows.append(
-                {
-                    "layer": layer,
-                    "method": method,
-                    "scope": scope,
-                    "itself": np.mean(itself),
-                    "effective_tokens": np.mean(effective),
-                    "count": len(itself),
-                }
-            )
-    return table(["layer", "method", "scope"], rows, ["itself", "effective_tokens", "count"])
-
-
-def _by_category(
-    every: Sequence[Attributed], layers: Sequence[int], categories: Sequence[str], methods: Sequence[str]
-) -> pd.DataFrame:
-    rows = []
-    for one, layer, method in itertools.product(every, layers, methods):
-        of_tokens = list(one.specimen.categories(one.sequence))
-        for i, row in enumerate(one.cumulative_maps(method)[layer - 1]):
-            if row.sum() == 0:
-                continue
-            shares = dict.fromkeys([*one.specimen.names, "itself", "neighbours", "others", "bias"], 0.0)
-            for k, value in enumerate(row):
-                shares[_source(one, of_tokens, i, k)] += value / row.sum()
-            rows += [
-                {"layer": layer, "method": method, "category": category, "source": source, "share": share}
-                for category in categories
-                if category in (of_tokens[i], "all")
-                for source, share in shares.items()
-            ]
-    if not rows:
-        return table(["layer", "method", "category", "source"], rows, ["share", "count"])
-    frame = pd.DataFrame(rows)
-    overall = frame[frame["category"] == "all"]
-    occurring = {source for source, share in overall.groupby("source")["share"].sum().items() if share > 0}
-    frame = frame[frame["source"].isin(occurring) & ((frame["source"] != "bias") | (frame["method"] == "decompx"))]
-    grouped = frame.groupby(["layer", "method", "category", "source"])["share"]
-    return pd.DataFrame({"share": grouped.mean(), "count": grouped.size()})
-
-
-def _scores(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame:
-    """Which share of the absolute scores the tokens of each category have."""
-    rows = []
-    for method, name in itertools.product(methods, every[0].specimen.names):
-        of_sequences = []
-        for one in every:
-            sizes = [abs(value) for value in one.scores(method)]
-            categories = list(one.specimen.categories(one.sequence))
-            of_name = [size for size, category in zip(sizes, categories, strict=True) if category == name]
-            of_sequences.append(sum(of_name) / sum(sizes))
-        mean, low, high = interval(of_sequences)
-        row = {"method": method, "source": name, "share": mean, "low": low, "high": high, "count": len(of_sequences)}
-        rows.append(row)
-    occurring = {row["source"] for row in rows if row["share"] > 0}
-    return table(["method", "source"], [row for row in rows if row["source"] in occurring])
 
 
 def _rho(one: np.ndarray, other: np.ndarray) -> float:
@@ -289,7 +188,7 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
     return ordered
 
 
-def _figures(every, parts, agreement, faithfulness, ranking, mapped) -> dict[str, Picture]:
+def _figures(every, agreement, faithfulness, ranking, mapped) -> dict[str, Picture]:
     above = ranking.dropna(subset="above_random").sort_values("above_random", ascending=False)
     title = "comprehensiveness minus that of random orders"
     figures = {
@@ -307,15 +206,6 @@ def _figures(every, parts, agreement, faithfulness, ranking, mapped) -> dict[str
             }
         ),
     }
-    if mapped:
-        figures["by_category"] = Picture(
-            {
-                (TITLES[method], layer, source): share * 100
-                for (layer, method, category, source), share in parts["share"].items()
-                if category == "all"
-            },
-            {"limits": (0, 100)},
-        )
     if len(agreement):
         figures["agreement"] = Picture(
             {
@@ -349,52 +239,13 @@ def _surely(falls: Mapping, higher: str, lower: str) -> bool:
     return scipy.stats.ttest_rel(one, other).pvalue < 0.05 and one.mean() > other.mean()
 
 
-def _name_of(layers: Sequence[int], specimen) -> str:
-    return "output vector" if max(layers) == len(specimen.sequences[0].blocks) else f"vector after layer {max(layers)}"
-
-
-def _of_special_tokens(metrics: Mapping[str, float], methods: Sequence[str]) -> list[str]:
-    empty = {}
-    for method in methods:
-        of_kinds = [metrics.get(f"{method}/score/{kind}") for kind in ("cls", "sep", "first")]
-        if any(share is not None for share in of_kinds):
-            empty[method] = sum(share or 0.0 for share in of_kinds)
-    if not empty:
-        return []
-    ends = [choose(empty, key=empty.__getitem__) for choose in (min, max)]
-    least, most = (f"{percent(empty[method])} {{}}by {TITLES[method]}" for method in ends)
-    is_present = {
-        kind: any(f"{method}/score/{kind}" in metrics for method in methods) for kind in ("cls", "sep", "first")
-    }
-    special = is_present["cls"] or is_present["sep"]
-    who = "Special tokens and the first token get" if special else "The first token gets"
-    who = who if is_present["first"] else "Special tokens get"
-    text = f"{who} {least.format('of the scores ')}"
-    return [f"{text}, and {most.format('')}." if len(empty) > 1 else f"{text}."]
-
-
 def _sentences(
     metrics: Mapping[str, float],
     quantity: str,
     methods: Sequence[str],
-    mapped: Sequence[str],
     every_fall: Mapping,
-    vector: str,
 ) -> list[str]:
     sentences = []
-    own = {method: metrics[f"{method}/share/itself"] for method in TITLES if method in mapped}
-    if own:
-        first = "decompx" if "decompx" in own else next(iter(own))
-        text = f"According to {TITLES[first]}, a token's own share of its {vector} is {percent(own[first])}"
-        if first == "decompx":
-            text += f", and that of the biases is {percent(metrics['decompx/share/bias'])}"
-        rest = sorted((method for method in own if method != first), key=lambda method: own[method])
-        if len(rest) > 1:
-            ends = [f"{percent(own[method])} ({TITLES[method]})" for method in (rest[0], rest[-1])]
-            text += f"; the other methods put the token's own share between {ends[0]} and {ends[1]}"
-        elif rest:
-            text += f"; {TITLES[rest[0]]} puts the token's own share at {percent(own[rest[0]])}"
-        sentences.append(f"{text}.")
     falls = {method: metrics[f"{quantity}/comprehensiveness/{method}"] for method in (*methods, "random")}
     ranked = sorted(falls, key=lambda method: -falls[method])
     best = next(method for method in ranked if method != "random")
@@ -437,7 +288,6 @@ def _sentences(
         )
     if len(methods) > 1:
         sentences.append(f"Mean drop by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
-    sentences += _of_special_tokens(metrics, methods)
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
         least, most = (choose(pairs, key=pairs.__getitem__) for choose in (min, max))

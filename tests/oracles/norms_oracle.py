@@ -23,10 +23,10 @@ from tests.oracles.comparison import (
 from tests.oracles.specimens import Specimen
 from tests.oracles.words import WordSequence
 
-NO_SPECTRUM = (
+NO_EXPANSION = (
     "no single linear layer maps what attention reads to the values of this model, as in latent attention, in bottlenecks or "
     "with norms of values",
-    ", so W_V has no spectrum",
+    ", so W_V has no expansion rate",
 )
 """The note about models without W_V; see `tests/contract/test_hybrids.py`."""
 
@@ -39,7 +39,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     drawn = [_drawn(sequence, options) for sequence in specimen.sequences]
     pairs, keys, inputs = _pairs(specimen, layers), _keys(specimen, layers), _inputs(specimen, layers)
     present = [category for category in categories if category == "all" or (keys["category"] == category).any()]
-    by_head, per_key = _by_head(keys, present), _per_key(keys, layers, present)
+    by_head = _by_head(keys, present)
     of_layers = by_head.groupby(["layer", "category"])
     by_layer = of_layers[list(MEASURES)].mean().join(of_layers["share"].sum()).rename_axis("measure", axis=1)
     head_shares = _by_head(keys, ["all"])["share"].droplevel("category").to_frame()
@@ -48,9 +48,8 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     input_dispersion = inputs.groupby("layer")["x"].apply(_spread).unstack()
     ranked = pairs[[query in drawn[number] for number, query in zip(pairs["sequence"], pairs["query"], strict=True)]]
     correlation = _correlation(specimen, ranked, layers, categories)
-    values, rates = _spectra(specimen, layers)
+    rates = _expansion(specimen, layers)
     sample = pairs[["layer", "head", "category", "alpha", "f"]].set_index(["layer", "head", "category"])
-    pruning = _pruned(specimen, layers) if options.pruning else None
     curves = {
         f"{measure}/{category}": by_layer.xs((category, measure), level=("category", "measure"))[
             "sequence_mean"
@@ -59,10 +58,6 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for category in present
     }
     heads = {"share/negative_heads": int((head_shares["share"] < 0).sum()), "share/heads": len(head_shares)}
-    if pruning is not None:
-        together = pruning["error"].xs(0, level="head")
-        for (score, dropped, weights), errors in together.groupby(["score", "dropped", "weights"]):
-            curves[f"pruning/{weights}/{score}/{dropped}"] = errors.droplevel(["score", "dropped", "weights"]).to_dict()
     metrics = heads | _metrics(curves, dispersion, input_dispersion, correlation, rates)
     if not isinstance(specimen.sequences[0], WordSequence):
         metrics |= {"f/uniform": _with_equal_weights(specimen, layers)}
@@ -71,21 +66,17 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
             "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
             "by_head": by_head,
             "head_shares": head_shares,
-            "per_key": per_key,
             "dispersion": dispersion,
             "dispersion_summary": _extremes(dispersion),
             "input_dispersion": input_dispersion,
             "input_dispersion_summary": _extremes(input_dispersion),
             "correlation": correlation,
-            "singular_values": values,
             "expansion": rates,
             "sample": sample,
-        }
-        | ({} if pruning is None else {"pruning": pruning}),
+        },
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, head_shares, per_key, pairs, values, rates)
-        | ({} if pruning is None else {"pruning": _pruning_picture(pruning)}),
+        figures=_figures(by_layer, by_head, head_shares, pairs, rates),
         summary=_summary(by_layer, correlation, present),
         sentences=_sentences(
             {name: value for name, value in metrics.items() if name.split("/")[-1] not in _unseen(specimen, layers)}
@@ -219,24 +210,6 @@ def _by_head(keys: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
     return table(["layer", "head", "category"], rows)
 
 
-def _per_key(keys: pd.DataFrame, layers: Sequence[int], present: Sequence[str]) -> pd.DataFrame:
-    heads = keys["head"].nunique()
-    rows = []
-    for layer in layers:
-        for category in present:
-            chosen = _of(keys[keys["layer"] == layer], category)
-            rows.append(
-                {
-                    "layer": layer,
-                    "category": category,
-                    "mean": chosen["alpha"].mean(),
-                    "sequence_mean": chosen.groupby("sequence")["alpha"].mean().mean(),
-                    "count": len(chosen) // heads,
-                }
-            )
-    return table(["layer", "category"], rows)
-
-
 def _spread(values: pd.Series) -> pd.Series:
     numbers = values.to_numpy()
     mean, std = numbers.mean(), numbers.std()
@@ -272,30 +245,23 @@ def _pooled(correlation: pd.DataFrame) -> pd.Series:
     return correlation.loc[correlation.index.get_level_values("layer") == 0, "spearman"].droplevel("layer").dropna()
 
 
-def _spectra(specimen: Specimen, layers: Sequence[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Singular values of each head's affine map, as a matrix that acts on (x, 1); root mean square of the block's."""
+def _expansion(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    """Root mean square singular value of the block's affine map, as a matrix that acts on (x, 1)."""
 
     def matrix(linear: np.ndarray, constant: np.ndarray) -> np.ndarray:
         size = len(linear)
         return np.block([[linear, np.zeros((size, 1))], [constant[None], np.ones((1, 1))]])
 
-    values, rates = [], []
+    rates = []
     for layer in layers:
         weights = specimen.sequences[0].blocks[layer - 1].weights
         linear = weights.value @ weights.output
         constant = np.einsum("hd,hdm->hm", weights.value_bias, weights.output)
-        for head in range(len(linear)):
-            spectrum = np.linalg.svd(matrix(linear[head], constant[head]), compute_uv=False)
-            rank = weights.value.shape[-1] + 1
-            values += [
-                {"layer": layer, "head": head + 1, "index": index, "value": value}
-                for index, value in enumerate(spectrum[:rank], start=1)
-            ]
         whole = matrix(linear.sum(axis=0), constant.sum(axis=0))
         biased = matrix(linear.sum(axis=0), constant.sum(axis=0) + weights.output_bias)
         rate, with_bias = (np.sqrt((np.linalg.svd(m, compute_uv=False) ** 2).mean()) for m in (whole, biased))
         rates.append({"layer": layer, "rate": rate, "rate_with_output_bias": with_bias})
-    return table(["layer", "head", "index"], values), table(["layer"], rates)
+    return table(["layer"], rates)
 
 
 def _metrics(curves, dispersion, input_dispersion, correlation, rates) -> dict[str, float]:
@@ -314,7 +280,7 @@ def _metrics(curves, dispersion, input_dispersion, correlation, rates) -> dict[s
     return metrics
 
 
-def _figures(by_layer, by_head, head_shares, per_key, pairs, values, rates) -> dict[str, Picture]:
+def _figures(by_layer, by_head, head_shares, pairs, rates) -> dict[str, Picture]:
     shown = set(by_head.index.get_level_values("category"))
     parts = shown - {"all"} or shown
     points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
@@ -342,13 +308,6 @@ def _figures(by_layer, by_head, head_shares, per_key, pairs, values, rates) -> d
             },
             {"diverging": True},
         ),
-        "per_key": Picture(
-            {
-                (None, category, layer): value
-                for (layer, category), value in per_key["mean"].items()
-                if category in parts
-            }
-        ),
         "by_head": Picture(
             {
                 (category, title, layer, head): value
@@ -358,7 +317,6 @@ def _figures(by_layer, by_head, head_shares, per_key, pairs, values, rates) -> d
             }
         ),
         "scatter": Picture(cloud({category: list(some) for category, some in points.items()}), {"log_y": True}),
-        "singular_values": Picture(dict(values["value"].items()), {"log_y": True}),
         "expansion": Picture(
             {(None, title, layer): rates.loc[layer, column] for column, title in maps.items() for layer in rates.index}
         ),
@@ -393,7 +351,7 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
                 f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
                 "Σ‖αf(x)‖."
             )
-    sentences += [*_of_shares(metrics), *_of_pruning(metrics)]
+    sentences += _of_shares(metrics)
     rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
     if rhos:
         over_all = f"{rhos.pop('all')} over all tokens" if "all" in rhos else ""
@@ -421,83 +379,6 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
         f"On average over heads, the coefficient of variation of ‖f(x)‖ is {mean} (from {low} to {high}); that of the norm ‖x‖ "
         f"of the inputs is {inputs}."
     )
-    return sentences
-
-
-RANKED_BY = {
-    "alpha": ("Σα: weight", "weight"),
-    "alpha_v": ("Σα‖v‖: weight × value norm", "α‖v‖"),
-    "alpha_f": ("Σα‖f(x)‖: weight × vector norm", "α‖f(x)‖"),
-    "share": ("signed share of the output", "their share of the output"),
-}
-"""Scores of keys, in figures and in sentences."""
-
-
-def _pruned(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
-    """Every key dropped one by one, for every head alone and all together."""
-    rows = []
-    for layer in layers:
-        for sequence in specimen.sequences:
-            block = sequence.blocks[layer - 1]
-            values = block.entering @ block.weights.value + block.weights.value_bias[:, None]
-            received = block.alpha.sum(axis=1)
-            scores = {
-                "alpha": received,
-                "alpha_v": received * np.linalg.norm(values, axis=-1),
-                "alpha_f": received * np.linalg.norm(block.f, axis=-1),
-                "share": block.pair_shares().sum(axis=1),
-            }
-            output = np.einsum("hqk,hkm->qm", block.alpha, block.f) + block.weights.output_bias
-            for score, dropped in ((score, dropped) for score in RANKED_BY for dropped in (50, 80)):
-                kept = np.repeat(np.ones_like(block.visible, dtype=bool)[None], len(received), axis=0)
-                for head, ranked in enumerate(np.argsort(scores[score], axis=-1, kind="stable")):
-                    for key in ranked[: len(ranked) * dropped // 100]:
-                        kept[head, :, key] = False
-                kept |= block.own_keys
-                for weights in ("unchanged", "renormalised"):
-                    alpha = block.alpha * kept
-                    if weights == "renormalised":
-                        sums = alpha.sum(axis=-1, keepdims=True)
-                        alpha = np.divide(alpha, sums, out=np.zeros_like(alpha), where=sums > 0)
-                    changes = np.einsum("hqk,hkm->hqm", block.alpha - alpha, block.f)
-                    for head, change in enumerate([changes.sum(axis=0), *changes]):
-                        error = np.linalg.norm(change, axis=-1) / np.linalg.norm(output, axis=-1)
-                        rows.append((layer, score, f"{dropped}%", weights, head, error.mean()))
-    columns = ["layer", "score", "dropped", "weights", "head", "error"]
-    return pd.DataFrame(rows, columns=columns).groupby(columns[:-1], sort=False).mean()
-
-
-def _pruning_picture(pruning: pd.DataFrame) -> Picture:
-    return Picture(
-        {
-            (f"{dropped} dropped, {weights}", RANKED_BY[score][0], layer): error * 100
-            for (layer, score, dropped, weights, head), error in pruning["error"].items()
-            if head == 0
-        }
-    )
-
-
-def _of_pruning(metrics: dict[str, float]) -> list[str]:
-    sentences = []
-    errors = {tuple(name.split("/")[1:]): value for name, value in metrics.items() if name.startswith("pruning/")}
-    for dropped in ("50%", "80%") if errors else ():
-        for weights, rest in (
-            ("unchanged", "leaves the weights of the others unchanged"),
-            ("renormalised", "renormalises the others"),
-        ):
-            of = {score: errors[weights, score, dropped] for score in RANKED_BY}
-            least = min(of, key=of.get)
-            changes = f"least where keys are ranked by {RANKED_BY[least][1]}: by {percent(of[least])} on average"
-            if clearly_apart(of[least], of["alpha"]):
-                changes += f"; by weight, it changes by {percent(of['alpha'])}"
-            elif least != "alpha":
-                by_weight = percent(of["alpha"])
-                changes = (
-                    f"by {by_weight} on average where keys are ranked by weight, and no other score is clearly better"
-                )
-            sentences.append(
-                f"If every head drops {dropped} of its keys and {rest}, the attention output changes {changes}."
-            )
     return sentences
 
 

@@ -25,12 +25,6 @@ from tests.oracles.comparison import (
 from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
-NO_DRAINS = (
-    "the outputs of the heads are multiplied by a gate that depends on the query, so no single vector f(x) belongs to a key",
-    "; drains are not measured",
-)
-"""The note about models with gates; see `tests/contract/test_hybrids.py`."""
-
 PLACE = ["layer", "head", "inputs", "bos"]
 BOS = {True: "with_bos", False: "without_bos"}
 WORDS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
@@ -43,7 +37,6 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     positions = ["first", *(category for category in categories if category not in ("first", "all"))]
     tables = _rates(specimen, layers, positions, options, variants)
     tables |= _hidden(specimen)
-    tables["drains"] = _drains(specimen, layers)
     tables |= _ablation(specimen, layers, categories, options, tables["massive"])
     rates = tables["summary"]["sink_rate"]
     of_first = {name: rates.get((*next(iter(variants)), name), -1.0) for name in positions} if len(rates) else {}
@@ -251,26 +244,6 @@ def _hidden(specimen: Specimen) -> dict[str, pd.DataFrame]:
     }
 
 
-def _drains(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
-    rows = []
-    for layer, head in itertools.product(layers, range(len(specimen.sequences[0].blocks[0].alpha))):
-        norms: dict[str, list[tuple[float, ...]]] = {"sink": [], "other": []}
-        for sequence in specimen.sequences:
-            block = sequence.blocks[layer - 1]
-            values = block.entering @ block.weights.value[head] + block.weights.value_bias[head]
-            weights, sink = importance_of(block)[head], strongest(block)[head]
-            for key in range(len(sequence.ids)):
-                f = np.linalg.norm(block.f[head, key])
-                own = (weights[key], np.linalg.norm(values[key]), f, weights[key] * f)
-                norms["sink" if key == sink else "other"].append(own)
-        rows += [
-            {"layer": layer, "head": head + 1, "key": key}
-            | dict(zip(("alpha", "v_norm", "f_norm", "alpha_f"), np.mean(values, axis=0), strict=True))
-            for key, values in norms.items()
-        ]
-    return table(["layer", "head", "key"], rows)
-
-
 def _ablation(
     specimen: Specimen,
     layers: Sequence[int],
@@ -370,8 +343,6 @@ def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
         largest = massive.iloc[int(np.abs(massive["value"].to_numpy()).argmax())]
         metrics |= {"massive/first_layer": layers.min(), "massive/last_layer": layers.max()}
         metrics |= {"massive/largest": abs(largest["value"]), "massive/ratio": largest["ratio"]}
-    for key, rows in tables["drains"].groupby("key"):
-        metrics |= {f"drains/{key}/{name}": rows[name].mean() for name in ("alpha", "v_norm", "f_norm", "alpha_f")}
     magnitude = tables["magnitude"]
     metrics["magnitude/max_abs"] = magnitude["max_abs"].max()
     metrics["magnitude/kurtosis"] = magnitude["kurtosis"].mean()
@@ -397,8 +368,6 @@ def _curves(tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, dict
         rates = tables["by_head"].xs(main, level="position")["sink_rate"]
         for (inputs, bos), rows in _variants_of(rates.to_frame()):
             curves[f"{inputs}/{BOS[bos]}/sink_rate/{main}"] = rows["sink_rate"].groupby("layer").mean().to_dict()
-    for key, rows in tables["drains"].groupby("key"):
-        curves[f"f_norm/{key}"] = rows["f_norm"].groupby("layer").mean().to_dict()
     magnitude, massive = tables["magnitude"], tables["massive"].reset_index()
     curves |= {name: magnitude[name].to_dict() for name in ("max_abs", "kurtosis")}
     curves["massive"] = {
@@ -423,17 +392,6 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
     norms = tables["norms"]["norm"]
     figures["norms"] = Picture(
         {(None, f"token {position}", layer): norm for (layer, position), norm in norms.items()}, {"log_y": True}
-    )
-    means = tables["drains"].groupby(["layer", "key"]).mean()
-    panels = {"alpha": "α: weight", "v_norm": "‖v‖: value vector", "f_norm": "‖f(x)‖: vector"}
-    panels["alpha_f"] = "‖αf(x)‖: contribution"
-    figures["drains"] = Picture(
-        {
-            (title, {"sink": "sink", "other": "other keys"}[key], layer): row[name]
-            for name, title in panels.items()
-            for (layer, key), row in means.iterrows()
-        },
-        {"log_y": True},
     )
     return figures
 
@@ -503,18 +461,6 @@ def _sentences(
         sentences.append(
             f"On {where}, {dormant} of the heads are dormant: a single key receives more than {percent(most)} of their weight."
         )
-    sink, other, alpha_sink, alpha_other = (
-        number(metrics[f"drains/{key}/{name}"]) for name in ("f_norm", "alpha_f") for key in ("sink", "other")
-    )
-    weight, vector = (metrics[f"drains/sink/{name}"] / metrics[f"drains/other/{name}"] for name in ("alpha", "alpha_f"))
-    contributes = "but contributes only" if 2 * vector < weight else "and contributes"
-    sentences += [
-        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
-        "keys.",
-        f"On average, the key that receives the most weight in a head gets {number(weight)} times as much weight as each "
-        f"of the others, {contributes} {number(vector)} times as much: a mean ‖αf(x)‖ of {alpha_sink}, compared with "
-        f"{alpha_other}.",
-    ]
     return sentences + _massive_sentences(tables, metrics)
 
 

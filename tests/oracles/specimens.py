@@ -22,7 +22,7 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example, WrongWords
+from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.vocabulary import Vocabulary
 from normscope.models.interventions import InterventionRunner
@@ -286,16 +286,6 @@ def marian() -> Specimen:
         lambda _, token: own.get(token, "other"),
         TRANSLATIONS,
     )
-
-
-WRONG = [
-    WrongWords((False, True), (True, False, True)),
-    WrongWords(None, (False, True)),
-    WrongWords((True, False, False), None),
-    None,
-    WrongWords((False, True, False), (False, True, False, True)),
-]
-"""Gold labels of words of the translations below."""
 
 
 def translations() -> Specimen:

@@ -60,19 +60,15 @@ def everything(name: str, bert: Specimen) -> Findings:
         case "attribution":
             texts = bert.findings(name, AttributionOptions(seed=0, orders=1), [1, 2], categories)
             both = specimens.translations()
-            pairs = [
-                Example(*text, row=row, wrong=wrong)
-                for row, (text, wrong) in enumerate(zip(both.texts, specimens.WRONG, strict=True), start=1)
-            ]
-            options = AttributionOptions(seed=0, hallucinated_below=0.6, omitted_below=0.2)
-            translated = both.findings(name, options, [1, 2], ["all"], resources={PAIRS: pairs})
+            pairs = [Example(*text, row=row) for row, text in enumerate(both.texts, start=1)]
+            translated = both.findings(name, AttributionOptions(seed=0), [1, 2], ["all"], resources={PAIRS: pairs})
             return dataclasses.replace(
                 texts,
                 tables={**texts.tables, **translated.tables},
                 metrics={**texts.metrics, **translated.metrics},
             )
         case "norms":
-            return bert.findings(name, NormsOptions(seed=0, pruning=True), [1, 2], categories)
+            return bert.findings(name, NormsOptions(seed=0), [1, 2], categories)
         case "frequency":
             resources = {FREQUENCIES: TokenFrequencies(*frequency_oracle.counted(bert, []))}
             return bert.findings(name, FrequencyOptions(seed=0), [1, 2], categories, resources=resources)

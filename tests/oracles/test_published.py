@@ -117,7 +117,7 @@ def test_norms(any_specimen, choice):
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
     layers = [layer for layer in layers if layer > 1]
     # Where some layers are looked at, so are some queries of sequences with more than six.
-    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512, pruning=choice != "all")
+    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512)
     categories = reported(any_specimen, categories)
     findings = any_specimen.findings("norms", options, layers, categories)
     assert_published(findings, norms_oracle.expected(any_specimen, layers, categories, options))
@@ -162,7 +162,7 @@ def test_attribution_of_words(erasure):
     of_words, options = words.of_words(made("bert")), AttributionOptions(seed=3, sequences=4, orders=2, erasure=erasure)
     categories = reported(of_words, None)
     findings = of_words.findings("attribution", options, [1, 3], categories)
-    expected = attribution_oracle.expected(of_words, [1, 3], categories, options, words.AttributedWords)
+    expected = attribution_oracle.expected(of_words, options, words.AttributedWords)
     assert_published(findings, expected)
 
 
@@ -323,7 +323,7 @@ def test_attribution(choice):
     specimen = made(name)
     categories = reported(specimen, categories)
     findings = specimen.findings("attribution", options, layers, categories)
-    expected = attribution_oracle.expected(specimen, layers, categories, options)
+    expected = attribution_oracle.expected(specimen, options)
     # Qwen2's norms compute in float32.
     assert_published(findings, expected, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
 
@@ -337,9 +337,7 @@ def test_attribution_of_losses(options):
         AttributionOptions(seed=2, orders=2, methods=methods, target=ReadoutTarget.loss, **options),
     )
     findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None))
-    expected = attribution_oracle.expected(
-        specimen, [1, 3], reported(specimen, None), wanted, attributions.AttributedLoss
-    )
+    expected = attribution_oracle.expected(specimen, wanted, attributions.AttributedLoss)
     assert_published(findings, expected, tolerance=2e-5)  # Qwen2's norms compute in float32
 
 
@@ -354,19 +352,13 @@ def test_attribution_of_answers(options):
     resource.read([Example(*texts) for texts in specimen.texts])
     resources = {PAIRS: resource.finish()}
     findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None), resources=resources)
-    expected = attribution_oracle.expected(
-        specimen, [1, 3], reported(specimen, None), wanted, attributions.AttributedAnswer
-    )
+    expected = attribution_oracle.expected(specimen, wanted, attributions.AttributedAnswer)
     assert_published(findings, expected, tolerance=2e-5)  # as above
 
 
 TRANSLATED = {
-    "both methods, with labels": AttributionOptions(seed=2, hallucinated_below=0.6, omitted_below=0.2),
-    "DecompX of some": AttributionOptions(seed=5, sequences=3, methods=[AttributionMethod.decompx], omitted_below=0.01),
-    "nothing is flagged": AttributionOptions(
-        seed=1, methods=[AttributionMethod.alti], hallucinated_below=0.001, omitted_below=0.001
-    ),
-    "without labels": AttributionOptions(seed=2),
+    "both methods": AttributionOptions(seed=2),
+    "DecompX of some": AttributionOptions(seed=5, sequences=3, methods=[AttributionMethod.decompx]),
 }
 
 
@@ -374,11 +366,7 @@ TRANSLATED = {
 @pytest.mark.spread(2)
 def test_attribution_of_translations(choice):
     specimen, options = specimens.translations(), TRANSLATED[choice]
-    labels = [None] * len(specimen.texts) if choice == "without labels" else specimens.WRONG
-    examples = [
-        Example(*texts, row=row, wrong=wrong)
-        for row, (texts, wrong) in enumerate(zip(specimen.texts, labels, strict=True), start=1)
-    ]
+    examples = [Example(*texts, row=row) for row, texts in enumerate(specimen.texts, start=1)]
     resource = SampledPairs(options.sequences, options.seed, "expected pairs")
     resource.start(None)
     corpus = [*examples[:2], "empty", Example("a text without a translation"), *examples[2:]]

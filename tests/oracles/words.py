@@ -237,10 +237,6 @@ class AttributedWords(Attributed):
     def quantity(self) -> str:
         return self.raw.quantity
 
-    def layer_maps(self, method: str) -> list[np.ndarray] | None:
-        maps = self.raw.layer_maps(method)
-        return None if maps is None else [merged(layer, self.members) for layer in maps]
-
     def cumulative_maps(self, method: str) -> list[np.ndarray]:
         if method == "decompx":
             layers = [merged(vectors, self.members, self.sources) for vectors in self.raw.vectors]

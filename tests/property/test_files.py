@@ -4,7 +4,6 @@ import pathlib
 import tempfile
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
 from normscope.data.batching import batches
@@ -55,16 +54,3 @@ def test_examples_in_are_examples_used_and_skipped(tokenizer, content, ending, h
             return
     assert counts.read == counts.used + counts.skipped.total()
     assert counts.sequences == sum(batch.sequences for batch in made)
-
-
-@pytest.mark.parametrize("kind", [DatasetKind.clark])
-@given(content=st.binary(max_size=60))
-def test_any_bytes_are_no_danger_as_a_pickle(tokenizer, kind, content):
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "corpus.pkl"
-        path.write_bytes(content)
-        options = DatasetOptions(kind=kind, path=str(path), seed=0)
-        try:
-            list(batches(open_corpus(options).examples(), Encoder(Reader(tokenizer), options), 64, CorpusCounts()))
-        except InputError as error:
-            assert "\n" not in str(error)  # noqa: PT017

@@ -175,7 +175,7 @@ def test_defaults():
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
     lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")
-    assert (lines.sharey, lines.log_y, lines.floor, lines.panel) == (False, False, None, None)
+    assert (lines.sharey, lines.log_y, lines.panel) == (False, False, None)
     needs = dataclasses.asdict(Requirements())
     assert needs.pop("bias_rule") == "summand"
     assert not any(needs.values()), "an analysis that declares no needs has none"

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.score.figures import describe_figures as figures_of_scores
-from normscope.analyses.sinks.drains import MEASURES
 from normscope.analyses.sinks.figures import describe_figures as figures_of_sinks
 
 
@@ -23,7 +22,6 @@ def test_sink_rates_of_the_chosen_inputs(inputs, listed):
     tables = {
         "by_head": by_head,
         "norms": pd.DataFrame({"layer": [0], "position": ["1"], "norm": [1.0]}),
-        "drains": pd.DataFrame([{"layer": 1, "key": "sink"} | dict.fromkeys(MEASURES, 1.0)]),
     }
     assert figures_of_sinks(tables, "first", None, 0.3)["rate"].caption.endswith(f"on average: {listed}")
 
@@ -48,24 +46,3 @@ def test_controls_are_drawn_and_described_if_there_are_any(controls):
         assert list(dict.fromkeys(figure.table["line"])) == expected
         assert ("random" in figure.caption) == ("controls" in expected)
         assert figure.table["alpha"].notna().all()
-
-
-@pytest.mark.parametrize(
-    ("sinks", "others", "start"),
-    [
-        ((0.3, 0.3), (0.1, 0.1), "In every layer, a sink contributes more"),
-        ((0.1, 0.1), (0.3, 0.1), "In every layer, a sink contributes no more"),
-        ((0.3, 0.1), (0.1, 0.3), "In 1 of 2 layers, a sink contributes more"),
-    ],
-)
-def test_the_caption_of_drains_counts_what_its_first_panel_shows(sinks, others, start):
-    rows = [
-        {"layer": layer, "head": 1, "key": key} | dict.fromkeys(MEASURES, value)
-        for key, values in (("sink", sinks), ("other", others))
-        for layer, value in enumerate(values, start=1)
-    ]
-    norms = pd.DataFrame({"layer": [0], "position": ["1"], "norm": [1.0]})
-    tables = {"by_head": pd.DataFrame(), "norms": norms, "drains": pd.DataFrame(rows)}
-    figure = figures_of_sinks(tables, None, None, 0.3)["drains"]
-    assert figure.caption.startswith(start)
-    assert next(iter(figure.panel_titles)) == "alpha_f"

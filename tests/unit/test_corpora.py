@@ -1,10 +1,9 @@
-"""Every way to a corpus: formats, several files, segmentation, WikiText, the released pickle, pairs of files, the Hub."""
+"""Every way to a corpus: formats, several files, segmentation, WikiText, pairs of files, the Hub."""
 
 import gzip
 import itertools
 import json
 import os
-import pickle
 import time
 
 import numpy as np
@@ -19,8 +18,7 @@ from normscope.data.categories import TokenCategories
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.options import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
-from normscope.data.pickles import load
+from normscope.data.options import DatasetKind, DatasetOptions, Quoting, Segmentation
 from normscope.data.segmentation import detokenized
 from normscope.data.text_files import TextFile, files_left_out
 from normscope.errors import InputError
@@ -215,69 +213,10 @@ def test_wikitext_becomes_paragraphs_or_articles(tmp_path, tokenizer):
     assert tokenizer.unk_token_id in sequences[0].input_ids
 
 
-TOKENS = ["[CLS]", "the", "una", "##ffa", "##ble", "cat", "[SEP]", "it", "walks", "[SEP]"]
-
-
-def pickled(path, value) -> None:
-    path.write_bytes(pickle.dumps(value))
-
-
-def test_released_tokens_are_fed_as_they_are_or_as_their_text(tmp_path, tokenizer):
-    path = tmp_path / "unlabeled_attn.pkl"
-    pickled(path, [{"tokens": TOKENS, "attns": np.zeros((2, 2))}, {"attns": np.float32(1)}])
-    example, skipped = read(path, kind=DatasetKind.clark)
-    assert (example.text, example.text_pair, skipped) == ("the unaffable cat", "it walks", "without tokens")
-    numbers = tokenizer.convert_tokens_to_ids(TOKENS)
-    official, clean = (
-        Encoder(Reader(tokenizer), options(kind=DatasetKind.clark, compat=compat)).encode([example], CorpusCounts())[0]
-        for compat in (Compat.official, Compat.clean)
-    )
-    assert official.input_ids.tolist() == numbers
-    assert official.token_type_ids.tolist() == [0] * 7 + [1] * 3
-    assert clean.input_ids.tolist() == tokenizer("the unaffable cat", "it walks")["input_ids"]
-
-
-class _Runs:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        import os
-
-        return os.system, (f"touch {self.path}",)
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_that_runs_something_is_refused_and_has_not_run(tmp_path, protocol):
-    path, proof = tmp_path / "evil.pkl", tmp_path / "proof"
-    path.write_bytes(pickle.dumps([{"tokens": ["a"]}, _Runs(proof)], protocol=protocol))
-    with pytest.raises(InputError, match=r"refused: it tries to load (posix|nt)\.system"):
-        read(path, kind=DatasetKind.clark)
-    assert not proof.exists()
-
-
-def test_a_forged_array_is_never_built(tmp_path):
-    """A dtype of objects over the file's own bytes would be pointers of its choosing."""
-    path = tmp_path / "forged.pkl"
-    pickled(path, [{"tokens": ["a"], "attns": np.array([object], dtype=object)[:0]}, {"tokens": np.array(["a"])}])
-    found = load(path)
-    assert type(found[0]["attns"]).__module__ == "normscope.data.pickles"
-    example, skipped = read(path, kind=DatasetKind.clark)
-    assert (example.text, skipped) == ("a", "without tokens")
-
-
 def test_a_limit_counts_examples_and_not_what_is_skipped(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text("\n\none\n\ntwo\nthree\n")
     assert texts(path, limit=2) == ["<empty>", "<empty>", "one", "<empty>", "two"]
-
-
-@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps([1])[:-2]])
-def test_a_file_that_is_not_such_a_pickle_gives_one_line(tmp_path, content):
-    path = tmp_path / "broken.pkl"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"dataset.path=.*broken.pkl: (not a pickle|expected a list)"):
-        read(path, kind=DatasetKind.clark)
 
 
 def test_two_files_are_read_side_by_side(tmp_path):

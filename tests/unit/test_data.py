@@ -1,5 +1,4 @@
 import json
-import re
 from collections import Counter
 from functools import partial
 
@@ -15,9 +14,8 @@ from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
 from normscope.data.corpora import open_corpus, sample_path
 from normscope.data.encoding import Encoder
-from normscope.data.examples import Corpus, CorpusCounts, Example, WrongWords
+from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.data.rows import GoldColumns
 from normscope.data.text_files import TextFile
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
@@ -87,52 +85,6 @@ def test_empty_rows_say_why_they_are_skipped(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "x"}\n\n{"text": " "}\n{"text": null}\n{"text": 3}\n{"text": "y", "text_pair": " "}\n')
     assert list(TextFile(path).examples()) == [Example("x"), "empty", "empty", "empty", "not text", Example("y")]
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
-def test_labels_of_words_are_lists_or_words(tmp_path, ending):
-    rows = [
-        {"text": " a b ", "text_pair": "c d e", "h": "OK BAD ok", "o": "0 1"},
-        {"text": "a", "text_pair": "c", "h": "", "o": ""},
-        {"text": "a  b", "text_pair": "c d", "h": "1 0", "o": "false True"},
-    ]
-    path = tmp_path / f"a{ending}"
-    if ending == ".tsv":
-        path.write_text("".join("\t".join(cells) + "\n" for cells in (rows[0], *(row.values() for row in rows))))
-    else:
-        split = [row | {name: row[name].split() for name in ("h", "o")} for row in rows]
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in split))
-        if ending == ".parquet":
-            pq.write_table(pa.Table.from_pylist(split), path)
-    examples = list(TextFile(path, gold=GoldColumns(hallucinated="h", omitted="o")).examples())
-    assert [example.wrong for example in examples] == [
-        WrongWords((False, True, False), (False, True)),
-        None,
-        WrongWords((True, False), (False, True)),
-    ]
-    (first, *_) = TextFile(path, gold=GoldColumns(omitted="o")).examples()
-    assert first.wrong == WrongWords(None, (False, True))
-    assert [example.wrong for example in TextFile(path).examples()] == [None] * 3
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ('"OK"', "expected 2 labels, one for each word (separated by spaces), got 1"),
-        ("[1, 0, 1]", "expected 2 labels, one for each word (separated by spaces), got 3"),
-        ('"OK MAYBE"', "expected OK or BAD, or 0 or 1, for each word, got 'MAYBE'"),
-        ("[0, 2]", "expected OK or BAD, or 0 or 1, for each word, got 2"),
-        ("0.5", "expected a label for each of 2 words, got a value of type float"),
-        ('{"a": 1}', "expected a label for each of 2 words, got a value of type dict"),
-    ],
-)
-def test_labels_that_do_not_fit_their_words(tmp_path, labels, message):
-    path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"text": "x", "text_pair": "a b", "h": {labels}}}\n')
-    with pytest.raises(InputError, match=re.escape(f"dataset.hallucinated_column=h: row 1 of {path}: {message}")):
-        list(TextFile(path, gold=GoldColumns(hallucinated="h")).examples())
-    with pytest.raises(InputError, match=r"dataset.omitted_column=o: row 1 of .* has no such column; expected one of"):
-        list(TextFile(path, gold=GoldColumns(omitted="o")).examples())
 
 
 def test_rows_that_hold_nothing(tmp_path):

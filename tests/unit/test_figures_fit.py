@@ -76,7 +76,7 @@ def words(count: int) -> WordMaps:
 def spectrum(layers: int) -> Lines:
     table = product(index=range(1, 65), head=range(12), layer=range(1, layers + 1))
     options = {"panel": "layer", "log_y": True, "sharey": True}
-    return Lines(table, "index", "value", "head", "Caption.", "singular value", **options)
+    return Lines(table, "index", "value", "head", "Caption.", "mean over heads", **options)
 
 
 FIGURES: dict[str, Figure] = {

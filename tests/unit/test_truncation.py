@@ -8,6 +8,7 @@ import pytest
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Annotation, CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
+from normscope.data.token_sequence import Batching
 from normscope.models.loading import load
 from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
 from tests.tiny import STACK_CONFIGS
@@ -50,7 +51,7 @@ class Reader:
     takes_segments = True
     translates = is_cross_attention = causal = False
     decoder_inputs = None
-    pads = True
+    batching = Batching.PADDED
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

@@ -82,8 +82,6 @@ class Lines:
     """Whether the panels share the y axis."""
     limits: tuple[float, float] | None = None
     log_y: bool = False
-    floor: float | None = None
-    """Where a logarithmic y axis begins, if the smallest values would squeeze the others."""
     band: tuple[str, str] | None = None
     """Columns with the lower and upper edge of a band around each line; NaN where there is no band."""
     x_label: str = ""

@@ -124,7 +124,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
         raise InputError(f"dataset.chat_template=true: the tokenizer of {name}: {one_line(error)}") from error
     # transformers passes only its own functions to templates, so the date is a macro in the template itself.
     dated = _DATE + template if "strftime_now" in template else template
-    return ChatTemplate(dated, {key: str(token) for key, token in tokenizer.special_tokens_map.items()}, name)
+    return ChatTemplate(dated, tokenizer, name)
 
 
 def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt: bool = False) -> Conversation | str:

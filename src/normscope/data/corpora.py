@@ -11,8 +11,7 @@ from normscope.data.annotation import SPACES
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
-from normscope.data.options import GOLD_COLUMNS, DatasetKind, DatasetOptions, Segmentation
-from normscope.data.rows import GoldColumns
+from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.segmentation import Segmented, WikiText
 from normscope.data.text_files import TextFile, TextFiles, files_left_out, find_files, has_columns
 from normscope.data.toy_corpus import PAIRS as TOY_PAIRS
@@ -40,7 +39,7 @@ def open_corpus(options: DatasetOptions) -> Corpus:
                 options.text_column,
                 options.pair_column,
                 _label_column(options),
-                _gold(options),
+                options.score_column,
             )
         case DatasetKind.parallel:
             corpus = _parallel(options)
@@ -48,10 +47,6 @@ def open_corpus(options: DatasetOptions) -> Corpus:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
-        case DatasetKind.clark:
-            from normscope.data.pickled_tokens import PickledTokens
-
-            corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
             assert_never(options.kind)
     return arranged(corpus, options)
@@ -98,10 +93,6 @@ def _label_column(options: DatasetOptions) -> str | None:
     return options.categories if isinstance(options.categories, str) else None
 
 
-def _gold(options: DatasetOptions) -> GoldColumns:
-    return GoldColumns(options.score_column, options.hallucinated_column, options.omitted_column)
-
-
 def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     paths = find_files(
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
@@ -110,14 +101,14 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     if not any(has_columns(path) for path in [*paths, *second]):
         _refuse_columns(options, paths[0])
     columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
-    label, gold = _label_column(options), _gold(options)
+    label = _label_column(options)
     files = tuple(
         TextFile(
             path,
             *columns,
             plain=plain,
             label_column=label,
-            gold=gold,
+            score_column=options.score_column,
             conversations=options.chat_template,
         )
         for path in paths
@@ -130,7 +121,7 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
 
 def _refuse_columns(options: DatasetOptions, path: Path) -> None:
     """Refuse keys that say how columns are read, for files of lines."""
-    for key in ("text_column", "pair_column", *GOLD_COLUMNS, "delimiter", "quoting"):
+    for key in ("text_column", "pair_column", "score_column", "delimiter", "quoting"):
         value = getattr(options, key)
         if value is not None:
             raise InputError(

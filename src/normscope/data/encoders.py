@@ -74,8 +74,6 @@ class Texts(ExampleEncoder):
     units: Units | None
     """Assigns tokens to words, if words are measured."""
     annotated: AnnotatedSentences
-    official: bool
-    """Whether tokens that the corpus comes with are read, not their text."""
     stride: int | None
     """Overlap of windows; None truncates texts that are too long."""
     first_alone: bool
@@ -92,7 +90,7 @@ class Texts(ExampleEncoder):
             counts.remarks.update(
                 {"read without the second text, which is no input of the encoder": pairs} if pairs else {}
             )
-            examples = [dataclasses.replace(example, text_pair=None, tokens=None, links=None) for example in examples]
+            examples = [dataclasses.replace(example, text_pair=None, links=None) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {
             index: [self.annotated.encoded(example, example.annotation, self.sequences)]
             for index, example in enumerate(examples)
@@ -120,20 +118,12 @@ class Texts(ExampleEncoder):
         for index, input_ids in enumerate(whole["input_ids"]):
             segments = whole["token_type_ids"][index] if self.sequences.segments else None
             of_pair = [column[index] for column in texts]
-            given = self._given_tokens(examples[index])
-            if given is not None:
-                input_ids, segments = given, self._segments_of(given) if self.sequences.segments else None
             if self.sequences.max_length is None or len(input_ids) <= self.sequences.max_length:
-                units = self._written(whole, index, of_pair) if given is None else None
-                shortened = examples[index].shortened and given is None
-                sequences.append([self.sequences.made(input_ids, segments, units, cut=shortened)])
+                units = self._written(whole, index, of_pair)
+                sequences.append([self.sequences.made(input_ids, segments, units, cut=examples[index].shortened)])
                 continue
             if self.stride is not None and not paired:
                 sequences.append(self._windows(examples[index].text))
-                continue
-            if given is not None:
-                segments = segments and list(self.sequences.kept(segments))
-                sequences.append([self.sequences.made(list(self.sequences.kept(given)), segments, cut=True)])
                 continue
             # Only texts that are too long are tokenised twice; this detects truncation with any tokenizer.
             parts = self._long_enough(whole, index, of_pair)
@@ -196,20 +186,6 @@ class Texts(ExampleEncoder):
     def _written(self, encoding: BatchEncoding, index: int, texts: Sequence[str]) -> np.ndarray | None:
         return None if self.units is None else self.units.written(encoding, index, texts)
 
-    def _given_tokens(self, example: Example) -> list[int] | None:
-        """The ids of the tokens that the corpus comes with, if they are to be used and the tokenizer knows them all."""
-        if example.tokens is None or not self.official:
-            return None
-        vocabulary = self.sequences.vocabulary
-        known = [vocabulary[token] for token in example.tokens if token in vocabulary]
-        return known if len(known) == len(example.tokens) else None
-
-    def _segments_of(self, input_ids: list[int]) -> list[int]:
-        """0 up to the first separator, 1 after it."""
-        separator = self.sequences.tokenizer.sep_token_id
-        end = input_ids.index(separator) + 1 if separator in input_ids else len(input_ids)
-        return [0] * end + [1] * (len(input_ids) - end)
-
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
@@ -264,7 +240,7 @@ class ComparedPairs(ExampleEncoder):
         firsts, seconds = (
             self.texts.tokenized(
                 [
-                    dataclasses.replace(pair, text=self.prompts.of(pair)[side] + text, tokens=None)
+                    dataclasses.replace(pair, text=self.prompts.of(pair)[side] + text)
                     for pair, text in zip(pairs, texts, strict=True)
                 ],
                 paired=False,

@@ -17,7 +17,7 @@ from normscope.data.encoders import (
     TranslatedTexts,
 )
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.options import Compat, DatasetOptions, Level, Segmentation, Segments
+from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
 from normscope.data.sequences import Sequences
 from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
@@ -111,7 +111,6 @@ class Encoder:
             sequences,
             self._units if in_words else None,
             AnnotatedSentences(column, in_words),
-            official=options.compat is Compat.official,
             stride=options.stride if self._windows else None,
             first_alone=model.translates,
         )

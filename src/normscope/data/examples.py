@@ -47,28 +47,11 @@ class Annotation:
 
 
 @dataclasses.dataclass(frozen=True)
-class WrongWords:
-    """Gold labels of the words of a translation and its source, separated by spaces: True where a word is wrong."""
-
-    hallucinated: tuple[bool, ...] | None = None
-    """Words of the translation that the source does not support; None without labels."""
-    omitted: tuple[bool, ...] | None = None
-    """Words of the source that the translation leaves out; None without labels."""
-
-    @property
-    def known(self) -> bool:
-        """Whether there are labels for either text."""
-        return self.hallucinated is not None or self.omitted is not None
-
-
-@dataclasses.dataclass(frozen=True)
 class Example:
     """One text, or a pair of texts."""
 
     text: str
     text_pair: str | None = None
-    tokens: tuple[str, ...] | None = None
-    """The tokens, if the corpus comes with them."""
     row: int = 0
     """Its row in the corpus, counted from 1."""
     links: Links | None = None
@@ -85,8 +68,6 @@ class Example:
     """If the texts are a query and one of its documents: the number of the query in the corpus, counted from 1."""
     document: int = 0
     """The number of the document among those of the query, from 1; 0 if the texts are not a query and a document."""
-    wrong: WrongWords | None = None
-    """Which words of a translation and its source are wrong, if the corpus has labels."""
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.data.examples import Corpus, Example
-from normscope.data.rows import NO_GOLD, GoldColumns, RowReader
+from normscope.data.rows import RowReader
 from normscope.errors import InputError, one_line
 from normscope.network import hub_reachable
 
@@ -28,7 +28,8 @@ class HubDataset(Corpus):
     pair_column: str | int | None
     label_column: str | None = None
     """Column with one label per word, for rows whose text is a list of words."""
-    gold: GoldColumns = NO_GOLD
+    score_column: str | int | None = None
+    """Column with the gold score of a pair."""
     index: int = 0
     """The part that is read."""
     of: int = 1
@@ -64,7 +65,7 @@ class HubDataset(Corpus):
 
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the split, or the reason why one is skipped."""
-        reader = RowReader(self.name, self.text_column, self.pair_column, self.label_column, self.gold)
+        reader = RowReader(self.name, self.text_column, self.pair_column, self.label_column, self.score_column)
         for number, row in enumerate(self._rows(), start=1):
             yield from reader.examples(row, number)
 

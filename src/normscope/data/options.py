@@ -24,7 +24,6 @@ class DatasetKind(enum.StrEnum):
     sample = "sample"
     text = "text"
     hub = "hub"
-    clark = "clark"
     conllu = "conllu"
     parallel = "parallel"
     toy = "toy"
@@ -48,13 +47,6 @@ class Quoting(enum.StrEnum):
     """They enclose a cell, and a row may have any number of lines."""
     none = "none"
     """They are ordinary characters, and every line is a row."""
-
-
-class Compat(enum.StrEnum):
-    """What is read from a corpus of tokens: the tokens, as its authors did (`official`), or their text (`clean`)."""
-
-    official = "official"
-    clean = "clean"
 
 
 class Segments(enum.StrEnum):
@@ -92,11 +84,6 @@ class DatasetOptions:
     """Column of the second text of a pair; by default `text_pair`, if it exists."""
     score_column: str | int | None = None
     """Column of the gold score of a pair: a number that says how similar its texts are."""
-    hallucinated_column: str | int | None = None
-    """Column with a label for each word of the second text, a translation: BAD (or 1) if the source does not support the word,
-    otherwise OK (or 0). Words are separated by spaces."""
-    omitted_column: str | int | None = None
-    """Column with such labels for the words of the first text, the source: BAD if the translation leaves the word out."""
     header: bool = True
     """Whether the first line of a .csv or .tsv names the columns."""
     delimiter: str | None = field(default=None, metadata=_ONE_CHARACTER)
@@ -111,8 +98,6 @@ class DatasetOptions:
     """Whether rows hold conversations (`messages`), which are written in the tokenizer's chat template."""
     stride: int = 0
     """Tokens by which a window overlaps the one before it."""
-    compat: Compat = Compat.official
-    """What is read from a corpus of tokens: the tokens (`official`), or their text (`clean`)."""
     limit: int | None = field(default=None, metadata=at_least(1))
     """Maximum number of examples."""
     max_length: int | None = field(default=None, metadata=at_least(3, "at least {} tokens"))
@@ -130,14 +115,11 @@ class DatasetOptions:
     """Seed of everything that is drawn at random: masked tokens and pairs of paragraphs."""
 
 
-GOLD_COLUMNS = ("score_column", "hallucinated_column", "omitted_column")
-"""The keys of the columns with gold scores and labels of a pair."""
-
 _READ_BY = {
-    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark, DatasetKind.conllu},
+    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.conllu},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
-    **{key: {DatasetKind.text, DatasetKind.hub} for key in GOLD_COLUMNS},
+    "score_column": {DatasetKind.text, DatasetKind.hub},
     "pair_path": {DatasetKind.text, DatasetKind.parallel},
     "separator": {DatasetKind.parallel},
     "delimiter": {DatasetKind.text, DatasetKind.parallel},
@@ -154,12 +136,11 @@ def check_dataset(options: DatasetOptions) -> None:
             raise InputError(
                 f"dataset.{key} is set, but dataset={options.kind} does not read it; add dataset={max(kinds, key=str)}"
             )
-    for key in GOLD_COLUMNS:
-        if getattr(options, key) is not None and options.pair_path is not None:
-            raise InputError(
-                f"dataset.{key} is set, but the texts of a pair come from two files (dataset.pair_path); expected one file "
-                "with this column and both texts"
-            )
+    if options.score_column is not None and options.pair_path is not None:
+        raise InputError(
+            "dataset.score_column is set, but the texts of a pair come from two files (dataset.pair_path); expected one file "
+            "with this column and both texts"
+        )
     if not isinstance(options.categories, str | Mapping):
         raise InputError(
             f"dataset.categories={options.categories}: expected the name of a column of annotated words, or categories by "
@@ -183,7 +164,7 @@ def _check_conversations(options: DatasetOptions) -> None:
         "wikitext": options.wikitext,
         "pair_path": options.pair_path is not None,
         "pair_column": options.pair_column is not None,
-        **{key: getattr(options, key) is not None for key in GOLD_COLUMNS},
+        "score_column": options.score_column is not None,
         "categories": isinstance(options.categories, str),
     }
     for key, given in unusable.items():

@@ -5,34 +5,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.data.annotation import SPACES, WITHOUT_FORMS, lack_forms, spaced, spaced_words
-from normscope.data.examples import Annotation, Example, WrongWords
+from normscope.data.annotation import SPACES, WITHOUT_FORMS, lack_forms, spaced
+from normscope.data.examples import Annotation, Example
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.data.rankings import QUERY, SCORES, is_ranking, pairs_of_ranking
 from normscope.errors import InputError, printable
-from normscope.rounding import counted
 
 Row = Mapping[str | int, Any]
 
 MESSAGES = "messages"
 """The usual column of conversations."""
-
-_WORD_LABELS = {"ok": False, "0": False, "false": False, "bad": True, "1": True, "true": True}
-
-
-@dataclasses.dataclass(frozen=True)
-class GoldColumns:
-    """The columns with gold scores and labels of a pair; None where there is none."""
-
-    score: str | int | None = None
-    """A number for the pair."""
-    hallucinated: str | int | None = None
-    """One label for each word of the second text, the translation."""
-    omitted: str | int | None = None
-    """One label for each word of the first text, the source."""
-
-
-NO_GOLD = GoldColumns()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +29,15 @@ class RowReader:
     """`text_pair` by default, if it exists."""
     label_column: str | None = None
     """Column with one label per word, which the rows must have if the text is a list of words."""
-    gold: GoldColumns = NO_GOLD
+    score_column: str | int | None = None
+    """Column with the gold score of a pair: a number."""
     conversations: bool = False
     """Whether rows hold lists of messages, by default in the column `messages`."""
 
     def examples(self, row: Row, number: int) -> Iterator[Example | str]:
         """The examples in a row: one, or a query with each of its documents; or the reason why the row is skipped."""
         if row and not self.conversations and is_ranking(row, self.text_column, self.pair_column):
-            scores = SCORES if self.gold.score is None else self.gold.score
+            scores = SCORES if self.score_column is None else self.score_column
             query = QUERY if self.text_column is None else self.text_column
             yield from pairs_of_ranking(row, f"row {number} of {self.source}", query, scores)
         else:
@@ -90,11 +73,7 @@ class RowReader:
         score = self._score(row, number)
         if reason is not None:
             return f"{reason} in the second text"
-        wrong = WrongWords(
-            hallucinated=self._labels(row, number, "hallucinated_column", self.gold.hallucinated, pair),
-            omitted=self._labels(row, number, "omitted_column", self.gold.omitted, text),
-        )
-        return Example(text.strip(SPACES), pair.strip(SPACES), score=score, wrong=wrong if wrong.known else None)
+        return Example(text.strip(SPACES), pair.strip(SPACES), score=score)
 
     def _conversation(self, row: Row, number: int) -> Example | str:
         from normscope.data.conversations import messages_of
@@ -108,9 +87,9 @@ class RowReader:
 
     def _score(self, row: Row, number: int) -> float | None:
         """The gold score of a pair; None if its cell is empty."""
-        if self.gold.score is None:
+        if self.score_column is None:
             return None
-        cell = self._cell(row, number, self.gold.score, "score_column", required=True)
+        cell = self._cell(row, number, self.score_column, "score_column", required=True)
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             return None
         try:
@@ -119,34 +98,10 @@ class RowReader:
             score = math.nan
         if not math.isfinite(score):
             raise InputError(
-                f"dataset.score_column={self.gold.score}: row {number} of {self.source}: expected a number, got "
+                f"dataset.score_column={self.score_column}: row {number} of {self.source}: expected a number, got "
                 f"{printable(repr(cell), 60)}"
             )
         return score
-
-    def _labels(self, row: Row, number: int, key: str, column: str | int | None, text: str) -> tuple[bool, ...] | None:
-        """Whether each word of a text is labelled as wrong; None if there is no column, or the cell is empty."""
-        if column is None:
-            return None
-        cell = self._cell(row, number, column, key, required=True)
-        labels = cell.split() if isinstance(cell, str) else cell
-        if labels is None or labels == []:
-            return None
-        where, words = f"dataset.{key}={column}: row {number} of {self.source}", len(spaced_words(text))
-        if not isinstance(labels, list):
-            raise InputError(
-                f"{where}: expected a label for each of {counted(words, 'word')}, got {_described(labels)}"
-            )
-        wrong = [label for label in labels if str(label).casefold() not in _WORD_LABELS]
-        if wrong:
-            raise InputError(
-                f"{where}: expected OK or BAD, or 0 or 1, for each word, got {printable(repr(wrong[0]), 60)}"
-            )
-        if len(labels) != words:
-            raise InputError(
-                f"{where}: expected {counted(words, 'label')}, one for each word (separated by spaces), got {len(labels)}"
-            )
-        return tuple(_WORD_LABELS[str(label).casefold()] for label in labels)
 
     def _text_column(self, row: Row) -> str | int | None:
         """The column of the text; rows of annotated words often have `words` and no `text`."""

@@ -139,11 +139,6 @@ class Sequences:
             {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
         )
 
-    @cached_property
-    def vocabulary(self) -> dict[str, int]:
-        """The tokenizer's tokens and their ids."""
-        return dict(self.tokenizer.get_vocab())
-
 
 def _unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Id of the token that stands for text that is not in the vocabulary; None if there is none."""

@@ -19,7 +19,7 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.lines import WHOLE, Malformed, Span, count, is_gzipped, kind, lines, numbered
 from normscope.data.options import Quoting
 from normscope.data.rankings import DOCUMENTS, QUERY, SCORES, is_ranking
-from normscope.data.rows import MESSAGES, NO_GOLD, GoldColumns, Row, RowReader
+from normscope.data.rows import MESSAGES, Row, RowReader
 from normscope.errors import InputError, one_line, printable
 from normscope.rounding import counted
 
@@ -59,7 +59,8 @@ class TextFile(Corpus):
     """Whether a file with an unknown extension is read line by line, as files of translations are."""
     label_column: str | None = None
     """Column with one label per word, for rows whose text is a list of words."""
-    gold: GoldColumns = NO_GOLD
+    score_column: str | int | None = None
+    """Column with the gold score of a pair."""
     conversations: bool = False
     """Whether rows hold lists of messages."""
     span: Span = WHOLE
@@ -143,7 +144,7 @@ class TextFile(Corpus):
             raise
 
     def _examples(self, span: Span) -> Iterator[Example | str]:
-        columns = self.text_column, self.pair_column, self.label_column, self.gold
+        columns = self.text_column, self.pair_column, self.label_column, self.score_column
         reader = RowReader(str(self.path), *columns, conversations=self.conversations)
         with self._explained(), contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self, span)) as rows:
             for number, row in enumerate(rows, start=span.first):
@@ -313,7 +314,7 @@ def _require_single(names: Sequence[str], file: TextFile) -> None:
         file.text_column or "text",
         file.pair_column or "text_pair",
         file.label_column,
-        *dataclasses.astuple(file.gold),
+        file.score_column,
     )
     twice = next((name for name in read if name is not None and names.count(name) > 1), None)
     if twice is not None:
@@ -371,7 +372,7 @@ def _parquet_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
         # Other columns may hold values that Python cannot represent, such as dates after the year 9999.
         usual = MESSAGES if file.conversations else "text" if "text" in names else "words"
         text = file.text_column or usual
-        wanted = [text, file.pair_column or "text_pair", file.label_column, *dataclasses.astuple(file.gold)]
+        wanted = [text, file.pair_column or "text_pair", file.label_column, file.score_column]
         if is_ranking(dict.fromkeys(names), file.text_column, file.pair_column):
             wanted += [QUERY, DOCUMENTS, SCORES]
         try:

@@ -183,24 +183,6 @@ def replaced_diagonal(
     return replaced
 
 
-def singular_values(
-    value_weight: Float[Tensor, "head model head_dim"],
-    value_bias: Float[Tensor, "head head_dim"],
-    output_weight: Float[Tensor, "head head_dim model"],
-) -> Float[Tensor, "head rank"]:
-    """Singular values of each head's affine map x ↦ f(x), largest first, without the zeros beyond its rank.
-
-    The map acts on (x, 1) as the (d+1)×(d+1) matrix [[W_V W_O, 0], [b_V W_O, 1]], whose rank is at most head_dim + 1.
-    It is the product of a tall and a wide factor; their QR decompositions reduce it to a matrix of that size.
-
-    Source: Kobayashi et al. 2020, Figure 9 and appendix.
-    """
-    tall, wide = _affine_factors(value_weight, value_bias, output_weight)
-    left = torch.linalg.qr(tall, mode="r").R
-    right = torch.linalg.qr(wide.transpose(-1, -2), mode="r").R
-    return torch.linalg.svdvals(left @ right.transpose(-1, -2))
-
-
 def expansion_rate(
     value_weight: Float[Tensor, "head model head_dim"],
     value_bias: Float[Tensor, "head head_dim"],
@@ -226,15 +208,3 @@ def expansion_rate(
         constant = constant + output_bias.cpu().double()
     squares = linear.square().sum() + constant.square().sum() + 1
     return float((squares / (len(linear) + 1)).sqrt())
-
-
-def _affine_factors(value_weight: Tensor, value_bias: Tensor, output_weight: Tensor) -> tuple[Tensor, Tensor]:
-    heads, model, head_dim = value_weight.shape
-    tall = torch.zeros(heads, model + 1, head_dim + 1, dtype=torch.float64)
-    tall[:, :model, :head_dim] = value_weight
-    tall[:, model, :head_dim] = value_bias
-    tall[:, model, head_dim] = 1
-    wide = torch.zeros(heads, head_dim + 1, model + 1, dtype=torch.float64)
-    wide[:, :head_dim, :model] = output_weight
-    wide[:, head_dim, model] = 1
-    return tall, wide

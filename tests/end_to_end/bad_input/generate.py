@@ -33,7 +33,7 @@ from tests.end_to_end.bad_input.overrides import (
     wrong_value,
 )
 from tests.end_to_end.bad_input.process import Started, collect, finished, started
-from tests.end_to_end.bad_input.small_files import frequencies, pickles
+from tests.end_to_end.bad_input.small_files import frequencies
 from tests.end_to_end.bad_input.stock import Stock
 from tests.end_to_end.bad_input.suggestions import followed
 from tests.end_to_end.bad_input.wrong_files import category, odd_characters, two_files, wrong_file
@@ -52,7 +52,7 @@ KINDS: tuple[tuple[Kind, int], ...] = (
     *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3), (wrong_file, 8), (odd_characters, 5), (two_files, 3)),
     *((model_config, 7), (architecture, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
     *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (comparison, 5)),
-    *((sweep, 5), (environment, 3), (links, 5), (reverse_run, 2), (pickles, 5), (frequencies, 3)),
+    *((sweep, 5), (environment, 3), (links, 5), (reverse_run, 2), (frequencies, 3)),
 )
 
 

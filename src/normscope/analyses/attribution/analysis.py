@@ -21,7 +21,6 @@ from normscope.analyses.finite import require_finite
 from normscope.attribution.methods import MapStage, defined_methods
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.data.batching import Batch
-from normscope.data.categories import ALL
 from normscope.data.examples import Example
 from normscope.errors import InputError
 from normscope.maths.choices import ReadoutTarget, ValueBias
@@ -110,39 +109,29 @@ class AttributionAnalysis(Analysis):
         }
 
     def result(self) -> Findings:
-        """Shares by layer and source, agreement between methods, and faithfulness; for translations, where words come from."""
+        """Agreement between methods, and faithfulness; for translations, where words come from."""
         if self._translated is not None:
             sample = self._translated
-            return translation_findings(sample.tables(), sample.drawn, self.options, sample.without_rows)
+            return translation_findings(sample.tables(), sample.drawn, sample.without_rows)
         assert self._attributed is not None
-        attributed, categories = self._attributed, self.context.categories
-        parts, faithfulness = attributed.shares.by_category(), attributed.faithfulness.table()
-        require_finite(parts["share"].to_numpy(dtype=float), "the shares of a layer")
+        attributed = self._attributed
+        agreement, faithfulness = attributed.agreement.table(), attributed.faithfulness.table()
         require_finite(faithfulness["mean"].to_numpy(dtype=float), "the answers of the model")
-        by_layer, agreement = attributed.shares.by_layer(), attributed.agreement.table()
         ranking = attributed.faithfulness.ranking()
-        overall = parts[parts["category"] == ALL]
         quantity = attributed.readout.quantity
         tables = {
-            "by_layer": by_layer,
-            "by_category": parts[parts["category"].isin(categories)].reset_index(drop=True),
-            "scores": attributed.score_shares.table(),
             "agreement": agreement,
             "faithfulness": faithfulness,
             "ranking": ranking,
         }
-        counted = {"by_category": overall, "ranking": ranking.assign(quantity=quantity)}
+        counted = {"ranking": ranking.assign(quantity=quantity)}
         rolled = roll_up(self.info.published, tables | counted)
-        summary = summarised(overall, ranking)
         return Findings(
             tables=tables,
             rolled_up_from=counted,
             metrics=rolled.metrics,
-            curves=rolled.curves,
-            figures=describe_figures(
-                overall, agreement, faithfulness, ranking, attributed.drawn, quantity, attributed.erasure
-            ),
-            summary=summary,
+            figures=describe_figures(agreement, faithfulness, ranking, attributed.drawn, quantity, attributed.erasure),
+            summary=ranking.set_index("method")[list(MEASURES)],
             summary_digits=3,
             summary_caption=(
                 f"drop in {FALLING.get(quantity, quantity)} when the top tokens are removed (comprehensiveness), "
@@ -152,15 +141,9 @@ class AttributionAnalysis(Analysis):
                 rolled.metrics,
                 _lower_ends(ranking, "above_random"),
                 _lower_ends(ranking, "below_best"),
-                self._deepest(),
             ),
             notes=self._notes(attributed),
         )
-
-    def _deepest(self) -> str:
-        """What the metrics are about: the vectors of the deepest chosen layer."""
-        layer = max(self.context.layers)
-        return "output vector" if layer == self.context.depth else f"vector after layer {layer}"
 
     def _notes(self, attributed: SampleAttribution) -> list[str]:
         notes = []
@@ -217,12 +200,3 @@ def _lower_ends(ranking: pd.DataFrame, difference: str) -> dict[str, float]:
 
 
 _GUESSED = {"mean": "the mean of the last hidden vectors", "last": "the last token's hidden vector"}
-
-
-def summarised(overall: pd.DataFrame, ranking: pd.DataFrame) -> pd.DataFrame:
-    """AOPC by method, the largest comprehensiveness first, and the share that comes from the token itself."""
-    deepest = overall[(overall["layer"] == overall["layer"].max()) & (overall["source"] == "itself")]
-    tested = ranking.set_index("method")[list(MEASURES)]
-    own = deepest.set_index("method")["share"].rename("itself").astype(float)
-    methods = [*tested.index, *(method for method in own.index if method not in tested.index)]
-    return tested.reindex(methods).join(own).rename_axis("method")

@@ -17,7 +17,6 @@ _SCOPES = {"scores": "scores of tokens", "map": "rows of the map"}
 
 
 def describe_figures(
-    overall: pd.DataFrame,
     agreement: pd.DataFrame,
     faithfulness: pd.DataFrame,
     ranking: pd.DataFrame,
@@ -28,7 +27,6 @@ def describe_figures(
     """All figures that have data.
 
     Args:
-        overall: The rows of `by_category` over all tokens.
         agreement: The table `agreement`.
         faithfulness: The table `faithfulness`.
         ranking: The table `ranking`.
@@ -37,21 +35,6 @@ def describe_figures(
         erasure: How tokens are erased.
     """
     figures: dict[str, Figure] = {}
-    if len(overall):
-        figures["by_category"] = HeatmapPanels(
-            table=overall.assign(share=overall["share"] * 100),
-            panel="method",
-            row="layer",
-            column="source",
-            value="share",
-            panel_titles=_titles(overall),
-            value_label="share of the vector (%)",
-            limits=(0.0, 100.0),
-            caption=(
-                "Where the vectors of each layer come from, by method: the token itself, other tokens by category and, of the "
-                "remaining tokens, neighbours and others. Shares are from the input up to the layer; rows add up to 100%."
-            ),
-        )
     if len(agreement):
         figures["agreement"] = _agreement(agreement)
     if len(ranking):

@@ -56,9 +56,6 @@ CAPTUM = (AttributionMethod.gradient_x_input, AttributionMethod.integrated_gradi
 """The methods that need Captum."""
 
 
-_SHARE = rule("a share above 0 and below 1", lambda share: 0 < share < 1, (0.0, 1.0, -0.1, 5.0, float("nan")))
-
-
 @dataclasses.dataclass
 class AttributionOptions(AnalysisConfig):
     """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences; with
@@ -104,11 +101,6 @@ class AttributionOptions(AnalysisConfig):
     """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
     of the `embedding`; by default, what the checkpoint has weights for, in this order. For a causal language model, it can
     also be the `answer`, the second text of each pair (`dataset.pair_column`), or the `loss` on the text's own tokens."""
-    hallucinated_below: float = dataclasses.field(default=0.2, metadata=_SHARE)
-    """In translations (`model.stack=cross`), target words that take a smaller share than this from the source are flagged as
-    hallucinated."""
-    omitted_below: float = dataclasses.field(default=0.05, metadata=_SHARE)
-    """In translations, source words that contribute a smaller share than this to every target word are flagged as omitted."""
     precision: float | None = dataclasses.field(default=0.4, metadata=ABOVE_ZERO)
     """The sample ends early once it is known how much more faithful the best method is than random orders: when the 95%
     interval of the difference in comprehensiveness is within ± this share of the difference; null attributes all sequences.

@@ -1,8 +1,5 @@
 """What the attribution analysis publishes."""
 
-from typing import Any
-
-from normscope.results.axes import CATEGORY_OF_TOKEN, LAYER, TOKENS
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
 
 _INTERVAL = "{} end of the 95% interval over sequences (Student's t); missing for one sequence."
@@ -39,18 +36,9 @@ FALLING = {"answer": "answer probability"}
 
 _METHOD = Axis("method", "The attribution method.", titles=METHODS)
 _SCORES: Where = {"scope": "scores"}
-_ALL: Where = {"category": "all"}
-
-
-def _deepest(layers: Any) -> Any:
-    return layers == layers.max()
-
 
 _ROW = Axis("row", "Row of the corpus, from 1.", noun="translation", kind="whole")
 _WORD = Axis("word", "Number of the word, from 0; words are separated by spaces.", kind="whole")
-_TEXT = Column("The word.", kind="text")
-_FLAGGED = "1 if the word is flagged because its share is below `analysis.attribution.{}`, otherwise 0."
-_GOLD = Column("The gold label, `ok` or `bad`; empty if the corpus has none.", kind="text")
 _OF_SOURCE = "Share of a target word that comes from the source, including the source's special tokens, in [0, 1]"
 
 
@@ -62,56 +50,6 @@ def _drops(**meanings: str) -> dict[str, Column]:
 
 PUBLISHED = Published(
     tables={
-        "by_layer": Table(
-            rows=(
-                LAYER,
-                _METHOD,
-                Axis(
-                    "scope",
-                    "`layer`: the map of the layer by itself; `cumulative`: the map from the input up to the layer.",
-                ),
-            ),
-            values={
-                "itself": "Mean share of a token's vector that comes from the token itself, in [0, 1].",
-                "effective_tokens": "Mean effective number of tokens that a vector comes from: the exponential of the "
-                "entropy of the tokens' shares.",
-                "count": TOKENS,
-            },
-        ),
-        "by_category": Table(
-            rows=(
-                LAYER,
-                _METHOD,
-                CATEGORY_OF_TOKEN.but(f"{CATEGORY_OF_TOKEN.meaning} The token is the one whose vector is split."),
-                Axis(
-                    "source",
-                    "Where the vector comes from: the token `itself`, another token of a category (`cls`, `sep`, "
-                    "`punctuation`, …), or, of the remaining tokens, the two `neighbours` or the `others`; for `decompx`, also "
-                    "the `bias`.",
-                ),
-            ),
-            values={
-                "share": "Mean share of a token's vector, from the input up to the layer; the shares of all sources add up to "
-                "1.",
-                "count": TOKENS,
-            },
-        ),
-        "scores": Table(
-            rows=(
-                _METHOD,
-                Axis(
-                    "source",
-                    "The category of the scored tokens (`cls`, `sep`, `first`, `punctuation`, `other`, …).",
-                ),
-            ),
-            values={
-                "share": "Mean over sequences of the share of the sum of all tokens' absolute scores that the tokens of this "
-                "category have; shares of all categories add up to 1.",
-                "low": _LOW,
-                "high": _HIGH,
-                "count": _SEQUENCES,
-            },
-        ),
         "agreement": Table(
             rows=(
                 _METHOD,
@@ -181,8 +119,6 @@ PUBLISHED = Published(
                 "special": "Share that comes from the source's special tokens; part of `source`.",
                 "target_words": Column("Number of target words that have shares.", kind="whole"),
                 "source_words": Column("Number of source words that have tokens.", kind="whole"),
-                "hallucinated": Column("Number of target words flagged as hallucinated.", kind="whole"),
-                "omitted": Column("Number of source words flagged as omitted.", kind="whole"),
             },
         ),
         "translation_positions": Table(
@@ -198,56 +134,10 @@ PUBLISHED = Published(
         "target_words": Table(
             rows=(_METHOD, _ROW, _WORD),
             per="method and word of a target, with `model.stack=cross`",
-            values={
-                "text": _TEXT,
-                "source": f"{_OF_SOURCE}.",
-                "flagged": Column(_FLAGGED.format("hallucinated_below"), kind="whole"),
-                "gold": _GOLD,
-            },
-        ),
-        "source_words": Table(
-            rows=(_METHOD, _ROW, _WORD),
-            per="method and word of a source, with `model.stack=cross`",
-            values={
-                "text": _TEXT,
-                "drawn": "Largest share that any target word takes from this source word, in [0, 1].",
-                "flagged": Column(_FLAGGED.format("omitted_below"), kind="whole"),
-                "gold": _GOLD,
-            },
-        ),
-        "detection": Table(
-            rows=(
-                _METHOD,
-                Axis(
-                    "flag",
-                    "What is detected: target words that are `hallucinated`, or source words that are `omitted`.",
-                ),
-            ),
-            per="method and flag, for translations with gold labels",
-            values={
-                "below": "The threshold: words with a smaller share are flagged.",
-                "precision": "Share of the flagged words that are labelled `bad`; missing if no word is flagged.",
-                "recall": "Share of the words labelled `bad` that are flagged; missing if no word is labelled `bad`.",
-                "auc": "Probability that a word labelled `bad` has a smaller share than one labelled `ok`, independent "
-                "of the threshold; chance is ½.",
-                "average_precision": "Area under the precision–recall curve; chance is the share of words labelled `bad`.",
-                "marked": Column("Number of words labelled `bad`.", kind="whole"),
-                "labelled": Column("Number of labelled words.", kind="whole"),
-            },
+            values={"text": Column("The word.", kind="text"), "source": f"{_OF_SOURCE}."},
         ),
     },
     metrics=(
-        Rollup(
-            "<method>/share/<source>",
-            "Mean share of a token's vector that comes from a source, from the input up to the deepest chosen layer.",
-            of="by_category.share",
-            where={**_ALL, "layer": _deepest},
-        ),
-        Rollup(
-            "<method>/score/<source>",
-            "Mean share of the absolute scores that tokens of a category have.",
-            of="scores.share",
-        ),
         Rollup(
             "agreement/<method>/<other>",
             "Mean over sequences of Spearman's ρ between the scores of two methods.",
@@ -278,34 +168,6 @@ PUBLISHED = Published(
             "translation/<method>/special",
             "The part of this share that comes from the source's special tokens.",
             of="translations.special",
-        ),
-        Rollup(
-            "translation/<method>/hallucinated",
-            "Share of target words that are flagged as hallucinated.",
-            of="target_words.flagged",
-        ),
-        Rollup(
-            "translation/<method>/omitted",
-            "Share of source words that are flagged as omitted.",
-            of="source_words.flagged",
-        ),
-        *(
-            Rollup(f"detection/<method>/<flag>/{measure}", meaning, of=f"detection.{measure}")
-            for measure, meaning in (
-                ("precision", "Share of the flagged words that are labelled `bad`."),
-                ("recall", "Share of the words labelled `bad` that are flagged."),
-                ("auc", "Probability that a word labelled `bad` has a smaller share than one labelled `ok`."),
-                ("average_precision", "Area under the precision–recall curve."),
-            )
-        ),
-    ),
-    curves=(
-        Rollup(
-            "<method>/itself",
-            "Mean share of a token's vector that comes from the token itself, from the input up to the layer.",
-            of="by_category.share",
-            where={**_ALL, "source": "itself"},
-            label="share from the token itself (%)",
         ),
     ),
 )

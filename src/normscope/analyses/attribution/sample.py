@@ -13,8 +13,6 @@ from normscope.analyses.attribution.agreement import Agreement
 from normscope.analyses.attribution.erasures import by_score, random_orders, without
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions, Erasure
-from normscope.analyses.attribution.score_shares import ScoreShares
-from normscope.analyses.attribution.shares import CUMULATIVE, LAYER, Shares
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod, MapStage, defined_methods
@@ -80,8 +78,6 @@ class SampleAttribution:
         removes = options.erasure is Erasure.remove or options.target is ReadoutTarget.loss
         self._mask_token = None if removes else context.vocabulary.mask
         names = [str(method) for method in self._methods]
-        self.shares = Shares(context.layers, context.names, context.categories)
-        self.score_shares = ScoreShares(context.names)
         self.agreement = Agreement(names)
         self.faithfulness = Faithfulness(names, options.shares)
         self.drawn: list[SequenceMaps] = []
@@ -126,7 +122,7 @@ class SampleAttribution:
         enough = itertools.chain.from_iterable(parts)
         for batch, answer in self._runner.progress(enough, len(texts), "attribution of a sample"):
             self.noun = "tokens" if batch.units is None else "words"
-            of_tokens, maps = self._maps(batch)
+            of_tokens, maps = self._maps(batch, keep=False)
             self._add_maps(batch, maps)
             if answer:
                 self.readout = self._readout(answer)
@@ -136,16 +132,16 @@ class SampleAttribution:
 
     def maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
         """The maps of a batch, layer by layer and from the input up to each layer."""
-        return self._maps(batch)[1]
+        return self._maps(batch, keep=True)[1]
 
-    def _maps(self, batch: Batch) -> tuple[dict[MapMethod, ModelMaps], dict[MapMethod, ModelMaps]]:
+    def _maps(self, batch: Batch, *, keep: bool) -> tuple[dict[MapMethod, ModelMaps], dict[MapMethod, ModelMaps]]:
         """The maps of tokens that scores are made of, and those to report: the same, unless words are measured."""
         model, groups = self._runner.model, batch.groups
 
         def of(methods: Sequence[MapMethod], groups: WordGroups | None) -> dict[MapMethod, ModelMaps]:
             inputs, stage, bias = batch.model_inputs(), self._stage, self._bias
             return model_maps(
-                model.model, model.layout, inputs, methods, stage=stage, bias=bias, keep=True, groups=groups
+                model.model, model.layout, inputs, methods, stage=stage, bias=bias, keep=keep, groups=groups
             )
 
         if groups is None:
@@ -157,17 +153,9 @@ class SampleAttribution:
         return of_tokens, {method: of_words[method] for method in self._map_methods}
 
     def _add_maps(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
-        """Add the maps of a batch of one sequence to the shares and the agreement."""
+        """Add the maps of a batch of one sequence to the agreement."""
         self.sequences += 1
-        categories = batch.measured.categories[0].cpu().numpy()
-        for method, of_method in maps.items():
-            scopes = {LAYER: of_method.layers, CUMULATIVE: of_method.cumulative}
-            self.shares.add(
-                str(method),
-                {scope: [layer[0].cpu().numpy() for layer in layers] for scope, layers in scopes.items() if layers},
-                categories,
-            )
-        tokens = len(categories)
+        tokens = batch.measured.input_ids.shape[1]
         seen = np.ones((tokens, tokens), dtype=bool)
         self.agreement.add_maps(
             {str(method): between_tokens(of_method.total) for method, of_method in maps.items()},
@@ -205,7 +193,6 @@ class SampleAttribution:
         if batch.groups is not None:
             scored = {method: batch.groups.to(values.device).sums(values) for method, values in scored.items()}
         scores = {str(method): values[0].cpu().numpy() for method, values in scored.items()}
-        self.score_shares.add(scores, batch.measured.categories[0].cpu().numpy())
         self.agreement.add_scores({method: values[ordinary] for method, values in scores.items()})
         packed = batch.packed()[:, 0].cpu()
         untouched = answers(self.readout, batch)

@@ -1,4 +1,4 @@
-"""A sample of pairs of texts: translations with the gold labels of their words, or texts and answers."""
+"""A sample of pairs of texts: translations, or texts and answers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.data.examples import Example, WrongWords
+from normscope.data.examples import Example
 from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.errors import InputError
 
@@ -41,7 +41,7 @@ class SampledPairs(Resource[tuple[Example, ...]]):
         """Offer the next pairs."""
         for row, example in enumerate(examples, start=self._rows + 1):
             if isinstance(example, Example) and example.text_pair is not None:
-                pair = Example(example.text, example.text_pair, row=row, wrong=example.wrong)
+                pair = Example(example.text, example.text_pair, row=row)
                 self._kept.append((self._priority(pair), row, pair))
         self._rows += len(examples)
         self._kept = sorted(self._kept)[: self._size]
@@ -66,7 +66,7 @@ class SampledPairs(Resource[tuple[Example, ...]]):
         self._kept = [(self._priority(pair), pair.row, pair) for pair in pairs]
 
     def digest(self, value: tuple[Example, ...]) -> str:
-        """A hash of the texts and their labels."""
+        """A hash of the texts."""
         return hashlib.sha256(repr([_packed(pair) for pair in value]).encode()).hexdigest()
 
     def _priority(self, pair: Example) -> float:
@@ -75,11 +75,9 @@ class SampledPairs(Resource[tuple[Example, ...]]):
 
 
 def _packed(pair: Example) -> list[Any]:
-    wrong = pair.wrong or WrongWords()
-    return [pair.row, pair.text, pair.text_pair, wrong.hallucinated, wrong.omitted]
+    return [pair.row, pair.text, pair.text_pair]
 
 
 def _unpacked(content: Sequence[Any]) -> Example:
-    row, text, text_pair, *labels = content
-    wrong = WrongWords(*(None if of_side is None else tuple(map(bool, of_side)) for of_side in labels))
-    return Example(str(text), str(text_pair), row=int(row), wrong=wrong if wrong.known else None)
+    row, text, text_pair = content
+    return Example(str(text), str(text_pair), row=int(row))

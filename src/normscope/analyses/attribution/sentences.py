@@ -13,47 +13,19 @@ def sentences_of(
     metrics: Mapping[str, float],
     above_random: Mapping[str, float] = MappingProxyType({}),
     below_best: Mapping[str, float] = MappingProxyType({}),
-    vector: str = "output vector",
-    below: tuple[float, float] = (0.0, 0.0),
 ) -> list[Sentence]:
-    """Where vectors come from, which method is the most faithful, and how far methods agree; for translations, how much comes
-    from the source, how many words are flagged, and how well the flags agree with gold labels.
+    """Which method is the most faithful, and how far methods agree; for translations, how much comes from the source.
 
     Args:
         above_random: By method, the lower end of the interval of its difference from random orders, sequence by sequence.
             Without a number above 0, the sample cannot tell the two apart.
         below_best: The same for its difference from the best method.
-        vector: What the shares are of.
-        below: The thresholds of the flags for words of the target and of the source.
     """
     return [
-        *_shares(metrics, vector),
         *_faithfulness(metrics, above_random, below_best),
-        *_without_content(metrics),
         *_agreement(metrics),
-        *_translations(metrics, *below),
-        *_detection(metrics),
+        *_translations(metrics),
     ]
-
-
-def _shares(metrics: Mapping[str, float], vector: str) -> list[Sentence]:
-    own = {method: metrics[name] for method in METHODS if (name := f"{method}/share/itself") in metrics}
-    if not own:
-        return []
-    chosen = "decompx" if "decompx" in own else next(iter(own))
-    text = f"According to {METHODS[chosen]}, a token's own share of its {vector} is {brief_share(own[chosen], *own.values())}"
-    bias = metrics.get(f"{chosen}/share/bias")
-    if bias is not None:
-        text += f", and that of the biases is {brief_share(bias)}"
-    others = sorted((share, method) for method, share in own.items() if method != chosen)
-    if len(others) == 1:
-        text += f"; {METHODS[others[0][1]]} puts the token's own share at {brief_share(others[0][0], *own.values())}"
-    elif others:
-        (low, lowest), (high, highest) = others[0], others[-1]
-        ends = [brief_share(end, *own.values()) for end in (low, high)]
-        between = f"between {ends[0]} ({METHODS[lowest]}) and {ends[1]} ({METHODS[highest]})"
-        text += f"; the other methods put the token's own share {between if ends[0] != ends[1] else f'at {ends[0]}'}"
-    return [Sentence(f"{text}.", figure="by_category", table="by_category")]
 
 
 def _faithfulness(
@@ -134,30 +106,6 @@ def _without_random(random: float, beside: float) -> str:
     return f"{verb}by {brief(abs(random), abs(beside))} without as many random tokens"
 
 
-_WITHOUT_CONTENT = ("cls", "sep", "first")
-"""Categories of tokens that say nothing about the text."""
-_KINDS = {"special": "special tokens", "first": "the first token"}
-
-
-def _without_content(metrics: Mapping[str, float]) -> list[Sentence]:
-    """How much of the scores goes to special tokens and the first token."""
-    shares: dict[str, float] = {}
-    kinds: set[str] = set()
-    for (method, source), share in by_axes("<method>/score/<source>", metrics).items():
-        if source in _WITHOUT_CONTENT:
-            shares[method] = shares.get(method, 0.0) + share
-            kinds.add("first" if source == "first" else "special")
-    ordered = sorted((share, method) for method, share in shares.items())
-    if not ordered:
-        return []
-    (low, least), (high, most) = ordered[0], ordered[-1]
-    who = " and ".join(name for kind, name in _KINDS.items() if kind in kinds)
-    get = "gets" if kinds == {"first"} else "get"
-    text = f"{who[0].upper()}{who[1:]} {get} {brief_share(low, high)} of the scores by {METHODS[least]}"
-    text += f", and {brief_share(high, low)} by {METHODS[most]}." if len(ordered) > 1 else "."
-    return [Sentence(text, table="scores", surprising=high > 2 * low)]
-
-
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
     # A mean of opposite correlations is 0 up to rounding.
     pairs = sorted(
@@ -183,41 +131,13 @@ def _both(pair: tuple[str, str]) -> str:
     return " and ".join(METHODS[method] for method in pair)
 
 
-def _translations(metrics: Mapping[str, float], hallucinated_below: float, omitted_below: float) -> list[Sentence]:
+def _translations(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     for method, share in by_axes("translation/<method>/source", metrics).items():
-        title, name = OF_TRANSLATIONS[method], f"translation/{method}"
-        special, hallucinated, omitted = (metrics[f"{name}/{of}"] for of in ("special", "hallucinated", "omitted"))
+        special = metrics[f"translation/{method}/special"]
         text = (
-            f"According to {title}, {brief_share(share)} of a target word comes from the source on average "
+            f"According to {OF_TRANSLATIONS[method]}, {brief_share(share)} of a target word comes from the source on average "
             f"({brief_share(special)} from its special tokens), and the rest from the target so far."
         )
         sentences.append(Sentence(text, figure="source_share", table="translations"))
-        text = (
-            f"{title} flags {brief_share(hallucinated)} of target words as hallucinated (less than "
-            f"{brief_share(hallucinated_below)} comes from the source) and {brief_share(omitted)} of source words as omitted "
-            f"(they contribute less than {brief_share(omitted_below)} to every target word)."
-        )
-        sentences.append(Sentence(text, table="target_words"))
-    return sentences
-
-
-_FLAGS = {
-    "hallucinated": "The share that a target word takes from the source",
-    "omitted": "The largest share that a source word contributes to any target word",
-}
-
-
-def _detection(metrics: Mapping[str, float]) -> list[Sentence]:
-    sentences: list[Sentence] = []
-    for (method, flag), auc in by_axes("detection/<method>/<flag>/auc", metrics).items():
-        precision, recall = (metrics.get(f"detection/{method}/{flag}/{of}") for of in ("precision", "recall"))
-        flags = "no word is flagged"
-        if precision is not None and recall is not None:
-            flags = f"the flags have a precision of {brief_share(precision)} and a recall of {brief_share(recall)}"
-        text = (
-            f"{_FLAGS[flag]} ({OF_TRANSLATIONS[method]}) detects words labelled as {flag} with an AUC of {brief(auc)}; "
-            f"{flags}."
-        )
-        sentences.append(Sentence(text, table="detection"))
     return sentences

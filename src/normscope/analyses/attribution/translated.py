@@ -1,5 +1,4 @@
-"""How much of each word of a translation comes from the source, and how much from the target so far; words whose shares are too
-small are flagged."""
+"""How much of each word of a translation comes from the source, and how much from the target so far."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,17 +12,14 @@ from normscope.attribution.methods import MapMethod
 from normscope.attribution.translations import attribute_words, translation_maps
 from normscope.data.annotation import spaced_words
 from normscope.data.batching import Batch
-from normscope.data.examples import Example, WrongWords
+from normscope.data.examples import Example
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
-from normscope.statistics.detection import detection
 from normscope.statistics.intervals import mean_interval
 
 TRANSLATION_METHODS = (MapMethod.ALTI, MapMethod.DECOMPX)
 """The methods that attribute translations."""
-
-HALLUCINATED, OMITTED = "hallucinated", "omitted"
 
 _DRAWN, _DRAWN_WORDS = 2, 40
 """Number of translations whose shares are drawn: the shortest that have at most so many words on both sides."""
@@ -51,11 +47,6 @@ class WordShares(NamedTuple):
     def of_special(self) -> Float[np.ndarray, " row"]:
         """How much of each target word comes from the source's special tokens."""
         return np.asarray(self.shares[:, len(self.source)])
-
-    @property
-    def drawn(self) -> Float[np.ndarray, " column"]:
-        """The largest share that any target word takes from each source word."""
-        return np.asarray(self.shares[:, : len(self.source)].max(axis=0))
 
 
 def word_shares(
@@ -125,7 +116,6 @@ class TranslationSample:
             _ = runner.model.stacks_verification
         self._sentences: list[dict[str, object]] = []
         self._target: list[dict[str, object]] = []
-        self._source: list[dict[str, object]] = []
         self.drawn: list[DrawnTranslation] = []
         self.without_rows = 0
         """Number of pairs without a word that can be attributed."""
@@ -160,9 +150,7 @@ class TranslationSample:
         return found
 
     def _add(self, method: str, pair: Example, shares: WordShares) -> None:
-        wrong, of_pair = pair.wrong or WrongWords(), {"method": method, "row": pair.row}
-        of_source, drawn = shares.of_source, shares.drawn
-        hallucinated, omitted = of_source < self._options.hallucinated_below, drawn < self._options.omitted_below
+        of_pair, of_source = {"method": method, "row": pair.row}, shares.of_source
         self._sentences.append(
             of_pair
             | {
@@ -170,23 +158,14 @@ class TranslationSample:
                 "target": 1 - of_source.mean(),
                 "special": shares.of_special.mean(),
                 "target_words": len(of_source),
-                "source_words": len(drawn),
-                HALLUCINATED: int(hallucinated.sum()),
-                OMITTED: int(omitted.sum()),
+                "source_words": len(shares.source),
             }
         )
-        sides = (
-            (self._target, pair.text_pair or "", shares.target, "source", of_source, hallucinated, wrong.hallucinated),
-            (self._source, pair.text, shares.source, "drawn", drawn, omitted, wrong.omitted),
-        )
-        for rows, text, numbers, name, values, flagged, labels in sides:
-            texts = _words(text)
-            rows += [
-                of_pair
-                | {"word": number, "text": texts[number], name: value, "flagged": int(flag)}
-                | {"gold": "" if labels is None else "bad" if labels[number] else "ok"}
-                for number, value, flag in zip(numbers.tolist(), values.tolist(), flagged, strict=True)
-            ]
+        texts = _words(pair.text_pair or "")
+        self._target += [
+            of_pair | {"word": number, "text": texts[number], "source": value}
+            for number, value in zip(shares.target.tolist(), of_source.tolist(), strict=True)
+        ]
 
     def _offer(self, pair: Example, shares: dict[str, WordShares]) -> None:
         drawn = DrawnTranslation(_words(pair.text), _words(pair.text_pair or ""), shares)
@@ -203,22 +182,12 @@ class TranslationSample:
             raise InputError(
                 "analysis=attribution: no sampled translation has words on both sides that can be attributed"
             )
-        target, source = pd.DataFrame(self._target), pd.DataFrame(self._source)
-        tables = {
+        target = pd.DataFrame(self._target)
+        return {
             "translations": pd.DataFrame(self._sentences),
             "translation_positions": _by_position(target),
             "target_words": target,
-            "source_words": source,
         }
-        found = [
-            row
-            for flag, words, value, below in (
-                (HALLUCINATED, target, "source", self._options.hallucinated_below),
-                (OMITTED, source, "drawn", self._options.omitted_below),
-            )
-            for row in _detected(flag, words, value, below)
-        ]
-        return tables | ({"detection": pd.DataFrame(found)} if found else {})
 
 
 def _words(text: str) -> list[str]:
@@ -258,12 +227,3 @@ def _by_position(target: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def _detected(flag: str, words: pd.DataFrame, value: str, below: float) -> list[dict[str, object]]:
-    labelled = words[words["gold"] != ""]
-    rows: list[dict[str, object]] = []
-    for method, group in labelled.groupby("method", sort=False):
-        found = detection(group[value].to_numpy(dtype=float), (group["gold"] == "bad").to_numpy(), below)
-        rows.append({"method": method, "flag": flag, "below": below, **found._asdict()})
-    return rows

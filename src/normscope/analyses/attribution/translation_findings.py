@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.attribution.published import OF_TRANSLATIONS, PUBLISHED
 from normscope.analyses.attribution.sentences import sentences_of
 from normscope.analyses.attribution.translated import DrawnTranslation
@@ -19,7 +18,6 @@ from normscope.statistics.tidy import tidy
 def translation_findings(
     tables: Mapping[str, pd.DataFrame],
     drawn: Sequence[DrawnTranslation],
-    options: AttributionOptions,
     without_rows: int,
 ) -> Findings:
     """Tables, metrics, figures and sentences.
@@ -27,7 +25,6 @@ def translation_findings(
     Args:
         tables: See `TranslationSample.tables`.
         drawn: A few short translations.
-        options: The options of the analysis.
         without_rows: Number of sampled translations that could not be attributed.
     """
     require_finite(tables["target_words"]["source"].to_numpy(dtype=float), "the shares of the source")
@@ -45,23 +42,15 @@ def translation_findings(
         | {f"translation_{place}": _shares(each) for place, each in enumerate(drawn, start=1)},
         summary=_summary(rolled.metrics),
         summary_digits=3,
-        summary_caption="share from the source, and shares of words flagged as hallucinated or omitted",
-        sentences=sentences_of(rolled.metrics, below=(options.hallucinated_below, options.omitted_below)),
+        summary_caption="share of a target word that comes from the source",
+        sentences=sentences_of(rolled.metrics),
         notes=notes,
     )
 
 
 def _summary(metrics: Mapping[str, float]) -> pd.DataFrame:
-    columns = {
-        "source": "translation/<method>/source",
-        "hallucinated": "translation/<method>/hallucinated",
-        "omitted": "translation/<method>/omitted",
-        "AUC hallucinated": "detection/<method>/hallucinated/auc",
-        "AUC omitted": "detection/<method>/omitted/auc",
-    }
-    values = {column: by_axes(name, metrics) for column, name in columns.items()}
-    table = pd.DataFrame({column: of_methods for column, of_methods in values.items() if of_methods})
-    return table.rename_axis("method")
+    of_methods = by_axes("translation/<method>/source", metrics)
+    return pd.DataFrame({"source": of_methods}).rename_axis("method")
 
 
 def _by_position(positions: pd.DataFrame) -> Lines:

@@ -14,12 +14,11 @@ from normscope.analyses.norms.options import NORMS, NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
 from normscope.analyses.norms.pair_sample import PairSample
 from normscope.analyses.norms.pairs import pairs_of
-from normscope.analyses.norms.pruning import Pruning, pruning_figure
 from normscope.analyses.norms.sentences import sentences_of
 from normscope.analyses.ratio_table import overall_rows
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.maths.norms import expansion_rate, singular_values
+from normscope.maths.norms import expansion_rate
 from normscope.models.block import NOT_LINEAR, AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import by_axes, roll_up
@@ -42,7 +41,6 @@ class NormsAnalysis(Analysis):
         layers, heads = len(context.layers), context.heads
         self._shares = SequenceMeans(layers, 3 * heads, len(self._groups))
         self._norms = GroupedMoments(layers, heads, len(self._groups))
-        self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._pairs = PairCorrelation(options, layers, len(context.names), context.dtype)
         self._alike = SequenceMeans(layers, 1, 1)
@@ -50,16 +48,12 @@ class NormsAnalysis(Analysis):
         self.accumulators = {
             "shares": self._shares,
             "norms": self._norms,
-            "per_key": self._per_key,
             "inputs": self._inputs,
             "alike": self._alike,
             "pairs": self._pairs.correlation,
             "sample": self._sample.accumulator,
             "queries": self._pairs.queries,
         }
-        self._pruning = Pruning(layers, heads) if options.pruning else None
-        if self._pruning is not None:
-            self.accumulators["pruning"] = self._pruning.accumulator
 
     @classmethod
     def requirements(cls, _options: NormsOptions, _model: ModelInfo) -> Requirements:
@@ -76,11 +70,10 @@ class NormsAnalysis(Analysis):
         self._pairs.update(layer, pairs)
         received_shares, norms = pairs.received_shares, pairs.norms
         # For each query, α (‖αf‖, the share) summed over the keys of the category; then the mean over the sequence's queries.
-        per_key = pairs.received / lengths[:, None, None]
+        weights = pairs.received / lengths[:, None, None]
         others = torch.cat([pairs.received_norms, received_shares.to(pairs.received_norms)], dim=1)
-        received = torch.cat([per_key, others / lengths[:, None, None]], dim=1)
+        received = torch.cat([weights, others / lengths[:, None, None]], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
-        self._per_key.update(layer, per_key.transpose(0, 1), members)
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
@@ -88,35 +81,29 @@ class NormsAnalysis(Analysis):
             means = torch.einsum("bhk,bk->b", norms, alike) / (norms.shape[1] * lengths)
             self._alike.update(layer, means[None, :, None], lengths)
         self._sample.update(pairs)
-        if self._pruning is not None:
-            self._pruning.update(layer, block, batch)
 
     def result(self) -> Findings:
-        """Tables and figures of sections 4.1 to 4.3, and the spectra of the weights."""
+        """Tables and figures of sections 4.1 to 4.3, and the expansion rates of the weights."""
         of_heads = self._of_heads()
         by_head = self._reported(of_heads)
-        by_layer, per_key = self._by_layer(by_head), self._mean_per_key()
+        by_layer = self._by_layer(by_head)
         dispersion, inputs = self._dispersion(self._norms), self._dispersion(self._inputs).drop(columns="head")
         correlation = self._correlation()
-        spectra = self._spectra()
+        expansion = self._expansion()
         sample = self._sample.table(self.context.names)
         tables = {
             "by_layer": by_layer,
             "by_head": by_head,
             "head_shares": overall_rows(of_heads)[["layer", "head", "share"]].reset_index(drop=True),
-            "per_key": per_key,
             "dispersion": dispersion,
             "dispersion_summary": _extremes(dispersion),
             "input_dispersion": inputs,
             "input_dispersion_summary": _extremes(inputs),
             "correlation": correlation,
-            **spectra,
+            **({} if expansion is None else {"expansion": expansion}),
             "sample": sample,
         }
-        figures = describe_figures(by_layer, by_head, tables["head_shares"], per_key, sample, spectra)
-        if self._pruning is not None:
-            tables["pruning"] = self._pruning.table(self.context.layers)
-            figures["pruning"] = pruning_figure(tables["pruning"])
+        figures = describe_figures(by_layer, by_head, tables["head_shares"], sample, expansion)
         rolled = roll_up(self.info.published, tables)
         metrics = rolled.metrics | self._with_equal_weights()
         return Findings(
@@ -132,7 +119,7 @@ class NormsAnalysis(Analysis):
             ),
             notes=[
                 *self._pairs.notes(),
-                *([] if spectra else [f"{NOT_LINEAR.format('values')}, so W_V has no spectrum"]),
+                *([] if expansion is not None else [f"{NOT_LINEAR.format('values')}, so W_V has no expansion rate"]),
             ],
         )
 
@@ -186,20 +173,6 @@ class NormsAnalysis(Analysis):
             "layer", kind="stable", ignore_index=True
         )
 
-    def _mean_per_key(self) -> pd.DataFrame:
-        """Mean weight of a single key of each category, where the other tables sum over the keys of the category."""
-        weights = self._per_key.compute()
-        table = tidy(
-            {
-                "mean": weights.mean.mean(dim=1),
-                "sequence_mean": weights.sequence_mean.mean(dim=1),
-                "count": weights.count,
-            },
-            layer=self.context.layers,
-            category=self._groups,
-        )
-        return self._reported(table)
-
     def _dispersion(self, moments: GroupedMoments) -> pd.DataFrame:
         """Dispersion over all tokens, by layer and row of the moments (`head`)."""
         summary = moments.compute()
@@ -232,22 +205,16 @@ class NormsAnalysis(Analysis):
         )
         return table.astype({"spearman": "Float64"})
 
-    def _spectra(self) -> dict[str, pd.DataFrame]:
-        """Singular values and expansion rates of W_V W_O; none if there is no W_V."""
-        values, rates = [], []
+    def _expansion(self) -> pd.DataFrame | None:
+        """Expansion rates of W_V W_O; None if there is no W_V."""
+        rates = []
         for layer in self.context.layers:
             weights = self.context.parameters[layer]
             if weights.value is None:
-                return {}
+                return None
             affine = weights.value_weight, weights.value_bias, weights.output_weight
-            spectrum = singular_values(*affine)
-            heads, ranks = (range(1, size + 1) for size in spectrum.shape)
-            values.append(tidy({"value": spectrum}, layer=[layer], head=heads, index=ranks))
             rates.append((layer, expansion_rate(*affine), expansion_rate(*affine, weights.output_bias)))
-        return {
-            "singular_values": pd.concat(values, ignore_index=True),
-            "expansion": pd.DataFrame(rates, columns=["layer", "rate", "rate_with_output_bias"]),
-        }
+        return pd.DataFrame(rates, columns=["layer", "rate", "rate_with_output_bias"])
 
 
 def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:

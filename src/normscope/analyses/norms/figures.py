@@ -1,6 +1,6 @@
 """The figures of the norms analysis, described from its tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -14,11 +14,10 @@ def describe_figures(
     by_layer: pd.DataFrame,
     by_head: pd.DataFrame,
     head_shares: pd.DataFrame,
-    per_key: pd.DataFrame,
     sample: pd.DataFrame,
-    spectra: Mapping[str, pd.DataFrame],
+    expansion: pd.DataFrame | None,
 ) -> dict[str, Figure]:
-    """Figures 3, 4 (and 10 to 12), 5 and 9 of K20, figure 2 of M24 and the expansion rates of K21, from the tables."""
+    """Figures 3, 4 (and 10 to 12) and 5 of K20, and the expansion rates of K21, from the tables."""
     reported = list(dict.fromkeys(by_head["category"]))
     categories = [category for category in reported if category != ALL] or reported
     points = sample.assign(category=ALL) if categories == [ALL] else sample
@@ -26,13 +25,11 @@ def describe_figures(
         "by_layer": _by_layer(_rows_of(categories, by_layer[by_layer["measure"] != "share"])),
         "shares": _shares(_rows_of(categories, by_layer[by_layer["measure"] == "share"])),
         "head_shares": _head_shares(head_shares),
-        "per_key": _per_key(_rows_of(categories, per_key)),
         "by_head": _by_head(_rows_of(categories, by_head)),
         "scatter": _scatter(_rows_of(categories, points), categories),
     }
-    if spectra:
-        figures["singular_values"] = _singular_values(spectra["singular_values"])
-        figures["expansion"] = _expansion(spectra["expansion"])
+    if expansion is not None:
+        figures["expansion"] = _expansion(expansion)
     return figures
 
 
@@ -92,21 +89,6 @@ def _head_shares(table: pd.DataFrame) -> HeatmapGrid:
     )
 
 
-def _per_key(table: pd.DataFrame) -> Lines:
-    return Lines(
-        table=table,
-        x="layer",
-        y="mean",
-        series="category",
-        series_titles=_titles(table),
-        y_label="mean weight per key",
-        caption=(
-            "Attention weight from a query to a single key of each category: the mean over keys and heads, not the sum over "
-            "the category's keys. A rare category may stand out here although its sum is small."
-        ),
-    )
-
-
 def _by_head(table: pd.DataFrame) -> HeatmapGrid:
     return HeatmapGrid(
         table=table,
@@ -141,31 +123,6 @@ def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
             "leave out at most 1% of each category's points at either end."
         ),
     )
-
-
-def _singular_values(table: pd.DataFrame) -> Lines:
-    return Lines(
-        table=table,
-        x="index",
-        y="value",
-        series="head",
-        panel="layer",
-        x_label="rank of the singular value",
-        y_label="singular value",
-        log_y=True,
-        sharey=True,
-        floor=_floor(table),
-        caption=(
-            "Singular values of each head's map from x to f(x), one line per head. They depend only on the weights. Values "
-            "below a thousandth of the largest are not shown."
-        ),
-    )
-
-
-def _floor(values: pd.DataFrame) -> float | None:
-    """A thousandth of the largest singular value. A map without full rank has values at rounding error's size."""
-    largest = float(values["value"].max())
-    return largest / 1000 if largest > 0 and float(values["value"].min()) < largest / 1000 else None
 
 
 def _expansion(rates: pd.DataFrame) -> Lines:

@@ -20,8 +20,6 @@ class NormsOptions(AnalysisConfig):
     """Number of pairs in the scatter plot."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled queries and pairs."""
-    pruning: bool = False
-    """Whether to measure how attention outputs change without the keys that score lowest, by four scores."""
 
 
 NORMS = AnalysisInfo(

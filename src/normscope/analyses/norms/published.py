@@ -10,7 +10,6 @@ _SHARE = (
     "queries, then over sequences. Over all keys and heads, shares add up to 1 less the share of b_O."
 )
 _F = "‖f(x)‖ averaged over a sequence's keys of the category, then over the sequences that have any."
-_KEYS = Column("Number of keys.", kind="whole")
 _ROW = Axis(
     "row",
     "`max_cv` and `min_cv`: the row with the largest and the smallest coefficient of variation; `average`: the mean row.",
@@ -55,7 +54,7 @@ PUBLISHED = Published(
                 "alpha_f": in_stream(_ALPHA_F),
                 "f": in_stream(_F),
                 "share": _SHARE,
-                "count": _KEYS,
+                "count": Column("Number of keys.", kind="whole"),
             },
         ),
         "head_shares": Table(
@@ -63,14 +62,6 @@ PUBLISHED = Published(
             values={
                 "share": "Signed share of what the head takes from all keys in the attention output of all heads. Below 0, the "
                 "head writes against the output."
-            },
-        ),
-        "per_key": Table(
-            rows=(LAYER, CATEGORY_OF_KEY),
-            values={
-                "mean": "Mean weight of a single key of the category, over queries, keys and heads.",
-                "sequence_mean": "Mean over each sequence's keys of the category first, then over the sequences that have any.",
-                "count": _KEYS,
             },
         ),
         "dispersion": Table(rows=(LAYER, HEAD), values=_dispersion("‖f(x)‖")),
@@ -96,14 +87,6 @@ PUBLISHED = Published(
                 "reason": REASON,
             },
         ),
-        "singular_values": Table(
-            rows=(
-                LAYER,
-                HEAD,
-                Axis("index", "Rank of the singular value, from 1, the largest.", "singular value", kind="whole"),
-            ),
-            values={"value": "Singular value of the head's map from x to f(x). It depends only on the weights."},
-        ),
         "expansion": Table(
             rows=(LAYER,),
             values={
@@ -119,27 +102,6 @@ PUBLISHED = Published(
             per="sampled pair of a query and a visible key",
             values={"alpha": "α of the pair.", "f": in_stream("‖f(x)‖ of the key.")},
             repeats=True,
-        ),
-        "pruning": Table(
-            rows=(
-                LAYER,
-                Axis(
-                    "score",
-                    "What ranks the keys of a head: `alpha` (Σα over queries), `alpha_v` (Σα‖v‖), `alpha_f` (Σα‖f(x)‖) or "
-                    "`share` (their signed share of the attention outputs).",
-                ),
-                Axis("dropped", "The part of the keys that score lowest and are dropped.", "dropped part"),
-                Axis(
-                    "weights",
-                    "Whether the remaining weights are left `unchanged` or are `renormalised`.",
-                    "kind of weights",
-                ),
-                HEAD.but("Head that is pruned, from 1; 0 if all heads are."),
-            ),
-            values={
-                "error": "Norm of the change of the attention output, relative to its own: the mean over a sequence's queries, "
-                "then over sequences."
-            },
         ),
     },
     metrics=(
@@ -172,12 +134,6 @@ PUBLISHED = Published(
             "Number of heads that write against the attention output: those whose mean share is negative.",
             of="head_shares.share",
             how=lambda rows, column: int((rows[column] < 0).sum()),
-        ),
-        Rollup(
-            "pruning/<weights>/<score>/<dropped>",
-            "Relative error of the attention output if all heads drop the keys that score lowest, averaged over layers.",
-            of="pruning.error",
-            where={"head": 0},
         ),
         Rollup("share/heads", "Number of heads of all chosen layers.", of="head_shares.share", how="count"),
         Rollup(
@@ -243,13 +199,6 @@ PUBLISHED = Published(
             of="by_layer.sequence_mean",
             where={"measure": "share"},
             label="share of the attention output",
-        ),
-        Rollup(
-            "pruning/<weights>/<score>/<dropped>",
-            "Relative error of the attention output if all heads drop the keys that score lowest.",
-            of="pruning.error",
-            where={"head": 0},
-            label="relative error",
         ),
         Rollup("expansion", "Expansion rate.", of="expansion.rate"),
     ),

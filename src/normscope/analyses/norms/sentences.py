@@ -34,7 +34,6 @@ def sentences_of(metrics: Mapping[str, float], unseen: Collection[str] = ()) -> 
                 )
             )
     sentences += _shares(metrics)
-    sentences += _pruning(metrics)
     correlations = by_axes("spearman/<category>", metrics)
     if correlations:
         parts = [
@@ -134,27 +133,5 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
     return sentences
 
 
-def _pruning(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The score of keys that tells best which can be dropped, beside the accumulated weight."""
-    sentences = []
-    errors = by_axes("pruning/<weights>/<score>/<dropped>", metrics)
-    for weights, dropped in dict.fromkeys((weights, dropped) for weights, _, dropped in errors):
-        by_score = {score: errors[weights, score, dropped] for score in _SCORES if (weights, score, dropped) in errors}
-        best = min(by_score, key=lambda score: by_score[score])
-        least, by_weight = compared(brief_share, by_score[best], by_score["alpha"])
-        rest = "renormalises the others" if weights == "renormalised" else "leaves the weights of the others unchanged"
-        change = f"least where keys are ranked by {_SCORES[best]}: by {least} on average"
-        if shares_differ(by_score[best], by_score["alpha"]):
-            change += f"; by weight, it changes by {by_weight}"
-        elif best != "alpha":
-            change = f"by {by_weight} on average where keys are ranked by weight, and no other score is clearly better"
-        text = f"If every head drops {dropped} of its keys and {rest}, the attention output changes {change}."
-        sentences.append(Sentence(text, figure="pruning", table="pruning"))
-    return sentences
-
-
 _LEAST_OF_TOKENS = 0.05
 """The share of all tokens in the output below which it is mostly b_O, and their shares of what is left say nothing."""
-
-_SCORES = {"alpha": "weight", "alpha_v": "α‖v‖", "alpha_f": "α‖f(x)‖", "share": "their share of the output"}
-"""What keys are ranked by, in words."""

@@ -1,6 +1,6 @@
-"""Attention sinks, massive activations and value drains (Gu et al. 2025; Sun et al. 2024; Guo et al. 2024)."""
+"""Attention sinks and massive activations (Gu et al. 2025; Sun et al. 2024)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import pandas as pd
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 from normscope.analyses.ablations import PropagatedEffects, Removals, StreamAblations, ablate_residual_stream
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
-from normscope.analyses.sinks.drains import ValueDrains
 from normscope.analyses.sinks.figures import describe_figures
 from normscope.analyses.sinks.options import SINKS, SinksOptions
 from normscope.analyses.sinks.rates import SinkRates
@@ -27,7 +26,6 @@ from normscope.analyses.sinks.sentences import sentences_of
 from normscope.analyses.sinks.variants import long_enough, sequences_of, variants
 from normscope.data.batching import Batch
 from normscope.maths.massive import massive_activations
-from normscope.models.block import GATED, AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
@@ -39,14 +37,13 @@ from normscope.statistics.sequence_sample import SequenceSample
 
 
 class SinksAnalysis(Analysis):
-    """Sink rates by head, the vectors of sinks, the size of activations, and what massive ones cause."""
+    """Sink rates by head, the size of activations, and what massive ones cause."""
 
     info = SINKS
 
     def __init__(self, options: SinksOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
         self._stream = ResidualStream(context)
-        self._drains = ValueDrains(context)
         # Sequences long enough to be cut, and sequences that are too short.
         self._lengths = Counts(1, 2)
         self._long = SequenceSample(options.sequences, options.seed)
@@ -55,7 +52,6 @@ class SinksAnalysis(Analysis):
         self._ablations: PropagatedEffects | None = None
         self.accumulators = {
             **self._stream.accumulators,
-            "drains": self._drains.accumulator,
             "lengths": self._lengths,
             "long": self._long,
             "sample": self._sample,
@@ -79,10 +75,6 @@ class SinksAnalysis(Analysis):
         ]
         self._long.update(tuple(names[row] for row in rows), packed[:, rows], present[rows])
         self._lengths.update(0, torch.tensor([len(rows), len(lengths) - len(rows)]))
-
-    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
-        """Add the vectors of a block's sinks and of its other keys."""
-        self._drains.update(block, batch)
 
     def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
         """Add the hidden vectors of one layer."""
@@ -162,7 +154,7 @@ class SinksAnalysis(Analysis):
             summary=terminal_summary(tables, position, first_token),
             summary_digits=1,
             summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
-            notes=self._notes(tables),
+            notes=self._notes(),
         )
 
     def _tables(self) -> dict[str, pd.DataFrame]:
@@ -179,7 +171,6 @@ class SinksAnalysis(Analysis):
         tables |= {
             "summary": summary_table(tables["by_head"], self.options.epsilon),
             "massive": self._stream.massive.table(),
-            "drains": self._drains.table(),
             "magnitude": self._stream.magnitude(),
             "norms": self._stream.norms(),
         }
@@ -189,8 +180,8 @@ class SinksAnalysis(Analysis):
                 tables["ablation_loss"] = self._ablations.loss[columns["ablation_loss"]]
         return tables
 
-    def _notes(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
-        notes = [] if len(tables["drains"]) else [f"{GATED}; drains are not measured"]
+    def _notes(self) -> list[str]:
+        notes = []
         long, short = self._lengths.compute()[0].tolist()
         if not long:
             notes.append(

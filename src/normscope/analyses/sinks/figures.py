@@ -6,25 +6,16 @@ import pandas as pd
 
 from normscope.analyses.categories import category_name
 from normscope.analyses.findings import Figure, HeatmapGrid, Lines
-from normscope.analyses.sinks.drains import MEASURES, OTHER, SINK
 from normscope.analyses.sinks.report import label
 from normscope.rounding import enumeration
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 
-_DRAIN_TITLES = {
-    "alpha_f": "‖αf(x)‖: contribution",
-    "alpha": "α: weight",
-    "f_norm": "‖f(x)‖: vector",
-    "v_norm": "‖v‖: value vector",
-}
-"""Panels in order: what sinks contribute comes first."""
-
 
 def describe_figures(
     tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None, epsilon: float
 ) -> dict[str, Figure]:
-    """The map of sink rates, norms of the residual stream, and the vectors of sinks beside others.
+    """The map of sink rates, and norms of the residual stream.
 
     Args:
         position: The position whose sink rates are drawn; None if none was measured.
@@ -63,40 +54,7 @@ def describe_figures(
             "activations appear as positions far above the others."
         ),
     )
-    if len(tables["drains"]):
-        figures["drains"] = _drains(tables["drains"])
     return figures
-
-
-def _drains(table: pd.DataFrame) -> Lines:
-    means = table.groupby(["layer", "key"], sort=False)[list(MEASURES)].mean().reset_index()
-    return Lines(
-        table=means.melt(["layer", "key"], var_name="measure", value_name="norm"),
-        x="layer",
-        y="norm",
-        series="key",
-        series_titles={SINK: "sink", OTHER: "other keys"},
-        panel="measure",
-        panel_titles=_DRAIN_TITLES,
-        y_label="mean over heads",
-        log_y=True,
-        caption=(
-            f"{_contribution(means)} A head's sink is the key that receives the most weight. The other panels compare its "
-            "weight and vectors with those of the other keys, on logarithmic scales."
-        ),
-    )
-
-
-def _contribution(means: pd.DataFrame) -> str:
-    """In how many layers sinks contribute more than the average other key."""
-    by_key = means.pivot_table(index="layer", columns="key", values="alpha_f").dropna()
-    if SINK not in by_key or OTHER not in by_key:
-        return "What sinks contribute, ‖αf(x)‖."
-    layers, more = len(by_key), int((by_key[SINK] > by_key[OTHER]).sum())
-    if not more:
-        return "In every layer, a sink contributes no more than the average other key (‖αf(x)‖)."
-    where = "every layer" if more == layers else f"{more} of {layers} layers"
-    return f"In {where}, a sink contributes more than the average other key (‖αf(x)‖)."
 
 
 def _in_words(position: str) -> tuple[str, str, str, str]:

@@ -22,7 +22,7 @@ class SinkInput(enum.StrEnum):
 
 @dataclasses.dataclass
 class SinksOptions(AnalysisConfig):
-    """Attention sinks, massive activations and value drains (Gu et al. 2025, Sun et al. 2024, Guo et al. 2024)."""
+    """Attention sinks, dormant heads and massive activations (Gu et al. 2025, Guo et al. 2024, Sun et al. 2024)."""
 
     inputs: list[SinkInput] = dataclasses.field(default_factory=lambda: list(SinkInput), metadata=some_of(SinkInput))
     """What to measure sink rates on: sequences of the corpus (`text`), random tokens in their place (`random`), or one random

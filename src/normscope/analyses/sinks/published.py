@@ -35,12 +35,6 @@ _POSITION = Axis(
     "`first` for the first token of a sequence, or a category, whose tokens count separately.",
     titles={"first": "first token"},
 )
-_KEY = Axis(
-    "key",
-    "`sink` for the key that receives the most weight from the head in a sequence, or `other`.",
-    noun="kind of key",
-    titles={"sink": "sinks"},
-)
 _PLACE = Axis("position", "Position of the token, from 1.", kind="whole")
 _ABLATED = (
     Axis(
@@ -127,15 +121,6 @@ PUBLISHED = Published(
                 "sequences": Column("Number of sequences with this massive activation.", kind="whole"),
             },
             ranked_by=("ratio",),
-        ),
-        "drains": Table(
-            rows=(LAYER, HEAD, _KEY),
-            values={
-                "alpha": "Mean weight αₖ of the key, over the queries that see it.",
-                "v_norm": Column("Mean norm ‖v‖ of the value vectors.", unit="values of the head"),
-                "f_norm": in_stream("Mean norm ‖f(x)‖ of the transformed vectors.", label="mean ‖f(x)‖"),
-                "alpha_f": in_stream("Mean norm ‖αf(x)‖ of what the key contributes to a query that sees it."),
-            },
         ),
         "magnitude": Table(
             rows=(_STREAM,),
@@ -229,20 +214,6 @@ PUBLISHED = Published(
             how=at_largest("value"),
         ),
         Rollup(
-            "drains/<key>/alpha", "Mean weight of sinks, or of other keys, over layers and heads.", of="drains.alpha"
-        ),
-        Rollup(
-            "drains/<key>/v_norm", "Mean ‖v‖ of sinks, or of other keys, over layers and heads.", of="drains.v_norm"
-        ),
-        Rollup(
-            "drains/<key>/f_norm", "Mean ‖f(x)‖ of sinks, or of other keys, over layers and heads.", of="drains.f_norm"
-        ),
-        Rollup(
-            "drains/<key>/alpha_f",
-            "Mean ‖αf(x)‖ of sinks, or of other keys, over layers and heads.",
-            of="drains.alpha_f",
-        ),
-        Rollup(
             "magnitude/max_abs",
             "Largest |x| of a sequence, averaged over sequences: the largest of all layers.",
             of="magnitude.max_abs",
@@ -302,7 +273,6 @@ PUBLISHED = Published(
             "Share of heads, over sequences, in which the position is a sink.",
             of="by_head.sink_rate",
         ),
-        Rollup("f_norm/<key>", "Mean ‖f(x)‖ of sinks, or of other keys, over heads.", of="drains.f_norm"),
         Rollup("max_abs", "Largest |x| of a sequence, averaged over sequences.", of="magnitude.max_abs"),
         Rollup(
             "kurtosis", "Kurtosis of the activations of a sequence, averaged over sequences.", of="magnitude.kurtosis"

@@ -13,7 +13,7 @@ _BOS = {"with_bos": "with", "without_bos": "without"}
 
 
 def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", dormant: float = 0.5) -> list[Sentence]:
-    """Sinks, dormant heads, value drains, massive activations, and what depends on them.
+    """Sinks, dormant heads, massive activations, and what depends on them.
 
     Args:
         first_token: The token that begins a sequence.
@@ -23,7 +23,6 @@ def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", dormant
         *_sinks(metrics, first_token),
         *_dormant(metrics, first_token, dormant),
         *_nowhere(metrics, first_token),
-        *_drains(metrics),
         *_massive(metrics),
         *_losses(metrics),
         *_weights(metrics),
@@ -91,41 +90,6 @@ def _nowhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
             f"On {where}, learned sinks take {share} of the attention weight, which goes to no key.", table="strongest"
         )
     ]
-
-
-def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The vectors of sinks beside those of other keys, and what they contribute beside the weight that they receive."""
-    names = ("f_norm", "alpha", "alpha_f")
-    means = {(key, name): metrics.get(f"drains/{key}/{name}") for name in names for key in ("sink", "other")}
-    known = {key: mean for key, mean in means.items() if mean is not None}
-    if len(known) < len(means):
-        return []
-    of_sink, of_others = compared(brief, known["sink", "f_norm"], known["other", "f_norm"])
-    sentences = [
-        Sentence(
-            f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {of_sink}, compared with {of_others} for "
-            "the other keys.",
-            figure="drains",
-            table="drains",
-            surprising=known["sink", "f_norm"] < known["other", "f_norm"] / 2,
-        )
-    ]
-    if known["other", "alpha"] and known["other", "alpha_f"]:
-        weight, contribution = (known["sink", name] / known["other", name] for name in ("alpha", "alpha_f"))
-        times = compared(brief, weight, contribution)
-        norms = compared(brief, known["sink", "alpha_f"], known["other", "alpha_f"])
-        little = contribution < weight / 2
-        sentences.append(
-            Sentence(
-                f"On average, the key that receives the most weight in a head gets {times[0]} times as much weight as each "
-                f"of the others, {'but contributes only' if little else 'and contributes'} {times[1]} times as much: a mean "
-                f"‖αf(x)‖ of {norms[0]}, compared with {norms[1]}.",
-                figure="drains",
-                table="drains",
-                surprising=little,
-            )
-        )
-    return sentences
 
 
 def _massive(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -131,8 +131,6 @@ def coincide(figure: Lines) -> bool:
 def _scale(axes: Axes, figure: Lines) -> None:
     if figure.log_y:
         log_scale(axes, "y")
-        if figure.floor is not None:
-            axes.set_ylim(bottom=figure.floor)
     elif figure.limits is not None:
         low, high = figure.limits
         axes.set_ylim(low, high + 0.03 * (high - low))

@@ -248,7 +248,6 @@ def _lines(figure: Lines) -> Spec:
     rows = rows.dropna(subset=[figure.series])
     if figure.log_y:  # Vega would draw zeros anywhere
         rows[figure.y] = rows[figure.y].where(rows[figure.y] > 0)
-    mark = {"clip": True} if figure.log_y and figure.floor is not None else {}
     whole = bool((rows[figure.x] % 1 == 0).all())
     axis: Spec = {"grid": False} | ({"tickMinStep": 1, "format": "d"} if whole else {})
     encoding: Spec = {
@@ -261,8 +260,6 @@ def _lines(figure: Lines) -> Spec:
         ),
     }
     layers = _plain_lines(figure) if titles is None else _titled_lines(figure, titles, set(series))
-    for layer in layers:
-        layer["mark"] |= mark
     layers[0]["params"] = [*layers[0].get("params", []), _zoom(figure.panel is None or figure.sharey)]
     spec = _panelled({"encoding": encoding, "layer": layers}, rows, figure.panel, figure.panel_titles)
     spec["usermeta"]["letters"] = max(map(len, (titles or {}).values()), default=0)
@@ -270,10 +267,9 @@ def _lines(figure: Lines) -> Spec:
 
 
 def _y_scale(figure: Lines) -> Spec:
-    """The range of a line plot: as given; else from zero, or on a logarithmic axis from the floor."""
+    """The range of a line plot: as given; else from zero, or on a logarithmic axis from the smallest value."""
     if figure.log_y:
-        floor = {"padding": 8} if figure.floor is None else {"domainMin": figure.floor}
-        return {"type": "log", "nice": False} | floor
+        return {"type": "log", "nice": False, "padding": 8}
     return {"domain": list(figure.limits)} if figure.limits else {}
 
 
