@@ -34,10 +34,9 @@ from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, loca
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import completed_layout, layout_of
 from normscope.models.loaded import LoadedModel
-from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
-from normscope.models.options import DeviceOptions, DType, ModelOptions, Quantization
+from normscope.models.options import DeviceOptions, ModelOptions, Quantization
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.positions import padding_of
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
@@ -228,39 +227,6 @@ class OpenedModel:
     def _longest_text(self) -> int | None:
         """Where a sentence encoder truncates texts; None for other models."""
         return None if self._named is None else longest_text(self._named.folder, self.options.name)
-
-    def check_memory(self, device: DeviceOptions, processes: int = 1) -> str | None:
-        """Estimate what a run needs, and compare it with the memory of its device.
-
-        Args:
-            processes: How many processes of the run are on this machine.
-
-        Returns:
-            One line if it may not fit, otherwise None.
-
-        Raises:
-            InputError: If not even the weights fit.
-        """
-        target = torch_device(device.name)
-        memory = None if device.map is not None else Memory.of(target, processes)
-        if memory is None:
-            return None
-        quantization = self.quantization
-        try:
-            needed = estimate(
-                text_config(self.config),
-                self.layout,
-                DTYPES[device.dtype],
-                device.batch_tokens,
-                quantization=quantization,
-                accelerator=target.type != "cpu",
-            )
-        except Exception:  # an invalid config, which loading explains
-            return None
-        advice = [] if device.dtype in (DType.bfloat16, DType.float16) else ["device.dtype=bfloat16"]
-        advice += [] if quantization else [f"model.quantization={Quantization.torchao_int8}"]
-        advice += ["device.map=auto", "a smaller device.batch_tokens"]
-        return compare(needed, target, memory, advice, name=self.options.name, processes=processes)
 
     @property
     def quantization(self) -> Quantization | None:
