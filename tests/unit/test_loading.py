@@ -155,7 +155,11 @@ def test_pickled_weights_need_consent_and_a_supported_dtype(folder):
 
 def test_quantised_checkpoints(folder):
     change_config(folder, quantization_config={"quant_method": "fp8"})
-    assert_refused(folder, "expected bitsandbytes, or torchao's Int8WeightOnlyConfig, got fp8; set model.name")
+    assert_refused(folder, "expected weights that are not quantised, got fp8; set model.name to a model in float32")
+    change_config(folder, quantization_config={"load_in_4bit": True})
+    assert_refused(folder, "expected weights that are not quantised, got quantised ones; set model.name")
+    random = load(ModelOptions(name=str(folder), random_init=True, seed=0), DeviceOptions(name="cpu"))
+    assert random.model.dtype is torch.float32
 
 
 def test_heads_poolers_and_buffers_of_older_versions_are_accepted(folder):

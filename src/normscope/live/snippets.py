@@ -22,7 +22,6 @@ _LOADED = (
     "revision",
     "tokenizer",
     "stack",
-    "quantization",
     "random_init",
     "source_language",
     "target_language",

@@ -5,8 +5,7 @@ from pathlib import Path
 import transformers
 from transformers import PretrainedConfig
 
-from normscope.errors import InputError
-from normscope.models.quantised_checkpoints import check_readable
+from normscope.errors import InputError, printable
 from normscope.untrusted.files import MIB
 from normscope.untrusted.plain_data import json_mapping, shown
 
@@ -68,6 +67,23 @@ def check_family(config: PretrainedConfig, name: str) -> None:
             )
 
 
+def check_not_quantised(config: PretrainedConfig) -> None:
+    """Check that the weights of a checkpoint are floating-point numbers, not integers with scales.
+
+    Raises:
+        InputError: If they are quantised.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return
+    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+    found = "quantised ones" if method is None else printable(str(getattr(method, "value", method)), 60)
+    raise InputError(
+        f"quantization_config in the model's config: expected weights that are not quantised, got {found}; set model.name to "
+        "a model in float32, float16 or bfloat16"
+    )
+
+
 def check_supported(config: PretrainedConfig) -> None:
     """Check that transformers and normscope implement everything that a config asks for.
 
@@ -86,7 +102,6 @@ def check_supported(config: PretrainedConfig) -> None:
             f"hidden_size={size} in the model's config: expected from 1 to {_LARGEST:,}; correct the config.json of "
             "model.name, or model.architecture"
         )
-    check_readable(config)
     # In transformers 5.23, Gemma sees later tokens only in batches without padding. Gemma 2 no longer does.
     inconsistent = config.model_type == "gemma" and getattr(config, "is_causal", True)
     if inconsistent and getattr(config, "use_bidirectional_attention", False):

@@ -16,7 +16,6 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import adapted_layers
 from normscope.models.pointwise import DimensionsFirst, replace_pointwise
-from normscope.models.stored_weights import is_quantised
 from normscope.models.text_tower import base_of
 from normscope.models.weight_checks import UNOBSERVED_PARTS
 
@@ -46,7 +45,7 @@ def damage_named(model: object, *, of_proof: bool = False) -> Iterator[None]:
 
 def _damage(whole: PreTrainedModel) -> str | None:
     """The first part of a base model that differs from that of a new one; None if there is none, or parts differ rightly."""
-    if is_quantised(whole) or adapted_layers(whole):
+    if adapted_layers(whole):
         return None
     if not isinstance(whole.config, PretrainedConfig):
         return f"expected a transformers config, got {type(whole.config).__name__}"

@@ -27,7 +27,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.adapters import Adapter, base_model
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
-from normscope.models.config_checks import check_config_file, check_family, check_supported
+from normscope.models.config_checks import check_config_file, check_family, check_not_quantised, check_supported
 from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
@@ -36,17 +36,9 @@ from normscope.models.layouts import completed_layout, layout_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
-from normscope.models.options import DeviceOptions, ModelOptions, Quantization
+from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.positions import padding_of
-from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
-from normscope.models.quantised_checkpoints import (
-    check_loadable,
-    class_of,
-    compute_in,
-    set_dtype,
-    stored_quantization,
-)
 from normscope.models.random_state import drawing
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.task_heads import Head, has_head, head_class, task_head
@@ -107,6 +99,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         config = text
         vars(config).pop("quantization_config", None)  # random weights are not quantised
     for each in (config, text):
+        check_not_quantised(each)
         each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
         each.return_dict = True  # outputs are read by name
         each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
@@ -116,18 +109,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
-    stored = stored_quantization(config)
-    if stored is not None and adapter is not None:
-        raise InputError(
-            f"model.name={options.name}: expected an adapter for a checkpoint in float32, float16 or bfloat16, because merged "
-            f"weights would be rounded again, got one for quantised weights ({stored})"
-        )
-    if stored is not None and options.quantization is not None:
-        raise InputError(
-            f"model.quantization={options.quantization}: the weights of {options.name} are already quantised ({stored}); leave "
-            "out model.quantization"
-        )
-    return OpenedModel(options, config, layout, source, adapter, stored)
+    return OpenedModel(options, config, layout, source, adapter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +123,6 @@ class OpenedModel:
     """Its files; None for a model from `model.architecture`."""
     adapter: Source | None
     """The files of a PEFT adapter to merge into it; None without one."""
-    stored: Quantization | None = None
-    """How its weights were quantised before they were saved; None if they were not."""
 
     @property
     def info(self) -> ModelInfo:
@@ -171,19 +151,12 @@ class OpenedModel:
         name = self.options.name
         if device.map is not None:
             self._check_spreadable()
-        if self.stored is not None:
-            check_loadable(self.stored, name, DTYPES[device.dtype], torch_device(device.name))
-            compute_in(self.config, DTYPES[device.dtype])
-        if device.map is not None:
             spread = {"device_map": "auto"} | _spread(device)
             with accelerate_silenced():
                 model, whole = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
             keep_on(model, spare_memory(devices, device.max_memory))
             target = execution_device(model)
-        elif self._by_bitsandbytes:
-            target = torch_device(device.name)
-            model, whole = self._model(DTYPES[device.dtype], self._on(target, DTYPES[device.dtype]))
         else:
             placing = {} if device_map is None else {"device_map": device_map}
             model, whole = self._model(DTYPES[device.dtype], placing)
@@ -192,9 +165,7 @@ class OpenedModel:
         check_shape(model, self.layout, name)
         tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)
-        if self.options.quantization is Quantization.torchao_int8:
-            quantise_to_int8(model, target)
-        if not is_offloaded(model) and not self._by_bitsandbytes:
+        if not is_offloaded(model):
             model.to(target)
         return LoadedModel(
             model=model.eval().requires_grad_(False),
@@ -229,43 +200,11 @@ class OpenedModel:
         return None if self._named is None else longest_text(self._named.folder, self.options.name)
 
     @property
-    def quantization(self) -> Quantization | None:
-        """How the weights are quantised: before they were saved, or when they are loaded."""
-        return self.options.quantization or self.stored
-
-    @property
     def _random(self) -> bool:
         return self.options.random_init or self.source is None
 
-    @property
-    def _by_bitsandbytes(self) -> bool:
-        """Whether weights are on their device once they are read."""
-        return self.quantization in (Quantization.bitsandbytes_8bit, Quantization.bitsandbytes_4bit)
-
-    def _on(self, device: torch.device, dtype: torch.dtype) -> dict[str, object]:
-        """Arguments with which transformers puts weights on a device, quantised by bitsandbytes now or before they were saved.
-
-        Raises:
-            InputError: If bitsandbytes cannot quantise them.
-        """
-        quantization = self.options.quantization
-        if quantization is None:
-            return {"device_map": {"": device}}
-        if self._random or self.adapter is not None:
-            what = "random weights" if self._random else "an adapter"
-            raise InputError(
-                f"model.quantization={quantization}: expected a checkpoint, got {what}; set "
-                f"model.quantization={Quantization.torchao_int8}"
-            )
-        return {"device_map": {"": device}, "quantization_config": bitsandbytes_config(quantization, dtype, device)}
-
     def _check_spreadable(self) -> None:
         """Check that weights of the model can be elsewhere while their module does not run."""
-        if self.quantization is not None:
-            given, advice = f"model.quantization={self.quantization}", "leave out one of the two"
-            if self.stored is not None:
-                given, advice = f"those of {self.options.name} ({self.stored})", "leave out device.map"
-            raise InputError(f"device.map=auto: expected weights that are not quantised, got {given}; {advice}")
         if self._random or self.adapter is not None:
             what = "random weights" if self._random else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
@@ -296,13 +235,11 @@ class OpenedModel:
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
-            kind = class_of(self.config, self.stored)
+            kind: Any = AutoModel
             if text_config(self.config) is not self.config:
                 # The names of a tower's weights may depend on the head.
                 kind = head_class(Head.NEXT_TOKEN, self.config) or kind
             model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
-            if self.stored is Quantization.torchao_int8:
-                set_dtype(model, dtype)
         replace_pointwise(model)
         if self.layout.stack == "encoder":
             return model.get_encoder(), None
@@ -344,11 +281,6 @@ class OpenedModel:
                 return None
             check_finite(whole, self.options.name)
             return whole.to(model.device).eval().requires_grad_(False)
-        # Only the class that saved torchao's tensors can read them.
-        if self.stored is Quantization.torchao_int8 and class_of(self.config, self.stored) is not head_class(
-            head, self.config
-        ):
-            return None
         return task_head(
             head,
             self.source.folder,

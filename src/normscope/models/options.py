@@ -32,17 +32,6 @@ class ModelStack(enum.StrEnum):
     cross = "cross"
 
 
-class Quantization(enum.StrEnum):
-    """How the weights of linear layers are quantised when they are loaded."""
-
-    torchao_int8 = "torchao_int8"
-    """Eight bits, row by row; on any device."""
-    bitsandbytes_8bit = "bitsandbytes_8bit"
-    """Eight bits, and activations as well (LLM.int8); on CUDA."""
-    bitsandbytes_4bit = "bitsandbytes_4bit"
-    """Four bits (NF4); on CUDA."""
-
-
 @dataclass
 class ModelOptions:
     """Which model is analysed."""
@@ -71,8 +60,6 @@ class ModelOptions:
     its tokenizer, or a dict with `model` and other arguments of `normscope.wrap`."""
     random_init: bool = False
     """Use random weights of the same shapes, as a control."""
-    quantization: Quantization | None = None
-    """Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA)."""
     toy: bool = False
     """Use the toy translation model, which is trained on first use."""
     seed: int = field(default=II("seed"), metadata=SEED)
@@ -141,7 +128,7 @@ def check_model(options: ModelOptions) -> None:
         )
     if options.factory is not None:
         others = {"architecture": options.architecture, "random_init": options.random_init, "sha256": options.sha256}
-        others |= {"quantization": options.quantization, "toy": options.toy}
+        others |= {"toy": options.toy}
         for key, value in others.items():
             if value:
                 raise InputError(
