@@ -11,7 +11,6 @@ from normscope.api.arguments import chosen, in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.config.sections import plain
 from normscope.errors import InputError
-from normscope.models.damage import damage_named
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin
@@ -151,11 +150,10 @@ def wrap(
         InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise
             modified, its adapters cannot be merged exactly, or observation changes its results.
     """
-    with in_terms_of_arguments({"model.name": "model"}), damage_named(model), drawing():  # as its forward may
+    with in_terms_of_arguments({"model.name": "model"}), drawing():  # as its forward may
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
-        with damage_named(model, of_proof=True):
-            _ = wrapped.verification  # made here
+        _ = wrapped.verification  # made here
     return wrapped
 
 

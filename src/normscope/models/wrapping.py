@@ -23,7 +23,6 @@ from normscope.errors import InputError, one_line, printable
 from normscope.models.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.any_module import AnyModule, Inputs
 from normscope.models.config_checks import check_not_quantised, check_supported
-from normscope.models.damage import damage_named
 from normscope.models.embedder_files import embedder_in_memory, kind_of_encoder
 from normscope.models.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
@@ -102,7 +101,7 @@ def wrap_model(
     run_experts_in_float64(observed)
     check_finite(observed, name)
     # The original, because some models change their modules when they run (BigBird).
-    with damage_named(base, of_proof=True), inference_explained(name):
+    with inference_explained(name):
         layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
     tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
