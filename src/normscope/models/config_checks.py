@@ -1,5 +1,8 @@
 """Checks on a config: a model that would not compute what its config describes is refused."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import transformers
@@ -17,6 +20,14 @@ _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
 _MOST_LAYERS = 10_000
 # The widest published models have some 20,000 dimensions. A layer is inferred dimension by dimension.
 _LARGEST = 1_000_000
+
+
+@contextlib.contextmanager
+def silent_warnings() -> Iterator[None]:
+    """Silence transformers' warnings about a config's values: an invalid one is an error with a line of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def check_config_file(folder: Path, name: str) -> None:
@@ -94,13 +105,13 @@ def check_supported(config: PretrainedConfig) -> None:
         if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
             raise InputError(
                 f"{key}={value} in the model's config: expected at most {_MOST_LAYERS:,} layers; correct the config.json of "
-                "model.name, or model.architecture"
+                "model.name"
             )
     size = getattr(config, "hidden_size", None)
     if isinstance(size, int) and not 1 <= size <= _LARGEST:
         raise InputError(
             f"hidden_size={size} in the model's config: expected from 1 to {_LARGEST:,}; correct the config.json of "
-            "model.name, or model.architecture"
+            "model.name"
         )
     # In transformers 5.23, Gemma sees later tokens only in batches without padding. Gemma 2 no longer does.
     inconsistent = config.model_type == "gemma" and getattr(config, "is_causal", True)

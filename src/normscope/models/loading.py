@@ -25,9 +25,14 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import Adapter, base_model
-from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
-from normscope.models.config_checks import check_config_file, check_family, check_not_quantised, check_supported
+from normscope.models.config_checks import (
+    check_config_file,
+    check_family,
+    check_not_quantised,
+    check_supported,
+    silent_warnings,
+)
 from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
@@ -86,16 +91,12 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         log.warning("trust_remote_code: code that comes with %s may be executed", options.name)
     if options.allow_pickle:
         log.warning("allow_pickle: pickled weights, which can run code, may be read from %s", options.name)
-    adapter = None
-    if options.architecture:
-        source, config = None, config_from_architecture(options.architecture)
-    else:
-        source = locate(options.name, options, weights=not options.random_init)
-        if source.is_adapter:
-            adapter, source = source, _base_of(source, options)
-        config = _pretrained_config(source, options)
+    adapter, source = None, locate(options.name, options, weights=not options.random_init)
+    if source.is_adapter:
+        adapter, source = source, _base_of(source, options)
+    config = _pretrained_config(source, options)
     text = text_config(config)
-    if options.random_init or source is None:
+    if options.random_init:
         config = text
         vars(config).pop("quantization_config", None)  # random weights are not quantised
     for each in (config, text):
@@ -105,7 +106,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     check_supported(text)
-    if source is not None and not options.random_init:
+    if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
@@ -119,8 +120,8 @@ class OpenedModel:
     options: ModelOptions
     config: PretrainedConfig
     layout: ModelLayout
-    source: Source | None
-    """Its files; None for a model from `model.architecture`."""
+    source: Source
+    """Its files."""
     adapter: Source | None
     """The files of a PEFT adapter to merge into it; None without one."""
 
@@ -172,41 +173,37 @@ class OpenedModel:
             tokenizer=tokenizer,
             layout=completed_layout(self.layout, model),
             name=name,
-            revision=None if self._named is None else self._named.revision,
-            weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
+            revision=self._named.revision,
+            weights_sha256=None if self.options.random_init else _digest(self.source, self.adapter),
             max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model, whole),
-            folder=None if self._random or self._named is None else self._named.whole,
+            folder=None if self.options.random_init else self._named.whole,
         )
 
     @property
-    def _named(self) -> Source | None:
+    def _named(self) -> Source:
         """The files that the options name: those of the adapter if it is one."""
         return self.source if self.adapter is None else self.adapter
 
     def _tokenizer(self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
         """The tokenizer that was given, if it fits the model; otherwise the adapter's own or that of the model."""
         if given is not None:
-            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self._random)
+            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self.options.random_init)
             return given
         adapter = self.adapter
         own = adapter is not None and (adapter.folder / "tokenizer_config.json").is_file()
         source = adapter if own else self.source
-        return load_tokenizer(self.options, source, model, self.layout, random_weights=self._random)
+        return load_tokenizer(self.options, source, model, self.layout, random_weights=self.options.random_init)
 
     @property
     def _longest_text(self) -> int | None:
         """Where a sentence encoder truncates texts; None for other models."""
-        return None if self._named is None else longest_text(self._named.folder, self.options.name)
-
-    @property
-    def _random(self) -> bool:
-        return self.options.random_init or self.source is None
+        return longest_text(self._named.folder, self.options.name)
 
     def _check_spreadable(self) -> None:
         """Check that weights of the model can be elsewhere while their module does not run."""
-        if self._random or self.adapter is not None:
-            what = "random weights" if self._random else "an adapter"
+        if self.options.random_init or self.adapter is not None:
+            what = "random weights" if self.options.random_init else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
         layout = self.layout
         apart = any(heads is not None and heads.bias is not None for heads in layout.attention.projections)
@@ -221,7 +218,7 @@ class OpenedModel:
     ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         """The observed model and, if it is read with a head, the model with its head."""
         head = None
-        if self._random:
+        if self.options.random_init:
             try:
                 with drawing(self.options.seed):
                     model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
@@ -233,7 +230,6 @@ class OpenedModel:
             model, complete = self._adapted(self.adapter, dtype, placing)
             head = text_tower(model) if complete else None
         else:
-            assert self.source is not None
             _check_digest(self.source, self.options)
             kind: Any = AutoModel
             if text_config(self.config) is not self.config:
@@ -251,7 +247,6 @@ class OpenedModel:
         self, files: Source, dtype: torch.dtype, placing: Mapping[str, object]
     ) -> tuple[PreTrainedModel, bool]:
         """The model that an adapter was trained on, with its head and the adapter merged; and whether all of it was trained."""
-        assert self.source is not None
         _check_digest(self.source, self.options)
         adapter = Adapter.read(files.folder, self.options.name)
         kind = adapter.kind_of_model(self.config)
@@ -270,7 +265,7 @@ class OpenedModel:
         return adapter.merged_into(whole), complete
 
     def _head(self, head: Head, model: PreTrainedModel, whole: PreTrainedModel | None) -> PreTrainedModel | None:
-        if self._random or self.source is None:
+        if self.options.random_init:
             return None
         if self.adapter is not None:
             if (

@@ -2,11 +2,10 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
 
 from omegaconf import II, MISSING
 
-from normscope.config.rules import FREE_FORM, IS_PATH, RUNS_CODE, SEED, at_least, is_size, rule
+from normscope.config.rules import IS_PATH, RUNS_CODE, SEED, at_least, is_size, rule
 from normscope.errors import InputError
 
 
@@ -53,8 +52,6 @@ class ModelOptions:
     """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
     tokenizer: str | None = field(default=None, metadata=IS_PATH)
     """Hub name or local folder of another tokenizer."""
-    architecture: dict[str, Any] = field(default_factory=dict, metadata=FREE_FORM)
-    """An inline transformers config instead of a downloaded model; the weights are random."""
     factory: str | None = field(default=None, metadata=RUNS_CODE)
     """A function that builds the model, as `package.module:function`. It returns a `torch.nn.Module`, a pair of a module and
     its tokenizer, or a dict with `model` and other arguments of `normscope.wrap`."""
@@ -127,8 +124,7 @@ def check_model(options: ModelOptions) -> None:
             "set model.name to one folder"
         )
     if options.factory is not None:
-        others = {"architecture": options.architecture, "random_init": options.random_init, "sha256": options.sha256}
-        others |= {"toy": options.toy}
+        others = {"random_init": options.random_init, "sha256": options.sha256, "toy": options.toy}
         for key, value in others.items():
             if value:
                 raise InputError(
@@ -138,7 +134,7 @@ def check_model(options: ModelOptions) -> None:
             raise InputError(
                 f"model.factory={options.factory}: expected model=own, got the preset of {options.name}; set model=own"
             )
-    if options.sha256 is not None and (options.random_init or options.architecture):
+    if options.sha256 is not None and options.random_init:
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
 
 

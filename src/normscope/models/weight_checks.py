@@ -13,7 +13,7 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, printable
-from normscope.models.architecture import silent_warnings
+from normscope.models.config_checks import silent_warnings
 from normscope.models.files import weight_files
 from normscope.models.stored_weights import weights_present
 
