@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 
-MODELS = {"MiniLM": "minilm", "BERT-base": "bert-random"}
-"""The presets of models, by their names in tables; the second has random weights."""
+MODELS = ("MiniLM", "BERT-base")
+"""The models, by their names in tables; the second has random weights."""
 SIZES = (120, 2_000)
 ANALYSES = ("mixing", "norms", "frequency", "outliers", "score", "sinks", "attribution", "feedforward")
 """Every analysis of plain text. Others need trees, pairs to compare, or a translation model."""
@@ -49,10 +49,21 @@ def measured_commands(repeats: int) -> Iterator[dict[str, object]]:
         for shape, size in itertools.product(MODELS, SIZES):
             corpus = Path(folder, f"{size}.jsonl")
             corpus.write_text("".join(examples(size)))
-            settings = [f"model={MODELS[shape]}", "device=cpu", "dataset=text", f"dataset.path={corpus}"]
+            settings = [*_model(shape, Path(folder)), "device=cpu", "dataset=text", f"dataset.path={corpus}"]
             for way in WAYS:
                 runs = [_measured(way, settings, Path(folder)) for _ in range(repeats)]
                 yield {"shape": shape, "examples": size, "way": way} | medians(runs)
+
+
+def _model(shape: str, folder: Path) -> list[str]:
+    """The keys of a model. BERT-base is a config without weights, which takes the tokenizer of MiniLM."""
+    if shape == "MiniLM":
+        return ["model=minilm"]
+    from transformers import BertConfig
+
+    BertConfig().save_pretrained(folder / "bert-base")
+    tokenizer = "model.tokenizer=sentence-transformers/all-MiniLM-L6-v2"
+    return ["model=minilm", f"model.name={folder / 'bert-base'}", "model.random_init=true", tokenizer]
 
 
 def examples(number: int) -> Iterator[str]:

@@ -14,13 +14,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from transformers import BertConfig
+
 from normscope.distribution import VERSION
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
 
 TEXT = "The old bridge was closed, so we crossed the river in the next town."
-TINY = ("hidden_size=128", "intermediate_size=256", "num_hidden_layers=4", "num_attention_heads=4")
+TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES_OF_WEIGHTS = (0.02, 0.2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,7 @@ class LiveReport:
     title: str
     about: str
     arguments: tuple[str, ...]
+    """Keys of the run; MODELS stands for the folder of untrained models."""
     page: str = "report.html"
 
 
@@ -54,9 +58,9 @@ LIVE = {
         "Untrained models, with two sizes of their initial weights and three seeds of each: the verdict is tested over seeds.",
         (
             "-m",
-            "model=bert-random",
-            *(f"+model.architecture.{size}" for size in TINY),
-            "+model.architecture.initializer_range=0.02,0.2",
+            "model.name=" + ",".join(f"MODELS/initial-{size}" for size in SIZES_OF_WEIGHTS),
+            "model.random_init=true",
+            "model.tokenizer=sentence-transformers/all-MiniLM-L6-v2",
             "model.seed=0,1,2",
             "analysis=[mixing,norms]",
             "dataset.limit=16",
@@ -74,7 +78,10 @@ def main() -> int:
         if stamp.is_file() and stamp.read_text() == VERSION:
             continue
         with tempfile.TemporaryDirectory() as temporary:
-            run = Path(temporary) / "run"
+            run, models = Path(temporary) / "run", Path(temporary) / "models"
+            for size in SIZES_OF_WEIGHTS:
+                BertConfig(**TINY, initializer_range=size).save_pretrained(models / f"initial-{size}")
+            arguments = [argument.replace("MODELS", str(models)) for argument in live.arguments]
             keys = (
                 "tracking=disabled",
                 "figures.format=[png]",
@@ -84,7 +91,7 @@ def main() -> int:
             )
             environment = os.environ | {"HF_HUB_OFFLINE": "1"}
             print(f"docs/reports/{name}", flush=True)
-            subprocess.run([sys.executable, "run.py", *live.arguments, *keys], cwd=ROOT, env=environment, check=True)
+            subprocess.run([sys.executable, "run.py", *arguments, *keys], cwd=ROOT, env=environment, check=True)
             shutil.rmtree(folder, ignore_errors=True)
             for kind in ("*.html", "figures/*.png", "figures/*.txt"):
                 for path in run.rglob(kind):

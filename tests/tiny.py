@@ -332,6 +332,13 @@ def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1)
     return {"input_ids": ids, "attention_mask": token_mask.long()}
 
 
+def saved_config(config: dict[str, Any], folder: Path) -> Path:
+    """A folder with the config.json of a model alone, which is loaded with random weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def saved_with_head(auto, family, tokenizer, folder, **changes):
     """A small checkpoint with random weights and a head."""
     torch.manual_seed(0)

@@ -11,7 +11,6 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
 ```
 """
 
-import logging
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,6 @@ if sys.platform == "win32":  # files are locked, and processes limited, as POSIX
 
 from normscope.distribution import VERSION as __version__
 from normscope.oldest_versions import refuse_old_versions
-
-# transformers imports torchao wherever it is installed, which then warns of kernels for other devices.
-for _name in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
 
 if TYPE_CHECKING:
     from normscope.api import (

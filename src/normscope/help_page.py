@@ -45,7 +45,7 @@ _KEYS = {
 _EXAMPLES = (
     "analysis=[mixing,norms,outliers] model=roberta",
     "dataset=text dataset.path=my.jsonl dataset.text_column=body",
-    "-m model=minilm,bert-random",
+    "-m model=minilm model.random_init=false,true",
     "experiment=kobayashi2021_mixing",
     'explain "The capital of France is" model=smollm3',
 )

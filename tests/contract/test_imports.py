@@ -198,8 +198,6 @@ LEAVES = {
     "live.command": {"cli"},
     "live.notebook": {"__init__"},
     "models.offloading": {"models.loading"},
-    "models.quantisation": {"models.loading", "models.memory_estimate", "models.quantised_checkpoints"},
-    "models.quantised_checkpoints": {"models.config_checks", "models.loading"},
     "reporting.comparison": {"sweep"},
     "translation": {"running.inputs"},
 }

@@ -16,6 +16,7 @@ from normscope.analyses.registry import analyses
 from tests.end_to_end import forks
 from tests.end_to_end.shell import ROOT
 from tests.end_to_end.wandb_file import run_of
+from tests.tiny import saved_config
 
 PLUG_IN = Path(__file__).parent / "plug_in"
 EXAMPLE = ROOT / "experiments" / "plug_in"
@@ -151,6 +152,7 @@ def test_the_contract_finds_what_is_wrong(tmp_path):
 def outcomes(tmp_path_factory, saved_model, searched):
     """Several commands of such a user, and the folder that they wrote to."""
     folder = tmp_path_factory.mktemp("plug-in")
+    config = saved_config({"model_type": "t5", "d_model": 24, "num_layers": 2}, folder / "t5")
     model = f"model.name={saved_model}"
     commands = {
         "help": ["--help"],
@@ -159,8 +161,8 @@ def outcomes(tmp_path_factory, saved_model, searched):
         "typo": ["analysis=planted", "analysis.planted.pwoer=3"],
         "no network": [
             "analysis=planted",
-            "model.name=t5",
-            "+model.architecture={model_type: t5, d_model: 24, num_layers: 2}",
+            f"model.name={config}",
+            "model.random_init=true",
             "model.stack=decoder",
             f"model.tokenizer={saved_model}",
             *SMALL,

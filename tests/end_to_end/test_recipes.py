@@ -101,7 +101,7 @@ def test_aopc_is_compared_with_that_of_decompx(more, decompx):
     assert rows["published"][f"{prefix}decompx"] == decompx
     assert bool(rows["within"][f"{prefix}decompx"])
     assert not rows["within"][f"{prefix}globenc"]
-    other = compare(options.recipe.paper, measured, {}, plain(composed("experiment=decompx2023", "model=bert-random")))
+    other = compare(options.recipe.paper, measured, {}, plain(composed("experiment=decompx2023", "model=minilm")))
     assert "does not apply: the paper has model.name=" in other.refusal
 
 

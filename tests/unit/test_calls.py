@@ -15,7 +15,6 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import normscope
 from normscope.api.calls import checked
 from normscope.errors import InputError
-from normscope.models.damage import damage_named
 from tests.unit.test_wrapping import TEXT, in_memory
 
 
@@ -127,37 +126,6 @@ def test_a_target_may_change_the_vectors_that_it_gets(damaged):
     in_place = normscope.attribute(wrapped, TEXT, lambda hidden: hidden.mul_(2)[1, 3])
     assert np.array_equal(in_place.scores, expected.scores)
     assert (in_place.target, in_place.remainder) == (expected.target, expected.remainder)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda model: setattr(model.encoder, "layer", nn.Identity()), "expected ModuleList at encoder.layer, .*Identity"),
-        (lambda model: setattr(model.encoder.layer[1], "attention", None), r"at encoder.layer.1.attention, .* got nothing"),
-        (lambda model: setattr(model.config, "num_attention_heads", 5), "no BertModel can be created from its config: The"),
-        (lambda model: setattr(model.config, "num_attention_heads", 2), "expected 2 at .*num_attention_heads, .* got 4"),
-        (lambda model: model.half().encoder.layer[1].float(), r"expected torch.float16 at encoder.layer.1.* torch.float32"),
-        (lambda model: setattr(model, "config", None), "expected a transformers config, got NoneType"),
-        (lambda model: setattr(model, "pooler", None), None),
-    ],
-)  # fmt: skip
-def test_what_has_become_of_a_model_is_named_if_something_fails(damage, message, tokenizer):
-    model = in_memory(AutoModel, "bert", tokenizer).eval()
-    with damage_named(model):
-        pass
-    with pytest.raises(ZeroDivisionError), damage_named(model):
-        raise ZeroDivisionError
-    damage(model)
-    with contextlib.nullcontext() if message is None else pytest.raises(InputError, match=message) as raised:
-        try:
-            with damage_named(model):
-                raise ZeroDivisionError
-        except ZeroDivisionError:
-            assert message is None
-    if message is not None:
-        assert isinstance(raised.value.__cause__, ZeroDivisionError)
-    with pytest.raises(InputError, match="^ours$"), damage_named(model):
-        raise InputError("ours")
 
 
 def test_a_message_is_one_line_of_limited_length():

@@ -90,7 +90,7 @@ def test_small_files_of_encoders_are_checked(folder, name, content):
     "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.write_text("[" * 10**6)]
 )
 def test_the_record_of_a_trainer_says_nothing_if_it_is_none(folder, make):
-    config = {"step": None, "revision": None, "name": "x", "random_init": False, "architecture": None}
+    config = {"step": None, "revision": None, "name": "x", "random_init": False}
     make(folder / "trainer_state.json")
     assert training_step(config, folder) is None
     (folder / "trainer_state.json").unlink()

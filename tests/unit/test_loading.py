@@ -15,7 +15,7 @@ from normscope.models.loading import load
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
 from normscope.models.tokenizer_loading import check_vocabulary
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, saved_config, tiny_model, token_batch
 
 EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)
 
@@ -24,6 +24,19 @@ EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)
 def folder(saved_model, tmp_path) -> Path:
     """A model of three layers and its tokenizer, for tests to damage."""
     return Path(shutil.copytree(saved_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def from_config(minilm_folder, tmp_path):
+    """Options of a model of a family with random weights and MiniLM's tokenizer."""
+
+    def options(family: str, stack: str | None = None, **changes: Any) -> ModelOptions:
+        config = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": 30522} | changes
+        folder = saved_config(config, tmp_path / "config")
+        chosen = None if stack is None else ModelStack(stack)
+        return ModelOptions(name=str(folder), random_init=True, tokenizer=str(minilm_folder), stack=chosen, seed=0)
+
+    return options
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -155,7 +168,11 @@ def test_pickled_weights_need_consent_and_a_supported_dtype(folder):
 
 def test_quantised_checkpoints(folder):
     change_config(folder, quantization_config={"quant_method": "fp8"})
-    assert_refused(folder, "expected bitsandbytes, or torchao's Int8WeightOnlyConfig, got fp8; set model.name")
+    assert_refused(folder, "expected weights that are not quantised, got fp8; set model.name to a model in float32")
+    change_config(folder, quantization_config={"load_in_4bit": True})
+    assert_refused(folder, "expected weights that are not quantised, got quantised ones; set model.name")
+    random = load(ModelOptions(name=str(folder), random_init=True, seed=0), DeviceOptions(name="cpu"))
+    assert random.model.dtype is torch.float32
 
 
 def test_heads_poolers_and_buffers_of_older_versions_are_accepted(folder):
@@ -210,49 +227,24 @@ def test_a_text_config_of_another_type(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "message"),
+    ("changes", "message"),
     [
-        (
-            {"model_type": "bert", "hiden_size": 12},
-            r"model.architecture.hiden_size: bert has no such key; did you mean hidden_size",
-        ),
-        (
-            {"model_type": "gpt2", "n_layers": 2},
-            r"model.architecture.n_layers: gpt2 has no such key; did you mean n_layer\?",
-        ),
-        ({"model_type": "llama", "xyzzy": 2}, r"model.architecture.xyzzy: llama has no such key$"),
-        (
-            {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "fctor": 3.0}},
-            "rope_parameters has no key fctor; did you mean factor",
-        ),
+        ({"hidden_size": 0}, "hidden_size=0 in the model's config: expected from 1 to"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 in the model"),
+        ({"hidden_size": 100, "num_attention_heads": 12}, "cannot build the model from its config"),
+        ({"model_type": "nope"}, "its config.json cannot be used"),
     ],
 )
-def test_misspelled_keys_of_an_architecture(minilm_folder, architecture, message):
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
-    with pytest.raises(InputError, match=message):
-        load(options, DeviceOptions(name="cpu"))
+def test_configs_of_no_model_are_refused(folder, changes, message):
+    change_config(folder, **changes)
+    assert_refused(folder, message, random_init=True)
 
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
 @pytest.mark.spread(2)
-def test_known_keys_of_an_architecture_are_accepted(family, minilm_folder):
-    architecture = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": 30522}
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
-    assert load(options, DeviceOptions(name="cpu")).layers == 3
-
-
-def test_keys_that_only_the_code_reads_are_accepted(minilm_folder):
-    architecture = FAMILY_CONFIGS["llama"] | {"vocab_size": 30522, "is_causal": False, "rope_theta": 100.0}
-    architecture |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
-    model = load(options, DeviceOptions(name="cpu"))
-    assert model.model.config.rope_parameters == {
-        "type": "linear",
-        "rope_type": "linear",
-        "factor": 2.0,
-        "rope_theta": 100.0,
-    }
+def test_every_family_is_loaded_from_its_config(family, from_config):
+    assert load(from_config(family), DeviceOptions(name="cpu")).layers == 3
 
 
 @pytest.mark.parametrize(
@@ -275,10 +267,8 @@ def test_keys_that_only_the_code_reads_are_accepted(minilm_folder):
     ],
 )
 @pytest.mark.spread(3)
-def test_causal_models_are_recognised(minilm_folder, family, changes, causal):
-    architecture = FAMILY_CONFIGS[family] | {"vocab_size": 30522} | changes
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
-    model = load(options, EXACTLY)
+def test_causal_models_are_recognised(from_config, family, changes, causal):
+    model = load(from_config(family, **changes), EXACTLY)
     assert model.causal == causal
     inputs = token_batch(model.model, (6,))
     last = inputs["input_ids"].clone()
@@ -301,19 +291,13 @@ def test_causal_models_are_recognised(minilm_folder, family, changes, causal):
     ],
 )
 @pytest.mark.spread(3)
-def test_only_decoder_self_attention_is_causal(minilm_folder, family, stack, causal):
-    architecture = STACK_CONFIGS[family] | {"vocab_size": 30522}
-    options = ModelOptions(
-        name="tiny", architecture=architecture, tokenizer=str(minilm_folder), stack=ModelStack(stack), seed=0
-    )
-    assert load(options, EXACTLY).causal == causal
+def test_only_decoder_self_attention_is_causal(from_config, family, stack, causal):
+    assert load(from_config(family, stack), EXACTLY).causal == causal
 
 
-def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(minilm_folder):
-    architecture = FAMILY_CONFIGS["gemma"] | {"use_bidirectional_attention": True}
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(from_config):
     with pytest.raises(InputError, match="use_bidirectional_attention=true: .* set is_causal=false"):
-        load(options, EXACTLY)
+        load(from_config("gemma", use_bidirectional_attention=True), EXACTLY)
 
 
 @pytest.mark.parametrize(
@@ -330,35 +314,28 @@ def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(minilm_fo
         ("falcon", {"alibi": True, "new_decoder_architecture": False}, "the attention output of layer 1 differs"),
     ],
 )
-def test_configs_of_known_families_that_cannot_be_exact_are_refused(minilm_folder, family, changes, reason):
-    architecture = FAMILY_CONFIGS[family] | {"vocab_size": 30522} | changes
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+def test_configs_of_known_families_that_cannot_be_exact_are_refused(from_config, family, changes, reason):
     with pytest.raises(InputError, match=f"cannot be observed exactly: {reason}"):
-        _ = load(options, EXACTLY).verification
+        _ = load(from_config(family, **changes), EXACTLY).verification
 
 
 # Vocabularies.
 
 
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
-def test_a_decoder_with_a_smaller_vocabulary(stack, minilm_folder, tokenizer):
-    config = STACK_CONFIGS["marian"] | {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+def test_a_decoder_with_a_smaller_vocabulary(stack, from_config, tokenizer):
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    config = STACK_CONFIGS["marian"] | apart
     model = tiny_model(config | {"vocab_size": 99, "decoder_vocab_size": 7}, torch.float64)
     assert verify(model, layout_of("marian", stack), "marian").error < 1e-12
-    options = ModelOptions(
-        name="tiny",
-        architecture=config | {"vocab_size": len(tokenizer) + 9, "decoder_vocab_size": len(tokenizer)},
-        tokenizer=str(minilm_folder),
-        stack=ModelStack(stack),
-        seed=0,
-    )
-    loaded = load(options, EXACTLY)
-    assert loaded.vocabulary == len(tokenizer) + 9
-    options.architecture = config | {"vocab_size": len(tokenizer), "decoder_vocab_size": 900}
-    with pytest.raises(InputError, match=f"has 900 embeddings, but the tokenizer has {len(tokenizer)} tokens"):
+    size = len(tokenizer)
+    loaded = load(from_config("marian", stack, **apart, vocab_size=size + 9, decoder_vocab_size=size), EXACTLY)
+    assert loaded.vocabulary == size + 9
+    options = from_config("marian", stack, **apart, decoder_vocab_size=900)
+    with pytest.raises(InputError, match=f"has 900 embeddings, but the tokenizer has {size} tokens"):
         load(options, EXACTLY)
-    options.architecture = config | {"vocab_size": len(tokenizer), "decoder_start_token_id": len(tokenizer)}
-    with pytest.raises(InputError, match=f"but its decoder_start_token_id is {len(tokenizer)}"):
+    options = from_config("marian", stack, **apart, decoder_start_token_id=size)
+    with pytest.raises(InputError, match=f"but its decoder_start_token_id is {size}"):
         load(options, EXACTLY)
 
 

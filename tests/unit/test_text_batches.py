@@ -168,17 +168,11 @@ def test_texts_that_cannot_be_read(model):
         decompose(model, [])
 
 
-def test_translation_models_need_what_their_stack_reads(minilm_folder):
-    from normscope.models.loading import load
-    from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
-
-    architecture = STACK_CONFIGS["bart"] | {"vocab_size": 30522}
+def test_translation_models_need_what_their_stack_reads(tokenizer):
+    model = tiny_model(STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)}, torch.float32)
 
     def stack(name: str):
-        options = ModelOptions(
-            name="tiny", architecture=architecture, tokenizer=str(minilm_folder), stack=ModelStack(name), seed=0
-        )
-        return load(options, DeviceOptions(name="cpu"))
+        return normscope.wrap(model, tokenizer, stack=name)
 
     with pytest.raises(InputError, match="reads one text, not a pair"):
         batch_from_texts(stack("encoder"), SECOND)
@@ -190,13 +184,9 @@ def test_translation_models_need_what_their_stack_reads(minilm_folder):
     assert batch_from_texts(cross, SECOND).source is not None
 
 
-def test_models_without_segments_ignore_those_of_a_batch_encoding(minilm_folder):
-    from normscope.models.loading import load
-    from normscope.models.options import DeviceOptions, ModelOptions
-
-    architecture = FAMILY_CONFIGS["distilbert"] | {"vocab_size": 30522}
-    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
-    model = load(options, DeviceOptions(name="cpu"))
+def test_models_without_segments_ignore_those_of_a_batch_encoding(tokenizer):
+    config = FAMILY_CONFIGS["distilbert"] | {"vocab_size": len(tokenizer)}
+    model = normscope.wrap(tiny_model(config, torch.float32), tokenizer)
     encoding = model.tokenizer(*SECOND)
     assert "token_type_ids" in encoding
     assert batch_from_texts(model, encoding).token_type_ids is None

@@ -7,7 +7,7 @@ import pytest
 from normscope.config.training_step import checkpoints, step_in, training_step, without_step
 from normscope.errors import InputError
 
-OPTIONS = {"step": None, "revision": None, "name": "a/model", "random_init": False, "architecture": {}}
+OPTIONS = {"step": None, "revision": None, "name": "a/model", "random_init": False}
 
 
 @pytest.mark.parametrize(

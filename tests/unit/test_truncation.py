@@ -4,14 +4,14 @@ import copy
 import itertools
 
 import pytest
+import torch
 
+import normscope
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Annotation, CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.token_sequence import Batching
-from normscope.models.loading import load
-from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
-from tests.tiny import STACK_CONFIGS
+from tests.tiny import STACK_CONFIGS, tiny_model
 
 LONGEST = 12
 
@@ -161,12 +161,9 @@ def encoded_whole(tokenizer, messages):
 
 
 @SIDES
-def test_both_sides_of_a_translation_are_cut_alike(side, tokenizer, minilm_folder):
-    architecture = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer), "decoder_start_token_id": 2}
-    options = ModelOptions(
-        name="tiny", architecture=architecture, tokenizer=str(minilm_folder), stack=ModelStack.cross, seed=0
-    )
-    model = load(options, DeviceOptions(name="cpu"))
+def test_both_sides_of_a_translation_are_cut_alike(side, tokenizer):
+    config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer), "decoder_start_token_id": 2}
+    model = normscope.wrap(tiny_model(config, torch.float32), copy.deepcopy(tokenizer), stack="cross")
     model.tokenizer.truncation_side = side
     source, target = words(30), words(33, 6)
     encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0, max_length=LONGEST))

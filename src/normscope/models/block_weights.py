@@ -8,7 +8,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import BlockParameters
 from normscope.models.block_modules import BlockModules
-from normscope.models.stored_weights import is_offloaded, is_quantised
+from normscope.models.stored_weights import is_offloaded
 
 
 class BlockWeights(Mapping[int, BlockParameters]):
@@ -55,4 +55,4 @@ class BlockWeights(Mapping[int, BlockParameters]):
 
 def takes_no_copy(model: PreTrainedModel) -> bool:
     """Whether reading weights in float32 or better copies nothing, because the model's own are already."""
-    return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model) and not is_quantised(model)
+    return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model)

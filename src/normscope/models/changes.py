@@ -117,9 +117,7 @@ def _in_memory(modules: Mapping[int, nn.Module], layer: int, argument: str) -> F
     weight, _ = weight_and_bias(module)
     stored = {each.untyped_storage().data_ptr() for each in module.parameters()}
     if weight.untyped_storage().data_ptr() not in stored:
-        raise InputError(
-            f"{argument}: expected weights in float32 or float64 that are not quantised; load the model with these"
-        )
+        raise InputError(f"{argument}: expected weights in float32 or float64; load the model with these")
     return weight
 
 

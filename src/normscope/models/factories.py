@@ -46,10 +46,6 @@ class BuiltModel:
         wrapped = self._wrapped()
         return ModelInfo.of(self._options.name, wrapped.model.config, wrapped.layout)
 
-    def check_memory(self, _device: DeviceOptions, _processes: int = 1) -> str | None:
-        """None: the weights are in memory already."""
-        return None
-
     def load(self, device: DeviceOptions, *, devices: range = range(0)) -> LoadedModel:  # noqa: ARG002 - of one device
         """Put the model on its device, and prepare it for observation.
 

@@ -22,7 +22,7 @@ from normscope.models.linear_layers import scaled_projection, weight_and_bias
 from normscope.models.norm_weights import normalisation
 from normscope.models.plain_operations import BareLinear
 from normscope.models.pointwise import PointwiseLinear
-from normscope.models.stored_weights import weight_values, weights_present
+from normscope.models.stored_weights import weights_present
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _of_form(form: FeedForwardLayout, layout: ModelLayout, parts: LayerParts, na
         return None
     input_module, activation = parts.get(form.input), _activation(form, parts)
     with weights_present(input_module):
-        like = full_precision((input_module.down_proj if form.routed else weight_values(input_module)).flatten()[:1])
+        like = full_precision((input_module.down_proj if form.routed else input_module.weight).flatten()[:1])
     return FeedForwardModules(
         layer=parts.number,
         input=input_module,

@@ -23,7 +23,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import scaled_projection, stacked_heads
-from normscope.models.stored_weights import execution_device, rounds_activations
+from normscope.models.stored_weights import execution_device
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
@@ -38,9 +38,6 @@ BOUNDS: Mapping[torch.dtype, float] = {
 FLOAT32_INSIDE = 1e-6
 """What float32 inside a float64 model leaves: some roundings at 6e-8."""
 
-# Layers that round what they multiply to eight bits err by up to 1/254 of its largest element; let through like bfloat16.
-_ROUNDED_ACTIVATIONS = 0.1
-
 _ROUNDINGS = 16
 """How many roundings of a score, |s|·ε, a difference may be that precision explains: a score adds up the products of a head."""
 
@@ -51,9 +48,7 @@ _LITTLE = 0.05
 def bound_of(model: PreTrainedModel, layout: ModelLayout) -> float:
     """The largest difference that rounding can bring about."""
     bound = BOUNDS[model.dtype]
-    if layout.float32_inside:
-        bound = max(bound, FLOAT32_INSIDE)
-    return max(bound, _ROUNDED_ACTIVATIONS) if rounds_activations(model) else bound
+    return max(bound, FLOAT32_INSIDE) if layout.float32_inside else bound
 
 
 def precision_explains(error: float, score: float, dtype: torch.dtype) -> bool:

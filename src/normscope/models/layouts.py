@@ -325,7 +325,6 @@ def _without_numbers() -> Iterator[None]:
 def _built(given: PretrainedConfig, dtype: torch.dtype, stack: Stack | None) -> nn.Module:
     """A model built from this config. Outside fake mode, only small models are built."""
     config = copy.deepcopy(given)
-    vars(config).pop("quantization_config", None)
     config._experts_implementation_internal = None
     try:
         if detect_fake_mode() is None:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.models.block import HeadProjection, full_precision
-from normscope.models.stored_weights import weight_values, weights_present
+from normscope.models.stored_weights import weights_present
 
 
 class Columns(NamedTuple):
@@ -74,7 +74,8 @@ def first_of(module: nn.Module | None) -> nn.Module | None:
 def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
     with weights_present(projection):
-        weight, bias = weight_values(projection), projection.bias
+        weight, bias = projection.weight, projection.bias
+    assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     weight = weight.T if isinstance(projection, nn.Linear) else weight
     return full_precision(weight), None if bias is None else full_precision(bias)

@@ -20,7 +20,6 @@ from normscope.errors import InputError, escaped
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
-from normscope.models.damage import damage_named
 from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import embedder_of
 from normscope.models.forward_pass import Visitor
@@ -87,7 +86,7 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        with damage_named(self.model), model_code(self.model):
+        with model_code(self.model):
             return self._turns.call(call, functools.partial(_in_memory, self))
 
     @contextlib.contextmanager
@@ -115,7 +114,7 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        with damage_named(self.model), model_code(self.model):
+        with model_code(self.model):
             yield from self._turns.blocks(run, functools.partial(_in_memory, self))
 
     def require_finite_weights(self) -> None:

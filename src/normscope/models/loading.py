@@ -25,29 +25,25 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import Adapter, base_model
-from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.block_modules import bind_blocks
-from normscope.models.config_checks import check_config_file, check_family, check_supported
+from normscope.models.config_checks import (
+    check_config_file,
+    check_family,
+    check_not_quantised,
+    check_supported,
+    silent_warnings,
+)
 from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import longest_text
 from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.layouts import completed_layout, layout_of
 from normscope.models.loaded import LoadedModel
-from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
-from normscope.models.options import DeviceOptions, DType, ModelOptions, Quantization
+from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.positions import padding_of
-from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
-from normscope.models.quantised_checkpoints import (
-    check_loadable,
-    class_of,
-    compute_in,
-    set_dtype,
-    stored_quantization,
-)
 from normscope.models.random_state import drawing
 from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.task_heads import Head, has_head, head_class, task_head
@@ -95,40 +91,26 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         log.warning("trust_remote_code: code that comes with %s may be executed", options.name)
     if options.allow_pickle:
         log.warning("allow_pickle: pickled weights, which can run code, may be read from %s", options.name)
-    adapter = None
-    if options.architecture:
-        source, config = None, config_from_architecture(options.architecture)
-    else:
-        source = locate(options.name, options, weights=not options.random_init)
-        if source.is_adapter:
-            adapter, source = source, _base_of(source, options)
-        config = _pretrained_config(source, options)
+    adapter, source = None, locate(options.name, options, weights=not options.random_init)
+    if source.is_adapter:
+        adapter, source = source, _base_of(source, options)
+    config = _pretrained_config(source, options)
     text = text_config(config)
-    if options.random_init or source is None:
+    if options.random_init:
         config = text
         vars(config).pop("quantization_config", None)  # random weights are not quantised
     for each in (config, text):
+        check_not_quantised(each)
         each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
         each.return_dict = True  # outputs are read by name
         each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     check_supported(text)
-    if source is not None and not options.random_init:
+    if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
     layout = layout_of(text, None if options.stack is None else options.stack.value)
-    stored = stored_quantization(config)
-    if stored is not None and adapter is not None:
-        raise InputError(
-            f"model.name={options.name}: expected an adapter for a checkpoint in float32, float16 or bfloat16, because merged "
-            f"weights would be rounded again, got one for quantised weights ({stored})"
-        )
-    if stored is not None and options.quantization is not None:
-        raise InputError(
-            f"model.quantization={options.quantization}: the weights of {options.name} are already quantised ({stored}); leave "
-            "out model.quantization"
-        )
-    return OpenedModel(options, config, layout, source, adapter, stored)
+    return OpenedModel(options, config, layout, source, adapter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,12 +120,10 @@ class OpenedModel:
     options: ModelOptions
     config: PretrainedConfig
     layout: ModelLayout
-    source: Source | None
-    """Its files; None for a model from `model.architecture`."""
+    source: Source
+    """Its files."""
     adapter: Source | None
     """The files of a PEFT adapter to merge into it; None without one."""
-    stored: Quantization | None = None
-    """How its weights were quantised before they were saved; None if they were not."""
 
     @property
     def info(self) -> ModelInfo:
@@ -172,19 +152,12 @@ class OpenedModel:
         name = self.options.name
         if device.map is not None:
             self._check_spreadable()
-        if self.stored is not None:
-            check_loadable(self.stored, name, DTYPES[device.dtype], torch_device(device.name))
-            compute_in(self.config, DTYPES[device.dtype])
-        if device.map is not None:
             spread = {"device_map": "auto"} | _spread(device)
             with accelerate_silenced():
                 model, whole = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
             keep_on(model, spare_memory(devices, device.max_memory))
             target = execution_device(model)
-        elif self._by_bitsandbytes:
-            target = torch_device(device.name)
-            model, whole = self._model(DTYPES[device.dtype], self._on(target, DTYPES[device.dtype]))
         else:
             placing = {} if device_map is None else {"device_map": device_map}
             model, whole = self._model(DTYPES[device.dtype], placing)
@@ -193,115 +166,44 @@ class OpenedModel:
         check_shape(model, self.layout, name)
         tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)
-        if self.options.quantization is Quantization.torchao_int8:
-            quantise_to_int8(model, target)
-        if not is_offloaded(model) and not self._by_bitsandbytes:
+        if not is_offloaded(model):
             model.to(target)
         return LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
             layout=completed_layout(self.layout, model),
             name=name,
-            revision=None if self._named is None else self._named.revision,
-            weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
+            revision=self._named.revision,
+            weights_sha256=None if self.options.random_init else _digest(self.source, self.adapter),
             max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model, whole),
-            folder=None if self._random or self._named is None else self._named.whole,
+            folder=None if self.options.random_init else self._named.whole,
         )
 
     @property
-    def _named(self) -> Source | None:
+    def _named(self) -> Source:
         """The files that the options name: those of the adapter if it is one."""
         return self.source if self.adapter is None else self.adapter
 
     def _tokenizer(self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
         """The tokenizer that was given, if it fits the model; otherwise the adapter's own or that of the model."""
         if given is not None:
-            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self._random)
+            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self.options.random_init)
             return given
         adapter = self.adapter
         own = adapter is not None and (adapter.folder / "tokenizer_config.json").is_file()
         source = adapter if own else self.source
-        return load_tokenizer(self.options, source, model, self.layout, random_weights=self._random)
+        return load_tokenizer(self.options, source, model, self.layout, random_weights=self.options.random_init)
 
     @property
     def _longest_text(self) -> int | None:
         """Where a sentence encoder truncates texts; None for other models."""
-        return None if self._named is None else longest_text(self._named.folder, self.options.name)
-
-    def check_memory(self, device: DeviceOptions, processes: int = 1) -> str | None:
-        """Estimate what a run needs, and compare it with the memory of its device.
-
-        Args:
-            processes: How many processes of the run are on this machine.
-
-        Returns:
-            One line if it may not fit, otherwise None.
-
-        Raises:
-            InputError: If not even the weights fit.
-        """
-        target = torch_device(device.name)
-        memory = None if device.map is not None else Memory.of(target, processes)
-        if memory is None:
-            return None
-        quantization = self.quantization
-        try:
-            needed = estimate(
-                text_config(self.config),
-                self.layout,
-                DTYPES[device.dtype],
-                device.batch_tokens,
-                quantization=quantization,
-                accelerator=target.type != "cpu",
-            )
-        except Exception:  # an invalid config, which loading explains
-            return None
-        advice = [] if device.dtype in (DType.bfloat16, DType.float16) else ["device.dtype=bfloat16"]
-        advice += [] if quantization else [f"model.quantization={Quantization.torchao_int8}"]
-        advice += ["device.map=auto", "a smaller device.batch_tokens"]
-        return compare(needed, target, memory, advice, name=self.options.name, processes=processes)
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """How the weights are quantised: before they were saved, or when they are loaded."""
-        return self.options.quantization or self.stored
-
-    @property
-    def _random(self) -> bool:
-        return self.options.random_init or self.source is None
-
-    @property
-    def _by_bitsandbytes(self) -> bool:
-        """Whether weights are on their device once they are read."""
-        return self.quantization in (Quantization.bitsandbytes_8bit, Quantization.bitsandbytes_4bit)
-
-    def _on(self, device: torch.device, dtype: torch.dtype) -> dict[str, object]:
-        """Arguments with which transformers puts weights on a device, quantised by bitsandbytes now or before they were saved.
-
-        Raises:
-            InputError: If bitsandbytes cannot quantise them.
-        """
-        quantization = self.options.quantization
-        if quantization is None:
-            return {"device_map": {"": device}}
-        if self._random or self.adapter is not None:
-            what = "random weights" if self._random else "an adapter"
-            raise InputError(
-                f"model.quantization={quantization}: expected a checkpoint, got {what}; set "
-                f"model.quantization={Quantization.torchao_int8}"
-            )
-        return {"device_map": {"": device}, "quantization_config": bitsandbytes_config(quantization, dtype, device)}
+        return longest_text(self._named.folder, self.options.name)
 
     def _check_spreadable(self) -> None:
         """Check that weights of the model can be elsewhere while their module does not run."""
-        if self.quantization is not None:
-            given, advice = f"model.quantization={self.quantization}", "leave out one of the two"
-            if self.stored is not None:
-                given, advice = f"those of {self.options.name} ({self.stored})", "leave out device.map"
-            raise InputError(f"device.map=auto: expected weights that are not quantised, got {given}; {advice}")
-        if self._random or self.adapter is not None:
-            what = "random weights" if self._random else "an adapter"
+        if self.options.random_init or self.adapter is not None:
+            what = "random weights" if self.options.random_init else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
         layout = self.layout
         apart = any(heads is not None and heads.bias is not None for heads in layout.attention.projections)
@@ -316,7 +218,7 @@ class OpenedModel:
     ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         """The observed model and, if it is read with a head, the model with its head."""
         head = None
-        if self._random:
+        if self.options.random_init:
             try:
                 with drawing(self.options.seed):
                     model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
@@ -328,15 +230,12 @@ class OpenedModel:
             model, complete = self._adapted(self.adapter, dtype, placing)
             head = text_tower(model) if complete else None
         else:
-            assert self.source is not None
             _check_digest(self.source, self.options)
-            kind = class_of(self.config, self.stored)
+            kind: Any = AutoModel
             if text_config(self.config) is not self.config:
                 # The names of a tower's weights may depend on the head.
                 kind = head_class(Head.NEXT_TOKEN, self.config) or kind
             model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
-            if self.stored is Quantization.torchao_int8:
-                set_dtype(model, dtype)
         replace_pointwise(model)
         if self.layout.stack == "encoder":
             return model.get_encoder(), None
@@ -348,7 +247,6 @@ class OpenedModel:
         self, files: Source, dtype: torch.dtype, placing: Mapping[str, object]
     ) -> tuple[PreTrainedModel, bool]:
         """The model that an adapter was trained on, with its head and the adapter merged; and whether all of it was trained."""
-        assert self.source is not None
         _check_digest(self.source, self.options)
         adapter = Adapter.read(files.folder, self.options.name)
         kind = adapter.kind_of_model(self.config)
@@ -367,7 +265,7 @@ class OpenedModel:
         return adapter.merged_into(whole), complete
 
     def _head(self, head: Head, model: PreTrainedModel, whole: PreTrainedModel | None) -> PreTrainedModel | None:
-        if self._random or self.source is None:
+        if self.options.random_init:
             return None
         if self.adapter is not None:
             if (
@@ -378,11 +276,6 @@ class OpenedModel:
                 return None
             check_finite(whole, self.options.name)
             return whole.to(model.device).eval().requires_grad_(False)
-        # Only the class that saved torchao's tensors can read them.
-        if self.stored is Quantization.torchao_int8 and class_of(self.config, self.stored) is not head_class(
-            head, self.config
-        ):
-            return None
         return task_head(
             head,
             self.source.folder,

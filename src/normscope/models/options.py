@@ -2,11 +2,10 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
 
 from omegaconf import II, MISSING
 
-from normscope.config.rules import FREE_FORM, IS_PATH, RUNS_CODE, SEED, at_least, is_size, rule
+from normscope.config.rules import IS_PATH, RUNS_CODE, SEED, at_least, is_size, rule
 from normscope.errors import InputError
 
 
@@ -32,17 +31,6 @@ class ModelStack(enum.StrEnum):
     cross = "cross"
 
 
-class Quantization(enum.StrEnum):
-    """How the weights of linear layers are quantised when they are loaded."""
-
-    torchao_int8 = "torchao_int8"
-    """Eight bits, row by row; on any device."""
-    bitsandbytes_8bit = "bitsandbytes_8bit"
-    """Eight bits, and activations as well (LLM.int8); on CUDA."""
-    bitsandbytes_4bit = "bitsandbytes_4bit"
-    """Four bits (NF4); on CUDA."""
-
-
 @dataclass
 class ModelOptions:
     """Which model is analysed."""
@@ -64,15 +52,11 @@ class ModelOptions:
     """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
     tokenizer: str | None = field(default=None, metadata=IS_PATH)
     """Hub name or local folder of another tokenizer."""
-    architecture: dict[str, Any] = field(default_factory=dict, metadata=FREE_FORM)
-    """An inline transformers config instead of a downloaded model; the weights are random."""
     factory: str | None = field(default=None, metadata=RUNS_CODE)
     """A function that builds the model, as `package.module:function`. It returns a `torch.nn.Module`, a pair of a module and
     its tokenizer, or a dict with `model` and other arguments of `normscope.wrap`."""
     random_init: bool = False
     """Use random weights of the same shapes, as a control."""
-    quantization: Quantization | None = None
-    """Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA)."""
     toy: bool = False
     """Use the toy translation model, which is trained on first use."""
     seed: int = field(default=II("seed"), metadata=SEED)
@@ -140,8 +124,7 @@ def check_model(options: ModelOptions) -> None:
             "set model.name to one folder"
         )
     if options.factory is not None:
-        others = {"architecture": options.architecture, "random_init": options.random_init, "sha256": options.sha256}
-        others |= {"quantization": options.quantization, "toy": options.toy}
+        others = {"random_init": options.random_init, "sha256": options.sha256, "toy": options.toy}
         for key, value in others.items():
             if value:
                 raise InputError(
@@ -151,7 +134,7 @@ def check_model(options: ModelOptions) -> None:
             raise InputError(
                 f"model.factory={options.factory}: expected model=own, got the preset of {options.name}; set model=own"
             )
-    if options.sha256 is not None and (options.random_init or options.architecture):
+    if options.sha256 is not None and options.random_init:
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
 
 

@@ -16,7 +16,7 @@ from transformers import (
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.models.architecture import silent_warnings
+from normscope.models.config_checks import silent_warnings
 from normscope.models.stored_weights import is_offloaded
 from normscope.models.text_tower import base_of, text_tower
 from normscope.models.weight_checks import check_dtypes, check_finite, check_shapes

@@ -81,7 +81,7 @@ def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTo
     """The tokenizer that the options name, otherwise the one beside a model.
 
     Args:
-        source: The model's files.
+        source: The model's files; None only if the options name a tokenizer.
 
     Raises:
         InputError: If there is none, or it cannot be read.
@@ -89,12 +89,9 @@ def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTo
     if options.tokenizer is not None:
         given = f"model.tokenizer={options.tokenizer}"
         folder = locate(options.tokenizer, options, weights=False, key="model.tokenizer").folder
-    elif source is not None:
-        given, folder = f"model.name={options.name}", source.folder
     else:
-        raise InputError(
-            "model.architecture comes without a tokenizer; set model.tokenizer to the name or folder of a model"
-        )
+        assert source is not None
+        given, folder = f"model.name={options.name}", source.folder
     arguments = tokenizer_arguments(folder, options.name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code, **arguments)

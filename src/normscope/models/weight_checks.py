@@ -13,9 +13,9 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, printable
-from normscope.models.architecture import silent_warnings
+from normscope.models.config_checks import silent_warnings
 from normscope.models.files import weight_files
-from normscope.models.stored_weights import is_quantised_weight, weight_values, weights_present
+from normscope.models.stored_weights import weights_present
 
 # Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
 UNOBSERVED_PARTS = ("pooler.",)
@@ -75,8 +75,6 @@ def check_size(config: PretrainedConfig, folder: Path, name: str) -> None:
     Raises:
         InputError: If it does.
     """
-    if getattr(config, "quantization_config", None) is not None:  # several weights in one number
-        return
     stored = {key: shape for file in weight_files(folder) for key, shape in _shapes(file, name)}
     for key, value in vars(config).items():  # modules are built one by one
         if "layer" in key and isinstance(value, int) and value > len(stored) + _SHARED:
@@ -189,8 +187,6 @@ def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: st
 def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Check that weights are stored as floating-point numbers of 16 bits or more; loading would cast others without a warning.
 
-    Weights that stay quantised may have any dtype.
-
     Args:
         model: The base model, loaded.
         folder: The folder of its weight files.
@@ -199,16 +195,8 @@ def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     Raises:
         InputError: If a tensor of the base model is complex, integer or has eight bits.
     """
-    quantised = {
-        path
-        for path, module in model.named_modules()
-        if any(map(is_quantised_weight, module.parameters(recurse=False)))
-    }
-    prefix = f"{model.base_model_prefix}."
     for file in weight_files(folder):
         for key, dtype in _dtypes(file):
-            if _belongs(key, quantised) or _belongs(key.removeprefix(prefix), quantised):
-                continue
             if dtype in _FLOATS or not _in_base_model(model, key) or _HARMLESS.search(key) or _MASKS.search(key):
                 continue
             raise InputError(
@@ -258,9 +246,8 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
         own = [key for key, _ in module.named_parameters(prefix=path, recurse=False)]
         with weights_present(module) if own else contextlib.nullcontext():
             for key, parameter in module.named_parameters(prefix=path, recurse=False):
-                stored = weight_values(module) if is_quantised_weight(parameter) else parameter
                 # The sum is finite only if every term is; unlike isfinite on the parameter, it needs no tensor of that size.
-                if not torch.isfinite(stored.sum(dtype=torch.float64)):
+                if not torch.isfinite(parameter.sum(dtype=torch.float64)):
                     raise InputError(
                         f"model.name={name}: NaN or infinity in the weight {key}; set model.name to another checkpoint"
                     )
@@ -298,11 +285,6 @@ def _shapes(file: Path, name: str) -> Iterator[tuple[str, Sequence[int]]]:
             yield key, value.shape
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"model.name={name}: its weights cannot be read: {one_line(error)}") from error
-
-
-def _belongs(key: str, modules: Collection[str]) -> bool:
-    """Whether a tensor belongs to one of these modules or to a module inside one."""
-    return any(key[:place] in modules for place, character in enumerate(key) if character == ".")
 
 
 def _in_base_model(model: PreTrainedModel, key: str) -> bool:

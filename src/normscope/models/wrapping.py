@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -21,8 +22,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line, printable
 from normscope.models.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.any_module import AnyModule, Inputs
-from normscope.models.config_checks import check_supported
-from normscope.models.damage import damage_named
+from normscope.models.config_checks import check_not_quantised, check_supported
 from normscope.models.embedder_files import embedder_in_memory, kind_of_encoder
 from normscope.models.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
@@ -30,13 +30,6 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.random_state import drawing
-from normscope.models.stored_weights import (
-    is_quantised,
-    is_quantised_weight,
-    quantisation_state,
-    same_weight,
-    stored_tensors,
-)
 from normscope.models.task_heads import Head, has_head
 from normscope.models.text_tower import base_of, text_tower
 from normscope.models.token_names import TokenNames
@@ -98,6 +91,7 @@ def wrap_model(
             f"inputs: expected none for a transformers model, whose forward is known, got {_kind(inputs)}; leave it out"
         )
     name = str(given.config.name_or_path or type(given).__name__)
+    check_not_quantised(given.config)
     whole = text_tower(given)
     check_supported(whole.config)
     base, stack = _observed_part(whole, stack)
@@ -107,7 +101,7 @@ def wrap_model(
     run_experts_in_float64(observed)
     check_finite(observed, name)
     # The original, because some models change their modules when they run (BigBird).
-    with damage_named(base, of_proof=True), inference_explained(name):
+    with inference_explained(name):
         layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
     tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
@@ -307,9 +301,7 @@ def _state(model: nn.Module, own: set[int]) -> list[tuple[object, ...]]:
     """Where every weight lies, and what those are that the copy does not share."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     state: list[tuple[object, ...]] = [
-        (name, stored.data_ptr(), _digest(stored) if id(tensor) in own else 0)
-        for name, tensor in tensors
-        for stored in stored_tensors(tensor)
+        (name, tensor.data_ptr(), _digest(tensor) if id(tensor) in own else 0) for name, tensor in tensors
     ]
     for name, layer in adapted_layers(model).items():
         scales = tuple(dict(getattr(layer, "scaling", {})).items())
@@ -340,13 +332,12 @@ def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
     """A copy in evaluation mode, without hooks and gradients, whose weights are the original's but for some of its own."""
     memo: dict[int, Any] = {}
     for parameter in original.parameters():
-        same = same_weight(parameter)
-        memo[id(parameter)] = nn.Parameter(same.clone(), requires_grad=False) if id(parameter) in own else same
+        weights = parameter.detach()
+        memo[id(parameter)] = nn.Parameter(weights.clone() if id(parameter) in own else weights, requires_grad=False)
     for buffer in original.buffers():
         memo[id(buffer)] = buffer.detach()
     for module in original.modules():
         memo |= {id(hooks): collections.OrderedDict() for hooks in _all_hooks(module)}
-        memo |= {id(part): part for part in quantisation_state(module)}
     try:
         copied = copy.deepcopy(original, memo)
     except Exception as error:  # attributes of other people's modules, which may be anything
@@ -390,8 +381,7 @@ def _check_copyable(model: PreTrainedModel) -> None:
     """Check that the modules compute what their classes say, from weights that are here.
 
     Raises:
-        InputError: If a module has hooks or another `forward`, or a weight is elsewhere, in a format that is not known, or
-            quantised below an adapter.
+        InputError: If a module has hooks or another `forward`, or a weight is elsewhere or quantised.
     """
     for name, module in model.named_modules():
         where = f"model: {name or type(model).__name__}"
@@ -411,17 +401,13 @@ def _check_copyable(model: PreTrainedModel) -> None:
     devices = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
     if len(devices) > 1 or "meta" in devices:
         raise InputError(f"model: expected all weights on one device, got {', '.join(sorted(devices))}")
-    if is_quantised(model) and adapted_layers(model):
-        raise InputError(
-            "model: expected adapters in weights that are not quantised, because merged weights would be rounded again; load "
-            "the model without quantisation"
-        )
     for name, parameter in model.named_parameters():
-        if parameter.dtype not in DTYPES.values() and not is_quantised_weight(parameter):
-            dtype = str(parameter.dtype).removeprefix("torch.")
+        # A tensor of torchao holds integers and scales, but names the dtype of the numbers that they stand for.
+        quantised = is_traceable_wrapper_subclass(parameter)
+        if quantised or parameter.dtype not in DTYPES.values():
+            found = type(parameter).__name__ if quantised else str(parameter.dtype).removeprefix("torch.")
             raise InputError(
-                f"model: expected weights in {', '.join(DTYPES)}, or quantised by torchao or bitsandbytes, got {dtype} for "
-                f"{name}"
+                f"model: expected weights in {', '.join(DTYPES)}, got {found} for {name}; load the model without quantisation"
             )
 
 

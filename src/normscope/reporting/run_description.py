@@ -36,7 +36,7 @@ def model_label(options: ModelOptions) -> str:
         label += f" {_abbreviated(options.revision)}"
     if options.step is not None and options.step not in (step_in(options.revision), step_in(options.name)):
         label += f" step {options.step}"
-    if options.random_init or options.architecture:
+    if options.random_init:
         label += " (random)"
     return label if options.stack is None else f"{label} {options.stack}"
 

@@ -53,11 +53,8 @@ class ConfiguredInputs(Inputs):
         return self._opened.info
 
     def load(self) -> LoadedModel:
-        """Load the model, on this process's device, and warn if it may not fit there."""
+        """Load the model, on this process's device."""
         device = self._group.local_device(self._device)
-        warning = self._opened.check_memory(device, self._group.local_size)
-        if warning is not None and self._group.is_main:
-            say(warning)
         loaded = self._opened.load(device, devices=self._group.local_devices(self._device))
         return dataclasses.replace(loaded, name=self._model.name)
 

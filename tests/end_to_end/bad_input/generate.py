@@ -14,7 +14,7 @@ from tests.end_to_end.bad_input.corpora import odd_parquet, odd_rows, spoiled_co
 from tests.end_to_end.bad_input.earlier_runs import comparison, sweep
 from tests.end_to_end.bad_input.models import (
     adapter,
-    architecture,
+    family_config,
     model_config,
     model_file,
     other_tokenizer,
@@ -50,7 +50,7 @@ KINDS: tuple[tuple[Kind, int], ...] = (
         (category, 4),
     ),
     *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3), (wrong_file, 8), (odd_characters, 5), (two_files, 3)),
-    *((model_config, 7), (architecture, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
+    *((model_config, 7), (family_config, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
     *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (comparison, 5)),
     *((sweep, 5), (environment, 3), (links, 5), (reverse_run, 2), (frequencies, 3)),
 )

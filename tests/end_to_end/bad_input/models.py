@@ -78,8 +78,8 @@ def model_config(draw: random.Random, stock: Stock) -> Case:
     return _with_model(stock, f"config.json {'whole' if whole else key}={value!r:.40} {options}", change, *options)
 
 
-def architecture(draw: random.Random, stock: Stock) -> Case:
-    """A config on the command line with a bad value."""
+def family_config(draw: random.Random, stock: Stock) -> Case:
+    """The config.json of a model of any family with random weights, with a bad value."""
     config: dict[str, Any] = dict(draw.choice([*FAMILY_CONFIGS.values(), *STACK_CONFIGS.values()]))
     config["vocab_size"] = 31_000
     key = draw.choice(
@@ -87,9 +87,11 @@ def architecture(draw: random.Random, stock: Stock) -> Case:
     )
     value = draw.choice([None, "foo", -1, 0, 1, 7, 3.5, 10**9, [], [1], {"a": 1}, True, "''"])
     config[key] = value
-    said = as_json(config).decode().replace('"', "")
-    arguments = [*stock.common(), "model.name=own", f"+model.architecture={said}", f"model.tokenizer={stock.model}"]
-    return Case(f"architecture {config['model_type']} {key}={value}", arguments, ["model.", "own"], statuses=EITHER)
+
+    def change(folder: Path) -> None:
+        (folder / "config.json").write_bytes(as_json(config))
+
+    return _with_model(stock, f"config.json {config['model_type']} {key}={value}", change, "model.random_init=true")
 
 
 def model_file(draw: random.Random, stock: Stock) -> Case:

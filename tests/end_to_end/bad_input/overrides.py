@@ -98,7 +98,6 @@ def odd_group(draw: random.Random, stock: Stock) -> Case:
             "analysis.mixing",
             "analysis.norms",
             "model.pin",
-            "model.architecture",
             "dataset.categories",
             "layers",
             "categories",
@@ -166,7 +165,6 @@ def odd_syntax(draw: random.Random, stock: Stock) -> Case:
             ),
             *(
                 "~model.name",
-                "+model.architecture=3",
                 "+dataset.categories.other=[a]",
                 "+dataset.categories.x=re:(",
                 "--foo",
@@ -184,11 +182,6 @@ def odd_syntax(draw: random.Random, stock: Stock) -> Case:
                 "\n",
                 "dataset.path=\n",
                 "seed=\x00".strip(),
-            ),
-            *(
-                "+model.architecture.model_type=[1]",
-                "+model.architecture.model_type=null",
-                "+model.architecture.foo={a:1}",
             ),
             *(
                 "+dataset.categories.x=",

@@ -209,7 +209,7 @@ _YAML = {
     "an endless interpolation": "analysis: {mixing: {enabled: true}}\nmodel: {name: '${model.name}'}\n",
 }
 _CONFIG_KEYS = (
-    *("model", "model.name", "model.step", "model.revision", "model.trust_remote_code", "model.architecture"),
+    *("model", "model.name", "model.step", "model.revision", "model.trust_remote_code"),
     *("dataset", "dataset.kind", "dataset.categories", "analysis", "analysis.mixing", "analysis.mixing.enabled"),
     *("layers", "seed", "tracking.tags", "report", "nonsense"),
 )

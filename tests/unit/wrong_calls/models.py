@@ -47,7 +47,7 @@ CONFIG: dict[str, tuple[Any, ...]] = {
     "hidden_size": (0, 12, None, "x"),
     "num_hidden_layers": (0, 1, None),
     "model_type": ("nonsense", "gpt2", "roberta", "t5", None, 3),
-    "pad_token_id": (-1, 10**9, "x", 2.5),
+    "pad_token_id": (-1, 10**9, 2.5),
     "hidden_act": ("nonsense", None, "relu"),
     "layer_norm_eps": (None, "x", 1.0),
     "type_vocab_size": (None, 0, "x"),
@@ -160,7 +160,6 @@ def _others(stock: Stock) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     yield "a config", lambda model: model.config
     yield "a class", type
     yield "a model on no device", lambda model: model.to("meta")
-    yield "no config", lambda model: setattr(model, "config", None)
     yield "a model that is wrapped already", lambda _model: stock.wrapped
 
 

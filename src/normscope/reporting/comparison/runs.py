@@ -69,8 +69,7 @@ class Run:
     @property
     def is_random(self) -> bool:
         """Whether the model's weights are those that a seed gave it, before any training."""
-        built = any(key.startswith("model.architecture.") for key in self.config)
-        return built or bool(self.config.get("model.random_init")) or self.config.get("model.step") == 0
+        return bool(self.config.get("model.random_init")) or self.config.get("model.step") == 0
 
 
 def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:

@@ -71,7 +71,7 @@ def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True, st
 
 
 def short_keys(differing: Iterable[str], parts: int = 2) -> dict[str, str]:
-    """The last parts of each config key, such as `architecture.vocab_size`, or the whole key if another ends alike."""
+    """The last parts of each config key, such as `sinks.threshold`, or the whole key if another ends alike."""
     ends = {key: ".".join(key.split(".")[-parts:]) for key in differing}
     return {key: end if list(ends.values()).count(end) == 1 else key for key, end in ends.items()}
 
