@@ -81,7 +81,6 @@ ALLOWED = {
         "statistics.intervals",
         "statistics.tidy",
         "untrusted",
-        "user_cache",
     },
     "translation": {"data", "user_cache"},
     "running": {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
+import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import (
@@ -19,22 +20,24 @@ from normscope.analyses.findings import (
     Scatter,
     WordMaps,
 )
-from normscope.reporting.appearance import PAGE, Appearance
+from normscope.reporting.appearance import PAGE, SCREEN, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
-from normscope.reporting.figures.scatter import medians as medians
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.reporting.palette import ON_PAGE
 
 _LONGEST_SIDE = 65_000
 """Pixels: matplotlib refuses sides of 65,536."""
 _MOST_PIXELS = 150_000_000
 """0.6 GB while the file is written."""
+_SCREEN_DPI = 150
+"""Pixels per inch of the clouds of points on a page."""
 
 
 DEFAULT = Appearance()
@@ -55,6 +58,15 @@ def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:
         stream = io.BytesIO()
         canvas = laid_out(figure, look.width, caption=look.caption)
         canvas.savefig(stream, format="png", dpi=_resolution(canvas, look.dpi))
+    return stream.getvalue()
+
+
+def svg(figure: Drawing, width: float = SCREEN) -> str:
+    """A figure as SVG for a page, which has its own fonts and colours: text as text, in our ink, on no ground."""
+    with styled(), mpl.rc_context(ON_PAGE):
+        stream = io.StringIO()
+        canvas = laid_out(figure, width, caption=False)
+        canvas.savefig(stream, format="svg", dpi=_SCREEN_DPI, metadata={"Date": None})
     return stream.getvalue()
 
 
