@@ -1,4 +1,4 @@
-"""Captions of all analyses name no panel, symbol, colour or mark that is not drawn at the width of a column and of a page.
+"""Captions of all analyses name no panel, symbol, colour or mark that is not drawn, in a paper's widths and on a screen.
 
 Every word for something on the canvas is in `CLAIMS`, with what must be drawn for it to be true. A word for which there is
 nothing to check is refused.
@@ -22,11 +22,10 @@ from matplotlib.text import Annotation, Text
 
 from normscope.analyses.findings import Figure, Lines
 from normscope.analyses.registry import analyses
-from normscope.reporting.appearance import COLUMN, PAGE
+from normscope.reporting.appearance import COLUMN, PAGE, SCREEN
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.style import styled
-from normscope.reporting.page.charts import chart
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 from tests.oracles.test_outputs import everything
@@ -169,28 +168,11 @@ def bert() -> Specimen:
 def test_captions_name_what_is_drawn_at_every_width(name, bert):
     figures: Mapping[str, Figure] = everything(name, bert).figures
     wrong = {}
-    for (title, figure), width in itertools.product(figures.items(), (COLUMN, PAGE)):
+    for (title, figure), width in itertools.product(figures.items(), (COLUMN, PAGE, SCREEN)):
         with styled():
             canvas = laid_out(figure, width, caption=False)
         wrong[title, width] = untrue(caption_of(figure), canvas)
-    for title, figure in figures.items():
-        page = chart(figure)
-        strings = list(_strings({key: value for key, value in page.items() if key != "description"}))
-        wrong[title, "on the page"] = unknown_symbols(caption_of(figure), strings)
     assert {place: words for place, words in wrong.items() if words} == {}
-
-
-def _strings(spec: object) -> Iterator[str]:
-    """All strings of a chart."""
-    if isinstance(spec, str):
-        yield spec
-    elif isinstance(spec, Mapping):
-        for key, value in spec.items():
-            yield from _strings(key)
-            yield from _strings(value)
-    elif isinstance(spec, list | tuple):
-        for value in spec:
-            yield from _strings(value)
 
 
 def _canvas(**options: object) -> Canvas:

@@ -83,7 +83,7 @@ ALLOWED = {
         "shell",
         "statistics.intervals",
         "statistics.tidy",
-        "user_cache",
+        "untrusted",
     },
     "translation": {"data", "user_cache"},
     "running": {

@@ -36,7 +36,6 @@ MODULES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
     "pyyaml": "yaml",
-    "vl-convert-python": "vl_convert",
 }
 
 

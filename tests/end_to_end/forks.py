@@ -183,6 +183,7 @@ def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
     from matplotlib.figure import Figure
 
+    from normscope.reporting.page import inline_svg
     from normscope.running import publish
 
     def drawn(_figure: object, formats: Sequence[str], _look: object) -> list[bytes]:
@@ -192,6 +193,7 @@ def draw_nothing() -> None:
         return [stream.getvalue() for stream in streams]
 
     publish.drawn = drawn
+    inline_svg.svg = lambda _figure: '<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt" version="1.1"/>'
 
 
 def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:

@@ -24,14 +24,19 @@
     return seen;
   }
 
-  async function charts() {
+  function figures() {
     const seen = {};
-    for (const figure of document.querySelectorAll("figure:has(.chart)")) {
-      const chart = figure.querySelector(".chart");
-      chart.scrollIntoView();
-      await until(() => chart.querySelector("svg.marks, canvas.marks"), figure.id);
-      await frame();
-      seen[figure.id] = { marks: chart.querySelectorAll(".mark-rect path, .mark-symbol path, .mark-line path, .mark-rule line").length, canvas: Boolean(chart.querySelector("canvas.marks")), overflow: chart.scrollWidth - chart.clientWidth, titles: [...chart.querySelectorAll(".role-column-header text, .role-title text, .role-header text, .column_header text")].map((text) => [...text.childNodes].map((part) => part.textContent).join(" ")) };
+    for (const figure of document.querySelectorAll(".figures figure")) {
+      const drawing = figure.querySelector("svg");
+      const [inside, around] = [drawing.getBoundingClientRect(), figure.getBoundingClientRect()];
+      // What the drawing's elements refer to, and nothing else, is in the page once.
+      const named = [...drawing.querySelectorAll("[href^='#'], [clip-path]")].map((node) => (node.getAttribute("href") ?? node.getAttribute("clip-path").slice(4, -1)).slice(1));
+      const [least] = [...drawing.querySelectorAll("text")].map((text) => parseFloat(getComputedStyle(text).fontSize) * inside.width / drawing.viewBox.baseVal.width).sort((a, b) => a - b);
+      seen[figure.id] = {
+        marks: drawing.querySelectorAll("path[clip-path], use, image").length, overflow: Math.max(inside.right - around.right, figure.scrollWidth - figure.clientWidth), least,
+        lost: named.filter((name) => document.querySelectorAll(`[id="${name}"]`).length !== 1), texts: [...drawing.querySelectorAll("text")].map((text) => text.textContent),
+        in_the_pages_font: [...drawing.querySelectorAll("text")].every((text) => getComputedStyle(text).fontFamily === getComputedStyle(document.body).fontFamily),
+      };
     }
     return seen;
   }
@@ -74,7 +79,7 @@
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
       const node = walker.currentNode.parentElement;
-      if (!walker.currentNode.data.trim() || !node.getClientRects().length || node.closest("script, style, .mark-text.role-mark, option, .vega-actions")) continue;
+      if (!walker.currentNode.data.trim() || !node.getClientRects().length || node.closest("script, style, option, [style*='--on-']")) continue;
       const style = getComputedStyle(node);
       const [light, dark] = [luminance(node instanceof SVGElement ? style.fill : style.color), luminance(ground(node))].sort((a, b) => b - a);
       const contrast = (light + 0.05) / (dark + 0.05);
@@ -103,14 +108,14 @@
   try {
     if (window.FRAGMENTS.length) result.explored = await explored(window.FRAGMENTS);
     result.tapped = await tapped();
-    result.charts = await charts();
+    result.figures = figures();
     result.tables = await tables();
     result.faint = faint();
     result.wider = document.documentElement.scrollWidth - innerWidth;
     result.smooth = getComputedStyle(document.documentElement).scrollBehavior;
     const [viewport, row, column] = [".viewport", ".row-labels", ".column-labels"].map((name) => document.querySelector(name));
     result.sticky = [row, column].map((labels) => getComputedStyle(labels).position);
-    result.dead = [...document.querySelectorAll("a[href^='#']:not(.vega-actions a)")].filter((link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash);
+    result.dead = [...document.querySelectorAll("a[href^='#']")].filter((link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash);
     result.dark = getComputedStyle(viewport).getPropertyValue("--ground").trim();
   } catch (error) {
     result.error = String(error.stack);

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from normscope.reporting.page import inline_svg
 from normscope.running import publish
 from tests.end_to_end import forks
 
@@ -37,7 +38,8 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures until the end of a test."""
-    monkeypatch.setattr(publish, "drawn", publish.drawn)  # which is what it will be again
+    for module, name in ((publish, "drawn"), (inline_svg, "svg")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # which is what it will be again
     forks.draw_nothing()
 
 

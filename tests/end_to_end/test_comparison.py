@@ -12,12 +12,16 @@ import scipy.stats
 import torch
 
 from normscope.analyses.registry import analyses
+from normscope.reporting.appearance import PAGE
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.curve_families import families
-from normscope.reporting.comparison.map_pairs import heatmap_data
+from normscope.reporting.comparison.curve_figures import by_layer
+from normscope.reporting.comparison.map_figures import map_title, maps_of_groups
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.runs import Run
+from normscope.reporting.drawing import laid_out
+from normscope.reporting.figures.style import styled
 from normscope.reporting.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test
 from tests.end_to_end.browser import needs_browser, opened
@@ -89,25 +93,50 @@ def test_exports_hold_the_tables_numbers(sweep):
                 assert float(cell) == whole[row["metric"], label]
 
 
-@needs_browser
-def test_the_page_in_a_browser(sweep):
+@pytest.fixture(scope="module")
+def compared(sweep):
+    """The comparison of the sweep."""
     _, folder = sweep
-    shown, console = opened(folder / "comparison.html")
+    return compare_runs.compared(*compare_runs.run_folders.read([folder]))
+
+
+@needs_browser
+@pytest.mark.draws
+def test_the_page_in_a_browser(compared, tmp_path):
+    page = compare_runs.write(compared, tmp_path)
+    shown, console = opened(page, "#values_layers_0_0")
     assert console == []
-    values = pd.read_parquet(folder / "comparison.parquet")
-    lines = values[values["layer"] > 0].groupby(["metric", "label"])
-    assert shown.count('aria-roledescription="line mark container"') >= values[values["layer"] > 0]["metric"].nunique()
-    assert shown.count('aria-roledescription="line mark"') == lines.ngroups, "every run's line is in every panel"
-    assert shown.count("<caption>") == 6, (
-        "runs, tests over sequences, metrics and differences; the latter two with extremes"
+    layers = compared.values[compared.values["layer"] > 0]
+    figures = by_layer(compared.values, compared.seed_curves)
+    assert shown.count('role="img"') > len(figures)
+    assert shown.count("<caption>") == 7, (
+        "runs, tests over sequences, metrics and differences; the latter two with extremes; and the opened values of a figure"
     )
-    assert shown.count('aria-roledescription="rect mark container"') >= 3, "a map, another, and their difference"
-    numbers = re.findall(r'class="mark-text role-mark[^>]*>(.*?)</g>', shown, flags=re.S)
-    assert any(re.search(r">−?[\d.]+</text>", group) for group in numbers), "cells have their numbers"
-    axes = re.findall(r"Y-axis (?:for a discrete scale )?(?:titled &#39;|titled ')(.+?)(?:&#39;|') ", shown)
-    assert {"mixing ratio (%)", "‖f(x)‖", "expansion rate"} <= set(axes), "axes are titled in words"
-    assert "attn_n" not in re.sub(r"<script.*?</script>|<table.*?</table>|<option.*?</option>", "", shown, flags=re.S)
-    assert re.search(r'<select id="along">.*</select>', shown)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", shown)
+    assert {"mixing ratio (%)", "‖f(x)‖", "expansion rate"} <= set(texts), "axes are titled in words"
+    assert {"relative depth", *layers["label"].unique()} <= set(texts), "the models differ in depth"
+    assert "attn_n" not in re.sub(r"<script.*?</script>|<table.*?</table>", "", shown, flags=re.S)
+
+
+def test_every_run_is_a_line_in_every_panel(compared):
+    """Of the same numbers as in the tables, in the units of the axis; the table below the figure has them too."""
+    layers = compared.values[compared.values["layer"] > 0].set_index(["metric", "group", "layer"])["value"]
+    seen = 0
+    for shown in by_layer(compared.values, compared.seed_curves):
+        (figure,) = shown.figures
+        with styled():
+            canvas = laid_out(figure, PAGE)
+        metrics = list(figure.panel_titles or [figure.table["metric"].iloc[0]])
+        for axes, metric in zip(canvas.axes, metrics, strict=False):
+            factor = 100 if figure.y_label.endswith("(%)") else 1
+            for line, group in zip(axes.get_lines(), figure.series_titles, strict=False):
+                own = layers[metric][group].sort_index()
+                np.testing.assert_allclose(line.get_ydata(), factor * own)
+                np.testing.assert_allclose(line.get_xdata(), own.index / own.index.max())
+                seen += len(own)
+        assert len(shown.values) == len(figure.table)
+        assert shown.values["mean"].tolist() == figure.table["mean"].tolist()
+    assert seen == len(layers)
 
 
 def test_differences_and_seeds(tmp_path):
@@ -488,75 +517,96 @@ def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10), depth=1
     return pd.DataFrame(rows).assign(depth=depth, **titles)
 
 
-def _values(cells):
-    """By row and column."""
-    return dict(zip(zip(cells["row"], cells["column"], strict=True), cells["value"], strict=True))
+def _maps(grid, panel):
+    """The maps of one panel by title: what is drawn, by row and column."""
+    rows = grid.table if grid.grid_row is None else grid.table[grid.table[grid.grid_row] == panel]
+    rows = rows.set_index([grid.row, grid.column])
+    return {title: rows[name].to_dict() for name, title in grid.values.items()}
+
+
+def _same(found, expected):
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_maps_of_groups_are_beside_those_of_the_baseline():
     cells = pd.concat([_cells("a"), _cells("b", 0.5, layers=(1, 2)), _cells("b", figure="mixing/alone")])
-    found = heatmap_data(cells, "a")
+    found = maps_of_groups(cells, "a")
     assert list(found) == ["mixing/heatmap"], "a figure that the baseline does not have is left out"
-    figure = found["mixing/heatmap"]
-    assert figure["title"] == "Mixing ratios"
-    assert (figure["rows"], figure["columns"]) == (["1", "2", "10"], ["[CLS]", "all"])
-    assert not figure["byDepth"]
-    panel = figure["panels"]["Attn-N: vectors"]
-    assert (panel["label"], panel["difference"]) == ("mixing ratio (%)", "difference (percentage points)")
-    assert list(panel["maps"]) == ["a", "b"]
-    layers = {"1": 1.5, "2": 2.5, "10": None}
-    assert _values(panel["maps"]["b"]) == {
-        (row, name): value for row, value in layers.items() for name in ("[CLS]", "all")
-    }
-    assert list(panel["differences"]) == ["b"]
-    change = {"1": 0.5, "2": 0.5, "10": None}
-    assert _values(panel["differences"]["b"]) == {
-        (row, name): value for row, value in change.items() for name in ("[CLS]", "all")
-    }
-    assert panel["maps"]["b"].keys() == {"row", "column", "value"}
+    (part,) = found["mixing/heatmap"]
+    assert map_title("mixing/heatmap", [part]) == "Mixing ratios"
+    maps, differences = part.figures
+    assert (maps.row, maps.column, maps.value_label) == ("layer", "category", "mixing ratio (%)")
+    assert [title for title, _ in maps.rows_of_panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert (maps.diverging, maps.limits) == (False, (0, 10))
+    shown = _maps(maps, "Attn-N: vectors")
+    assert list(shown) == ["a", "b"]
+    places = [(layer, name) for layer in (1, 2, 10) for name in ("[CLS]", "all")]
+    _same(shown["b"], {(row, name): row + 0.5 if row < 10 else np.nan for row, name in places})
+    assert (differences.diverging, differences.value_label) == (True, "difference (percentage points)")
+    changes = _maps(differences, "Attn-N: vectors")
+    assert list(changes) == ["b − a"]
+    _same(changes["b − a"], {(row, name): 0.5 if row < 10 else np.nan for row, name in places})
+    table = part.values.set_index(["panel", "layer", "category"]).loc["Attn-N: vectors"]
+    for title, values in (shown | changes).items():
+        _same(table[title].to_dict(), values)
 
 
 def test_panels_of_maps_name_special_tokens_as_papers_do():
     cells = pd.concat([_cells(group) for group in ("a", "b")]).replace({"panel": {"Attn-W: weights": "α, summed, cls"}})
-    assert list(heatmap_data(cells, "a")["mixing/heatmap"]["panels"]) == ["α, summed, [CLS]", "Attn-N: vectors"]
+    (part,) = maps_of_groups(cells, "a")["mixing/heatmap"]
+    assert part.values["panel"].unique().tolist() == ["α, summed, [CLS]", "Attn-N: vectors"]
+
+
+def test_quantities_of_a_figure_have_scales_of_their_own():
+    one, other = _cells("a"), _cells("b", -3.0)
+    both = pd.concat([one, other])
+    single = both[both["panel"] == "Attn-N: vectors"].assign(value_title="α", panel="α, cls", value=0.25)
+    mixed = pd.concat([both, single])
+    first, second = maps_of_groups(mixed, "a")["mixing/heatmap"]
+    assert (first.title, second.title) == ("mixing ratio", "α")
+    assert first.figures[0].diverging, "of both signs"
+    assert (second.figures[0].limits, second.figures[0].grid_row) == ((0, 0.25), None)
+    assert second.values["panel"].unique().tolist() == ["[CLS]"], "its quantity is the title"
+    assert second.figures[1].value_label == "difference in α"
+
+
+def test_of_many_groups_some_have_maps():
+    cells = pd.concat([_cells(f"step {number}") for number in range(20)])
+    (part,) = maps_of_groups(cells, "step 0")["mixing/heatmap"]
+    assert list(part.figures[0].values.values()) == ["step 0", "step 1", "step 7", "step 13", "step 19"]
+
+
+@pytest.mark.parametrize("name", ["layer", "category", "panel", "map 0"])
+def test_a_group_may_have_the_name_of_an_axis(name):
+    cells = pd.concat([_cells("a"), _cells(name, 0.5)])
+    (part,) = maps_of_groups(cells, "a")["mixing/heatmap"]
+    assert list(_maps(part.figures[0], "Attn-N: vectors")) == ["a", name]
 
 
 @pytest.mark.parametrize(("deep", "shallow"), [(12, 6), (3, 2), (5, 4), (2, 1)])
 def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, shallow):
-    """At every depth, the difference is that of the layers that are there."""
+    """Half-way through each layer of the deepest model, the maps are those of the layers that are there."""
     cells = pd.concat(
         [
             _cells("a", layers=range(1, shallow + 1), depth=shallow, names=("cls",)),
             _cells("b", 100.0, layers=range(1, deep + 1), depth=deep, names=("cls",)),
         ]
     )
-    figure = heatmap_data(cells, "a")["mixing/heatmap"]
-    assert figure["byDepth"]
-    panel = figure["panels"]["Attn-N: vectors"]
-    for group, depth in (("a", shallow), ("b", deep)):
-        found = panel["maps"][group]
-        assert found["row"] == [f"{layer} of {depth}" for layer in range(1, depth + 1)]
-        assert found["from"] == pytest.approx(np.arange(depth) / depth, abs=1e-6)
-        assert found["to"] == pytest.approx(np.arange(1, depth + 1) / depth, abs=1e-6)
-    change = panel["differences"]["b"]
-    assert change["from"][1:] == change["to"][:-1]
-    assert (change["from"][0], change["to"][-1]) == (0, 1)
-    for start, end, row, value in zip(*(change[name] for name in ("from", "to", "row", "value")), strict=True):
-        middle = (start + end) / 2
-        one, other = int(middle * deep) + 1, int(middle * shallow) + 1
-        assert row == f"{one} of {deep} − {other} of {shallow}"
-        assert value == 100 + one - other
+    (part,) = maps_of_groups(cells, "a")["mixing/heatmap"]
+    maps, differences = (_maps(figure, "Attn-N: vectors") for figure in part.figures)
+    for layer in range(1, deep + 1):
+        other = int((layer - 0.5) / deep * shallow) + 1
+        assert maps["a"][layer, "[CLS]"] == other
+        assert maps["b"][layer, "[CLS]"] == 100 + layer
+        assert differences["b − a"][layer, "[CLS]"] == 100 + layer - other
+    assert len(maps["a"]) == deep
 
 
 def test_layers_that_a_run_left_out_have_no_difference():
     cells = pd.concat([_cells("a", layers=(1, 2), depth=2), _cells("b", layers=(1, 4), depth=4)])
-    panel = heatmap_data(cells, "a")["mixing/heatmap"]["panels"]["Attn-N: vectors"]
-    assert {row: value for (row, _), value in _values(panel["differences"]["b"]).items()} == {
-        "1 of 4 − 1 of 2": 0,
-        "2 of 4 − 1 of 2": None,
-        "3 of 4 − 2 of 2": None,
-        "4 of 4 − 2 of 2": 2,
-    }
+    (part,) = maps_of_groups(cells, "a")["mixing/heatmap"]
+    found = {row: value for (row, _), value in _maps(part.figures[1], "Attn-N: vectors")["b − a"].items()}
+    _same(found, {1: 0, 2: np.nan, 3: np.nan, 4: 2})
 
 
 def test_runs_know_the_depth_of_their_model(tmp_path):
@@ -571,7 +621,8 @@ def test_runs_know_the_depth_of_their_model(tmp_path):
     assert depths.map(list).to_dict() == {"of 10": [10], "of 20": [20]}
     without = [dataclasses.replace(run, curves=run.curves.head(0)) for run in runs]
     cells = compare_runs.compared(without, []).heatmaps
-    assert not heatmap_data(cells, "of 10")["mixing/heatmap"]["byDepth"], "of unknown depth: layer by layer"
+    (part,) = maps_of_groups(cells, "of 10")["mixing/heatmap"]
+    assert part.values["layer"].unique().tolist() == [1, 2, 10], "of unknown depth: layer by layer"
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.report import Report, page
 from normscope.rounding import number, percentage
-from normscope.running import token_maps
+from normscope.running import publish, token_maps
 from normscope.running.options import RunOptions
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
-from tests.end_to_end.shell import ROOT, draw_nothing, run_here
+from tests.end_to_end.shell import ROOT, run_here
 from tests.unit.test_figures_fit import FIGURES, product
 
 pytestmark = pytest.mark.reports
@@ -40,7 +40,7 @@ def reported(tmp_path_factory, saved_model):
     folder = tmp_path_factory.mktemp("reported")
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        draw_nothing(monkeypatch)
+        monkeypatch.setattr(publish, "draw", lambda _figure, paths, _look: [path.touch() for path in paths])
         arguments = [
             "analysis=[mixing,norms,feedforward]",
             f"model.name={saved_model}",
@@ -212,8 +212,12 @@ def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, wind
     assert seen["dead"] == [], "links lead somewhere"
     assert seen["sticky"] == ["sticky", "sticky"]
     drawn = {file.stem for file in (reported / "figures").glob("*.png")}
-    assert set(seen["charts"]) == drawn
-    assert all(chart["marks"] or chart["canvas"] for chart in seen["charts"].values()), seen["charts"]
+    assert set(seen["figures"]) == drawn
+    for name, figure in seen["figures"].items():
+        assert figure["marks"], name
+        assert figure["lost"] == [], "what a figure refers to is in the page once"
+        assert figure["in_the_pages_font"], name
+        assert figure["least"] >= 7, f"{name}: pixels of the smallest letters"
     tap = seen["tapped"]
     assert not tap["hidden"]
     assert tap["near"]
@@ -226,10 +230,13 @@ def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, wind
         assert table["sorted"] in ("ascending", "descending")
         assert table["left"] == 0
         assert table["shadow"] == "local, local, scroll, scroll", "a cut table shows that it scrolls"
-    titles = {" ".join(title.split()) for title in seen["charts"]["mixing_heatmap"]["titles"]}
-    assert {"AttnRes-W weights + residual", "AttnResLn-N the attention block"} <= titles, (
-        "with the words after the name"
-    )
+    words = " ".join(seen["figures"]["mixing_heatmap"]["texts"])
+    assert "AttnRes-W: weights + residual" in words, "with the words after the name"
+    assert "AttnResLn-N: the attention block" in words
+    cells = pd.read_parquet(reported / "tables/mixing_by_layer.parquet")["mean"]
+    written = [text for text in seen["figures"]["mixing_heatmap"]["texts"] if text.isdecimal()]
+    for value in cells:
+        assert f"{100 * value:.0f}" in written
 
 
 @needs_browser
@@ -339,7 +346,8 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
 @needs_browser
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
 @pytest.mark.spread(1)
-def test_charts_fit_into_their_places(tmp_path, size):
+@pytest.mark.draws
+def test_figures_fit_into_their_places(tmp_path, size):
     """Whatever the number of panels, and however long the labels."""
     methods = ["rollout of weights", "rollout of norms", "value zeroing", "gradient × input"]
     agreement = product(panel=["tokens", "rows"], row=methods, column=methods)
@@ -383,5 +391,6 @@ def test_charts_fit_into_their_places(tmp_path, size):
     seen, console = checked(report, tmp_path, size=size)
     assert console == []
     assert "error" not in seen, seen["error"]
-    assert len(seen["charts"]) == len(figures)
-    assert {name: chart["overflow"] for name, chart in seen["charts"].items() if chart["overflow"] > 0} == {}
+    assert len(seen["figures"]) == len(figures)
+    assert all(figure["marks"] and not figure["lost"] for figure in seen["figures"].values())
+    assert {name: figure["overflow"] for name, figure in seen["figures"].items() if figure["overflow"] > 0} == {}

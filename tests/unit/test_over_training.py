@@ -1,7 +1,6 @@
 """Comparisons of checkpoints: labels, means over seeds at each step, and the steps at which measures cross thresholds."""
 
 import json
-import re
 
 import numpy as np
 import pandas as pd
@@ -10,9 +9,12 @@ import scipy.stats
 import yaml
 
 from normscope.config.sections import plain
+from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting.comparison import compare, runs, swept
+from normscope.reporting.comparison.curve_figures import over_steps
 from normscope.reporting.comparison.training import crossings, over_training
+from normscope.reporting.comparison.training_figures import maps_over_steps
 from normscope.reporting.run_tables import CROSSINGS, TRAINING
 from normscope.running.options import RunOptions
 
@@ -30,7 +32,7 @@ def saved(folder, *, name, step, seed=0, revision=None, value=1.0, curve=(1.0, 2
     provenance = {"model": name, "training_step": step, "sequences": 2, "tokens": 9, "seconds": 1.0}
     metrics = {"mixing/attn_n/mean": value, "mixing/attn_n/max": value, "mixing/attn_n/min": value}
     (folder / "results.json").write_text(
-        json.dumps({"status": "completed", "metrics": metrics, "provenance": provenance})
+        json.dumps({"schema": RUN_SCHEMA, "status": "completed", "metrics": metrics, "provenance": provenance})
     )
     rows = [("mixing/attn_n/mean", layer, layer / len(curve), number) for layer, number in enumerate(curve, 1)]
     table = pd.DataFrame(rows, columns=["curve", "layer", "depth", "value"])
@@ -162,11 +164,19 @@ def test_the_page_of_checkpoints(tmp_path, capsys):
     assert "<h1>4 checkpoints × 2 seeds of run on the sample corpus</h1>" in page
     assert 'id="training"' in page
     assert 'id="layers"' not in page, "the same curves are not shown twice"
-    data = json.loads(re.search(r'id="training-data">(.*?)</script>', page)[1])
-    assert data["whole"]["mixing/attn_n/mean"]["run"]["mean"] == [50, 150, 1050, 10050], "in per cent"
-    (panel,) = data["families"]["mixing_method_mean"]["panels"]
-    assert panel["groups"]["run"]["layer"] == [1] * 4 + [2] * 4
-    assert panel["groups"]["run"]["step"] == STEPS * 2
+    found = compare.compared(*runs.read([tmp_path]))
+    (shown,) = over_steps(found.training)
+    (figure,) = shown.figures
+    assert (figure.steps, figure.y_label, figure.band) == (True, "mixing ratio (%)", ("low", "high"))
+    assert shown.values[["group", "step", "mean"]].to_numpy().tolist() == [
+        ["run", step, value] for step, value in zip(STEPS, (50, 150, 1050, 10050), strict=True)
+    ], "in per cent"
+    (shown,) = maps_over_steps(found.training)
+    (figure,) = shown.figures
+    assert list(figure.values.values()) == ["Attn-N: vectors"]
+    cells = figure.table.set_index(["layer", "step"])["mixing/attn_n/mean"].to_dict()
+    assert cells == {(1, str(step)): 100 * step for step in STEPS} | {(2, str(step)): 100 for step in STEPS}
+    assert list(dict.fromkeys(figure.table["step"])) == ["0", "1", "10", "100"]
     table = pd.read_csv(tmp_path / "crossings.csv")
     assert table.query("layer == 0")[["threshold", "crossed", "step"]].to_numpy().tolist() == [[40, 2, 100]]
     assert len(pd.read_parquet(tmp_path / "training.parquet")) == 4 * (3 + 2)

@@ -86,6 +86,8 @@ class Lines:
     """Columns with the lower and upper edge of a band around each line; NaN where there is no band."""
     x_label: str = ""
     """By default the name of `x`."""
+    steps: bool = False
+    """Whether x counts training steps, on a logarithmic axis that has room for step 0."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,9 @@ PAGE = 6.9
 COLUMN = 3.35
 """Inches: the width of a figure in one column of a paper."""
 
+SCREEN = 4.0
+"""Inches: the width of a figure on a page, whose text can be read on a phone and beside another figure on a desk."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Appearance:

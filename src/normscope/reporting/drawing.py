@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
+import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import (
@@ -21,17 +22,17 @@ from normscope.analyses.findings import (
     Scatter,
     WordMaps,
 )
-from normscope.reporting.appearance import PAGE, Appearance
+from normscope.reporting.appearance import PAGE, SCREEN, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
-from normscope.reporting.figures.scatter import medians as medians
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.reporting.palette import ON_PAGE
 from normscope.untrusted.writing import write_named
 
 _DATE = "SOURCE_DATE_EPOCH"
@@ -40,6 +41,8 @@ _LONGEST_SIDE = 65_000
 """Pixels: matplotlib refuses sides of 65,536."""
 _MOST_PIXELS = 150_000_000
 """0.6 GB while the file is written."""
+_SCREEN_DPI = 150
+"""Pixels per inch of the clouds of points on a page."""
 
 
 DEFAULT = Appearance()
@@ -85,6 +88,15 @@ def _without_date() -> Iterator[None]:
     finally:
         if date is not None:
             os.environ[_DATE] = date
+
+
+def svg(figure: Drawing, width: float = SCREEN) -> str:
+    """A figure as SVG for a page, which has its own fonts and colours: text as text, in our ink, on no ground."""
+    with styled(), mpl.rc_context(ON_PAGE), _without_date():
+        stream = io.StringIO()
+        canvas = laid_out(figure, width, caption=False)
+        canvas.savefig(stream, format="svg", dpi=_SCREEN_DPI, metadata={"Date": None})
+    return stream.getvalue()
 
 
 def _resolution(canvas: Canvas, dpi: int) -> float:

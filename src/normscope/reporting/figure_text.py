@@ -88,6 +88,14 @@ def _named(titles: Mapping[Any, str] | None) -> Any:
     return None if titles is None else {key: token_name(title) for key, title in titles.items()}
 
 
+def step_label(step: float) -> str:
+    """A training step in a few characters: `512`, `20k`, `1.5M`."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if step >= max(size, 1e4):
+            return f"{step / size:.3g}{unit}"
+    return f"{step:.0f}"
+
+
 _DECADES = 100
 """An axis that spans less shows numbers instead of powers."""
 

@@ -73,7 +73,7 @@ def _inside(case_: Case, folder: Path) -> int:
     os.environ.update(case_.environment)
     tempfile.tempdir = None
     used = int(re.findall(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
-    # Of address space itself, the JavaScript engine that draws the pages' charts reserves more than any machine has.
+    # Of address space itself, threads reserve more than they use.
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     sys.argv = ["run.py", *case_.arguments]

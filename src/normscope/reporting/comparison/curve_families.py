@@ -44,6 +44,20 @@ class Family:
     panels: dict[str, Panel] = dataclasses.field(default_factory=dict)
     """By the name of the curve."""
 
+    @property
+    def label(self) -> str:
+        """The title of all y-axes; empty if they differ."""
+        labels = {panel.label for panel in self.panels.values()}
+        return labels.pop() if len(labels) == 1 else ""
+
+    def titles(self) -> dict[str, str]:
+        """The panels' titles, with the titles of their y-axes where these differ."""
+        both = (
+            (name, panel.title, "" if self.label and panel.title else panel.label)
+            for name, panel in self.panels.items()
+        )
+        return {name: ": ".join(filter(None, (title, label))) for name, title, label in both}
+
 
 def families(names: Iterable[str]) -> dict[str, Family]:
     """Families of curves, by a name for files.

@@ -3,19 +3,31 @@
 import math
 import os
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup, escape
 
-from normscope.reporting.comparison.curve_families import Panel, families, is_percentage
-from normscope.reporting.comparison.map_pairs import heatmap_data
+from normscope.reporting.comparison.curve_figures import by_layer, over_steps
+from normscope.reporting.comparison.map_figures import map_title, maps_of_groups
 from normscope.reporting.comparison.run_comparison import RunComparison
+from normscope.reporting.comparison.shown import Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
-from normscope.reporting.comparison.verdict import significant, verdict
-from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
+from normscope.reporting.comparison.training_figures import maps_over_steps
+from normscope.reporting.comparison.verdict import verdict
+from normscope.reporting.page.elements import (
+    asset,
+    environment,
+    packed_data,
+    script,
+    script_data,
+    table,
+    table_data,
+)
+from normscope.reporting.page.inline_svg import drawn
 from normscope.rounding import duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
 
@@ -26,10 +38,7 @@ _SCRIPTS = (
     "rounding.js",
     "dom.js",
     "inflate.js",
-    "charts.js",
     "tables.js",
-    "comparison_maps.js",
-    "comparison_training.js",
     "comparison.js",
 )
 
@@ -44,18 +53,12 @@ def comparison_page(comparison: RunComparison, folder: Path) -> str:
         comparison: The runs, compared.
         folder: Where the page will be, from which it links to the runs' reports.
     """
-    training = _training(comparison)
-    # Curves of checkpoints are shown over training.
-    curves = {} if training and comparison.values["step"].notna().all() else _curves(comparison)
-    groups = [name for name in comparison.heatmaps["group"].unique() if name != comparison.baseline_group]
-    maps = heatmap_data(comparison.heatmaps, comparison.baseline_group) if groups else {}
-    tables = _tables(comparison)
+    tables, sections = _tables(comparison), _sections(comparison)
     return (
         environment()
         .get_template("comparison.html")
         .render(
             css=asset("page.css"),
-            libraries=vega() if curves or maps or training else "",
             script=script(*_SCRIPTS),
             title=comparison.title,
             verdict=verdict(comparison),
@@ -66,20 +69,67 @@ def comparison_page(comparison: RunComparison, folder: Path) -> str:
             baseline=comparison.baseline,
             baseline_group=comparison.baseline_group,
             has_means=len(comparison.seed_curves) > 0,
-            families=curves,
-            curves=script_data(curves) if curves else None,
-            training=training,
-            training_data=script_data({name: training[name] for name in ("families", "whole")}) if training else None,
+            sections={name: _placed(name, section) for name, section in sections.items()},
+            values=packed_data(_values(sections)),
+            trained=len(comparison.training) > 0,
             from_zero=bool((comparison.training["step"] == 0).any()),
-            maps=script_data(maps) if maps else None,
-            map_figures={name: figure["title"] for name, figure in maps.items()},
-            map_groups=groups,
-            maps_by_depth=any(figure["byDepth"] for figure in maps.values()),
+            seeds=bool((comparison.training["runs"] > 1).any()),
+            by_depth=comparison.heatmaps["depth"].nunique() > 1,
             resamples=RESAMPLES,
             fewest_pairs=FEWEST_PAIRS,
             fewest_unpaired=FEWEST_UNPAIRED,
         )
     )
+
+
+_Section = Sequence[tuple[str, Sequence[Shown]]]
+"""Titles, and what a section of the page shows under each; what follows the first is folded away."""
+
+
+def _sections(comparison: RunComparison) -> dict[str, _Section]:
+    """The sections with figures; curves of checkpoints are shown over training alone."""
+    over_training = comparison.training
+    only_checkpoints = len(over_training) > 0 and comparison.values["step"].notna().all()
+    maps = maps_of_groups(comparison.heatmaps, comparison.baseline_group)
+    return {
+        "training": _alone(over_steps(over_training)),
+        "steps": _alone(maps_over_steps(over_training)),
+        "layers": [] if only_checkpoints else _alone(by_layer(comparison.values, comparison.seed_curves)),
+        "maps": [(map_title(name, parts), parts) for name, parts in maps.items()],
+    }
+
+
+def _alone(parts: Sequence[Shown]) -> _Section:
+    return [(part.title, [part]) for part in parts]
+
+
+def _placed(name: str, section: _Section) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The elements of a section."""
+    return [
+        (
+            title,
+            [
+                {
+                    "title": part.title,
+                    "figures": [drawn(figure, f"{key}_{place}") for place, figure in enumerate(part.figures)],
+                    "values": f"values_{key}",
+                }
+                for at, part in enumerate(parts)
+                for key in [f"{name}_{number}_{at}"]
+            ],
+        )
+        for number, (title, parts) in enumerate(section)
+    ]
+
+
+def _values(sections: Mapping[str, _Section]) -> dict[str, Any]:
+    """The tables below the figures, by the names that `_placed` gives them."""
+    return {
+        f"values_{name}_{number}_{at}": table_data(part.values, part.title, limit=_ROWS)
+        for name, section in sections.items()
+        for number, (_, parts) in enumerate(section)
+        for at, part in enumerate(parts)
+    }
 
 
 def _runs(comparison: RunComparison, folder: Path) -> pd.DataFrame:
@@ -139,106 +189,11 @@ def _tables(comparison: RunComparison) -> dict[str, Any]:
     return tables
 
 
-def _curves(comparison: RunComparison) -> dict[str, Any]:
-    """Curves by family: its title and meaning, and its panels with the lines of every run and of means over seeds."""
-    layers = comparison.values[comparison.values["layer"] > 0]
-    runs = dict(iter(layers.groupby("metric", sort=False)))
-    means = dict(iter(comparison.seed_curves.groupby("metric", sort=False)))
-    differing = significant(comparison)
-    return {
-        key: {
-            "title": family.title,
-            "meaning": family.meaning,
-            "panels": [
-                {
-                    "title": panel.title,
-                    "label": panel.label,
-                    "runs": _lines(runs[name], "label", panel.factor),
-                    "means": _lines(means[name], "group", panel.factor) if name in means else [],
-                    "differs": name in differing,
-                }
-                for name, panel in family.panels.items()
-            ],
-        }
-        for key, family in families(str(name) for name in layers["metric"].unique()).items()
-    }
-
-
-def _training(comparison: RunComparison) -> dict[str, Any]:
-    """Measures over training: metrics of whole models, and curves by family; empty without several steps of a training."""
-    rows = comparison.training
-    if rows.empty:
-        return {}
-    layers = rows[rows["layer"] > 0]
-    whole = rows[(rows["layer"] == 0) & ~rows["metric"].map(is_extreme).astype(bool)]
-    named = families(str(name) for name in rows["metric"].unique())
-    panels = {name: panel for family in named.values() for name, panel in family.panels.items()}
-    columns = {
-        (name, by_layer): _by_training(own, panels[str(name)].factor)
-        for (name, by_layer), own in rows.groupby(["metric", rows["layer"] > 0], sort=False)
-    }
-    titles = {
-        name: ": ".join(filter(None, (family.title, panel.title or panel.label))) + _unit_beyond(panel)
-        for family in named.values()
-        for name, panel in family.panels.items()
-    }
-    by_layer = families(str(name) for name in layers["metric"].unique())
-    return {
-        "groups": list(dict.fromkeys(rows["group"])),
-        "seeds": bool((rows["runs"] > 1).any()),
-        "labels": {name: titles.get(name, name) for name in whole["metric"].unique()},
-        "whole": {name: columns[name, False] for name in whole["metric"].unique()},
-        "families": {
-            key: {
-                "title": family.title,
-                "meaning": family.meaning,
-                "panels": [
-                    {"title": panel.title, "label": panel.label, "groups": columns[name, True]}
-                    for name, panel in family.panels.items()
-                ],
-            }
-            for key, family in by_layer.items()
-        },
-    }
-
-
 def _shown_crossings(crossings: pd.DataFrame) -> pd.DataFrame:
     """Whole steps as such, and only the columns that say something."""
     steps = crossings["step"].dropna()
     shown = crossings.astype({"step": "Int64"}) if (steps == steps.round()).all() else crossings
     return shown.dropna(axis="columns", how="all")
-
-
-def _unit_beyond(panel: Panel) -> str:
-    """The unit of a panel whose title says it, where a label has no room."""
-    return " (%)" if panel.title and is_percentage(panel.label) else ""
-
-
-def _by_training(rows: pd.DataFrame, factor: float) -> dict[str, Any]:
-    return {
-        str(group): {
-            **{name: own[name].astype(int).tolist() for name in ("layer", "step")},
-            **{name: _short(factor * own[name]) for name in ("mean", "low", "high")},
-        }
-        for group, own in rows.groupby("group", sort=False)
-    }
-
-
-def _short(values: "pd.Series[float]") -> list[float | None]:
-    return [None if pd.isna(number) else float(f"{number:.6g}") for number in values]
-
-
-def _lines(rows: pd.DataFrame, label: str, factor: float) -> list[dict[str, Any]]:
-    columns = [name for name in ("value", "mean", "low", "high") if name in rows]
-    return [
-        {
-            "label": str(name),
-            "layer": line["layer"].astype(int).tolist(),
-            "depth": _short(line["depth"]),
-            **{"value" if column == "mean" else column: _short(factor * line[column]) for column in columns},
-        }
-        for name, line in rows.groupby(label, sort=False)
-    ]
 
 
 def _differences(comparison: RunComparison) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from normscope.analyses.findings import ColouredText
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted, text_width
 from normscope.reporting.figures.style import SMALL, points
-from normscope.reporting.palette import DIVERGING
+from normscope.reporting.palette import DIVERGING, FAINT, ON_LITTLE, ON_MUCH
 from normscope.rounding import MINUS
 
 _NUMBERED = 5
@@ -68,7 +68,7 @@ def coloured_text(figure: ColouredText, width: float) -> Canvas:
         if any(top == token.top and abs(middle - other) < half + reach for top, other, reach in taken):
             continue  # it would overlap that of a larger value
         taken.append((token.top, middle, half))
-        axes.text(middle, token.top + line, text, ha="center", va="top", fontsize=small, color="#5a5f66")
+        axes.text(middle, token.top + line, text, ha="center", va="top", fontsize=small, color=FAINT)
     bar = canvas.colorbar(colours, ax=axes, location="bottom", shrink=min(1.0, 2.6 / width), aspect=24, pad=0.01)
     bar.set_label(figure.value_label)
     bar.outline.set_visible(False)
@@ -114,4 +114,4 @@ def _draw(axes: Axes, token: _Placed, largest: float, line: float) -> None:
     )
     axes.add_patch(box)
     middle = (token.left + token.width / 2, token.top + 0.5 * line)
-    axes.text(*middle, token.label, ha="center", va="center", color="white" if dark else "#1a1a1a")
+    axes.text(*middle, token.label, ha="center", va="center", color=ON_MUCH if dark else ON_LITTLE)

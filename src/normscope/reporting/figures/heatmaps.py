@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from normscope.analyses.findings import HeatmapGrid, HeatmapPanels
 from normscope.reporting.figures.layout import every, fitted, panels_across
 from normscope.reporting.figures.style import SMALL, magnitudes, points
-from normscope.reporting.palette import DIVERGING, MISSING
+from normscope.reporting.palette import DIVERGING, MISSING, ON_LITTLE, ON_MUCH
 
 
 def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
@@ -98,7 +98,7 @@ def _annotate(axes: Axes, values: pd.DataFrame, limits: tuple[float, float], siz
         if np.isfinite(value):
             red, green, blue, _ = colours((value - limits[0]) / (limits[1] - limits[0]))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-            color = "white" if dark else "#1a1a1a"
+            color = ON_MUCH if dark else ON_LITTLE
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=size, color=color)
 
 
@@ -114,20 +114,22 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
     high = max(cell * len(rows), 0.6)
     scale = 1.3 if figure.value_label else 1.15
     scale += 0.35 * has_words
+    titles = {value: fitted(title, wide - 0.1) for value, title in figure.values.items()}
+    scale += 0.14 * max(title.count("\n") for title in titles.values())
     canvas = Canvas(figsize=(width, (high + 0.14) * len(grid_rows) + scale), layout="constrained")
     canvas.get_layout_engine().set(wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]
     panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
-    extreme = float(figure.table[list(figure.values)].abs().to_numpy().max())
-    for j, (value, title) in enumerate(figure.values.items()):
+    extreme = float(np.abs(np.nan_to_num(figure.table[list(figure.values)].to_numpy(dtype=float))).max()) or 1.0
+    for j, (value, title) in enumerate(titles.items()):
         colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
         if figure.diverging:
             colours, limits = DIVERGING, (-extreme, extreme)
         for i, (name, table) in enumerate(grid_rows):
-            values = table.pivot(index=figure.row, columns=figure.column, values=value).loc[rows, columns]
+            values = table.pivot(index=figure.row, columns=figure.column, values=value).reindex(rows, columns=columns)
             image = _image(panels[i, j], values, colours, limits)
             if j == 0:
                 panels[i, j].set_ylabel(f"{fitted(name, high)}\n{figure.row}" if name else figure.row)
-        panels[0, j].set_title(fitted(title, wide - 0.1))
+        panels[0, j].set_title(title)
         panels[-1, j].set_xlabel(figure.column)
         shown = every(columns, wide - 0.15, 0.16)
         panels[-1, j].set_xticks(shown, [columns[at] for at in shown])

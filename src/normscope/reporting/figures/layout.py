@@ -1,5 +1,6 @@
 """What all kinds of figures share: panels, ticks, the colours of series, and text that must not overlap."""
 
+import re
 import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +73,20 @@ def text_width(text: str, size: float) -> float:
 def fitted(text: str, inches: float, size: float | None = None) -> str:
     """A text in lines that are not wider than this, at a font size in points; by default that of titles."""
     size = points("axes.titlesize") if size is None else size
-    return "\n".join(textwrap.wrap(text, max(6, int(inches / text_width("x", size))), break_long_words=False))
+    most = max(6, int(inches / text_width("x", size)))
+    return "\n".join(part for line in textwrap.wrap(text, most, break_long_words=False) for part in _broken(line, most))
+
+
+def _broken(line: str, most: int) -> list[str]:
+    """A line that is longer than so many characters, such as the name of a config key, in parts that end in punctuation."""
+    if len(line) <= most:
+        return [line]
+    lines = [""]
+    for part in re.split(r"(?<=[=./_])", line):
+        if lines[-1] and len(lines[-1]) + len(part) > most:
+            lines.append("")
+        lines[-1] += part
+    return lines
 
 
 def every(labels: Sequence[Any], inches: float, each: float) -> list[int]:

@@ -1,6 +1,6 @@
-"""Curves by layer or by rank."""
+"""Curves by layer, by rank or by training step."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -8,9 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from normscope.analyses.findings import Lines
-from normscope.reporting.figure_text import log_scale
+from normscope.reporting.figure_text import log_scale, step_label
 from normscope.reporting.figures.layout import (
     SeriesStyle,
     fitted,
@@ -26,6 +27,8 @@ from normscope.reporting.figures.style import line_colours, points
 from normscope.reporting.palette import CATEGORY_COLOURS
 
 _WIDEST_LABEL = 1.5
+_HEADROOM = 0.05
+"""Of the part of an axis below the lowest line."""
 
 
 def lines(figure: Lines, width: float) -> Canvas:
@@ -87,9 +90,33 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
                 # Of lines that lie on each other, the first is the widest, and shows on both sides of the others.
                 extra = 2.6 * (len(titles) - 1 - number) / max(1, len(titles) - 1) if close else 0.0
                 handles[series] = _line(axes, figure, rows, styles[series], extra)
-    integer_ticks(axes, table[figure.x].tolist(), inches)
+    _scale_x(axes, figure, table[figure.x].tolist(), inches)
     axes.grid(axis="y")
     return handles
+
+
+def _scale_x(axes: Axes, figure: Lines, values: Sequence[float], inches: float) -> None:
+    if figure.steps:
+        _step_axis(axes, sorted(figure.table[figure.x].unique()), inches)
+    elif all(value == int(value) for value in values):
+        integer_ticks(axes, values, inches)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, int(inches / 0.35))))
+
+
+def _step_axis(axes: Axes, steps: Sequence[float], inches: float) -> None:
+    """A logarithmic axis on which step 0 is as far from the first later one as that is from twice itself."""
+    first = min((step for step in steps if step > 0), default=1.0)
+    axes.set_xscale("function", functions=(lambda step: np.log1p(step / first), lambda place: first * np.expm1(place)))
+    places = np.log1p(np.asarray(steps) / first)
+    gap = (places[-1] - places[0]) * 0.4 / inches
+    shown = [len(steps) - 1]
+    for at in range(len(steps) - 2, -1, -1):
+        # The first step keeps its label.
+        if places[shown[-1]] - places[at] >= gap and (at == 0 or places[at] - places[0] >= gap):
+            shown.append(at)
+    axes.set_xticks([steps[at] for at in shown], [step_label(steps[at]) for at in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _line(axes: Axes, figure: Lines, rows: pd.DataFrame, style: SeriesStyle, extra: float) -> Line2D:
@@ -136,7 +163,8 @@ def _scale(axes: Axes, figure: Lines) -> None:
         axes.set_ylim(low, high + 0.03 * (high - low))
     else:
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0.0, low), high if high > 0 else 0.0)
+        # From zero, the margin above the highest line would be too narrow for its markers.
+        axes.set_ylim(min(0.0, low), high + _HEADROOM * max(low, 0.0) if high > 0 else 0.0)
 
 
 def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:

@@ -10,6 +10,7 @@ from normscope.analyses.findings import Profiles
 from normscope.reporting.figure_text import profile_titles
 from normscope.reporting.figures.layout import fitted, integer_ticks, panels_across, row_height, spread, text_width
 from normscope.reporting.figures.style import SMALL, accent, line_colours, points
+from normscope.reporting.palette import INK
 
 
 def profiles(figure: Profiles, width: float) -> Canvas:
@@ -36,7 +37,7 @@ def profiles(figure: Profiles, width: float) -> Canvas:
             )
         axes.margins(x=0.02)
         axes.set_ylim(limits[panel])
-        axes.axhline(0, color="#1a1a1a", linewidth=0.4)
+        axes.axhline(0, color=INK, linewidth=0.4)
         axes.set_title(fitted(titles[panel], inches + 0.3))
         _label(axes, figure, labels[labels[figure.panel] == panel], inches)
         integer_ticks(axes, rows[figure.x].tolist(), inches)

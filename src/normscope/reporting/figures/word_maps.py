@@ -13,7 +13,7 @@ from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.heatmaps import colour_scale
 from normscope.reporting.figures.layout import TALLEST, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
-from normscope.reporting.palette import DIVERGING
+from normscope.reporting.palette import DIVERGING, ON_LITTLE, ON_MUCH
 from normscope.rounding import MINUS
 
 _CELL = 0.2
@@ -98,7 +98,7 @@ def _numbers(axes: Axes, values: pd.DataFrame, digits: int, size: float) -> None
     for (row, column), value in np.ndenumerate(values.to_numpy()):
         if np.isfinite(value):
             red, green, blue, _ = colours.cmap(colours.norm(value))
-            color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "#1a1a1a"
+            color = ON_MUCH if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else ON_LITTLE
             text = f"{value:.{digits}f}".replace("-", MINUS)
             axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 

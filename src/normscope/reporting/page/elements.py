@@ -6,7 +6,6 @@ import importlib.resources
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +15,6 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.rounding import number
-from normscope.user_cache import remembered
 
 SHOWN_ROWS = 1_000
 """Rows of a table that a page holds at most; the files hold all of them."""
@@ -53,23 +51,6 @@ def asset(name: str) -> Markup:
 def script(*names: str) -> Markup:
     """Scripts as one, whose names stay out of the page's global scope."""
     return Markup('(() => {\n"use strict";\n{}\n})();').replace("{}", Markup("\n").join(map(asset, names)), 1)
-
-
-@functools.cache
-def vega() -> Markup:
-    """Vega, Vega-Lite and Vega-Embed as one compressed script, for `inflate.js`.
-
-    They draw without `unsafe-eval`, by their interpreter of expressions.
-    """
-    return Markup(deflated(remembered(f"vega-{metadata.version('vl-convert-python')}.js", _vega_bundle)))
-
-
-def _vega_bundle() -> bytes:
-    """The script, which takes seconds to put together and depends only on the version of vl-convert."""
-    import vl_convert
-
-    # Its stub does not know that the snippet has a default.
-    return vl_convert.javascript_bundle().encode()  # type: ignore[call-arg]
 
 
 def deflated(content: bytes) -> str:

@@ -9,8 +9,3 @@ async function inflated(packed) {
 }
 
 const inflatedText = async (id) => new TextDecoder().decode(await inflated(document.getElementById(id).textContent));
-
-// Vega, which the page's policy admits as one more inline script.
-async function loadLibraries() {
-  document.head.append(Object.assign(document.createElement("script"), { textContent: await inflatedText("libraries") }));
-}

@@ -1,4 +1,4 @@
-// The report: its explorer, charts and tables, the table of contents and the copy buttons.
+// The report: its explorer and tables, the table of contents and the copy buttons.
 // Marks the section that is being read.
 function mountContents() {
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
@@ -15,7 +15,6 @@ const explorerData = dataOf("explorer-data");
 if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { address: reportAddress }));
 const pairsData = dataOf("pairs-data");
 for (const root of document.querySelectorAll("[data-pairs]")) new PairView(root, pairsData[root.dataset.pairs]);
-inflatedText("charts-data").then((text) => mountCharts(Object.entries(JSON.parse(text)).map(([name, spec]) => new Chart(document.querySelector(`[data-chart="${name}"]`), spec, name))));
 inflatedText("tables-data").then((text) => mountTables(JSON.parse(text)));
 mountContents();
 mountCopyButtons();

@@ -9,13 +9,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from normscope.analyses.findings import Figure, Findings, ranked
+from normscope.analyses.findings import Findings, ranked
 from normscope.analyses.registry import analyses
 from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
-from normscope.reporting.figure_text import caption_of
-from normscope.reporting.page.charts import chart, is_wide
 from normscope.reporting.page.elements import (
     EXPLORER_SCRIPTS,
     SHOWN_ROWS,
@@ -26,8 +24,8 @@ from normscope.reporting.page.elements import (
     script_data,
     table,
     table_data,
-    vega,
 )
+from normscope.reporting.page.inline_svg import drawn
 from normscope.reporting.published import Comparison
 from normscope.reporting.run_description import layers_label
 from normscope.reporting.run_facts import lost
@@ -56,12 +54,6 @@ def page(report: Report) -> str:
     """The report as self-contained HTML."""
     facts, config = report.provenance, report.config
     sections = [_section(name, findings) for name, findings in report.findings.items()]
-    charts = {
-        f"{name}_{figure_name}": chart(figure)
-        for name, findings in report.findings.items()
-        for figure_name, figure in findings.figures.items()
-        if figure_name not in findings.text_pairs
-    }
     top, others = ranked({name: findings.sentences for name, findings in report.findings.items()})
     measure = getattr(top[0][1], "measure", "") if top else ""
     pairs = {name: text_pairs.payload(findings.text_pairs.values()) for name, findings in report.findings.items()}
@@ -79,12 +71,10 @@ def page(report: Report) -> str:
             analyses=" · ".join(_title(name) for name in report.findings),
             facts=_facts(facts, config),
             css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
-            libraries=vega(),
-            script=script(*EXPLORER_SCRIPTS, "charts.js", "tables.js", "report.js"),
+            script=script(*EXPLORER_SCRIPTS, "tables.js", "report.js"),
             sections=sections,
             top=[_linked(name, sentence, report.findings[name]) for name, sentence in top],
             others=[_linked(name, sentence, report.findings[name]) for name, sentence in others],
-            charts=packed_data(charts),
             pairs=script_data(pairs),
             tables=packed_data(tables),
             notes=list(dict.fromkeys(map(_begun, [*_of_corpus(facts), *_of_analyses(report.findings)]))),
@@ -159,9 +149,11 @@ def _section(name: str, findings: Findings) -> dict[str, Any]:
     return {
         "name": name,
         "title": _title(name),
-        "figures": _figures(
-            name, {figure: it for figure, it in findings.figures.items() if figure not in findings.text_pairs}
-        ),
+        "figures": [
+            drawn(figure, f"{name}_{figure_name}")
+            for figure_name, figure in findings.figures.items()
+            if figure_name not in findings.text_pairs
+        ],
         "has_pairs": bool(findings.text_pairs),
         "tables": [
             {
@@ -179,20 +171,6 @@ def _extent(name: str, table_name: str, rows: int) -> str:
     count = f"{rows:,} {'row' if rows == 1 else 'rows'}"
     about = analyses()[name].published.tables.get(table_name)
     return f"{count}, one per {about.row}" if about else count
-
-
-def _figures(name: str, figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
-    """The figures of a section. Narrow ones stand in pairs, and the last is wide if there is no other for it."""
-    narrow = [figure_name for figure_name, figure in figures.items() if not is_wide(figure)]
-    alone = narrow[-1] if len(narrow) % 2 else None
-    return [
-        {
-            "id": f"{name}_{figure_name}",
-            "caption": caption_of(figure),
-            "wide": figure_name not in narrow or figure_name == alone,
-        }
-        for figure_name, figure in figures.items()
-    ]
 
 
 def _linked(name: str, sentence: str, findings: Findings) -> dict[str, str]:

@@ -1,0 +1,124 @@
+"""Heat maps of groups of runs beside those of the baseline, and their differences."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.categories import SPECIAL_TOKENS
+from normscope.analyses.findings import HeatmapGrid
+from normscope.analyses.registry import analyses
+from normscope.reporting.comparison.curve_families import is_percentage, unitless
+from normscope.reporting.comparison.shown import Shown, ends_of_scale
+
+_LAYER = "layer"
+
+_MOST = 4
+"""Groups beside the baseline whose maps are legible next to each other."""
+
+
+def maps_of_groups(cells: pd.DataFrame, baseline: str) -> dict[str, list[Shown]]:
+    """Heat maps that the baseline and another group share, by figure: one part for each quantity that the figure shows.
+
+    Every part has the maps of all groups on one scale, and what each of the others has more or less than the baseline. If
+    models differ in depth, each row is a layer of the deepest, beside the layers of the others at the same relative depth.
+
+    Args:
+        cells: The columns group, depth, figure, panel, row, column, value, row_title, column_title, value_title.
+        baseline: The group that the others are compared with.
+    """
+    cells = cells.assign(
+        **{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")},
+        panel=cells["panel"].map(_panel_title),
+    )
+    return {
+        str(name): [_part(own, baseline, str(label)) for label, own in of_figure.groupby("value_title", sort=False)]
+        for name, of_figure in cells.groupby("figure", sort=False)
+        if baseline in set(of_figure["group"]) and of_figure["group"].nunique() > 1
+    }
+
+
+def map_title(figure: str, parts: Sequence[Shown]) -> str:
+    """What the maps of a figure show: the title of its analysis, with the quantity if there is one that this does not say."""
+    owner = figure.partition("/")[0]
+    title = analyses()[owner].title if owner in analyses() else owner
+    return title if len(parts) > 1 or parts[0].title in title.lower() else f"{title}: {parts[0].title}"
+
+
+def _panel_title(panel: str) -> str:
+    """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
+    start, comma, category = panel.rpartition(", ")
+    return f"{start}{comma}{SPECIAL_TOKENS.get(category, category)}"
+
+
+def _part(cells: pd.DataFrame, baseline: str, label: str) -> Shown:
+    """The maps of one quantity, and their differences."""
+    others = _chosen([name for name in cells["group"].unique() if name != baseline])
+    cells = cells[cells["group"].isin([baseline, *others])]
+    maps, row, column = _maps(cells.assign(panel=cells["panel"].str.removeprefix(f"{label}, ")), [baseline, *others])
+    differences = maps[others].sub(maps[baseline], axis=0).rename(columns=lambda name: f"{name} − {baseline}")
+    panel = _PANEL if cells["panel"].nunique() > 1 else None
+    low, high = ends_of_scale(maps)
+    own, change = _numbered(maps), _numbered(differences)
+    said = "difference (percentage points)" if is_percentage(label) else f"difference in {label}"
+    more = f"How much more (orange) or less (purple) than {baseline}."
+    figures = [
+        HeatmapGrid(*own, row, column, "All maps have one scale.", panel, low < 0, (low, high), label),
+        HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),
+    ]
+    values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
+    return Shown(unitless(label), figures, values.rename(columns={_PANEL: "panel"}))
+
+
+_PANEL = "panel of the figure"
+
+
+def _chosen(groups: Sequence[str]) -> list[str]:
+    """As many groups as are legible, the first and the last among them."""
+    places = np.linspace(0, len(groups) - 1, min(len(groups), _MOST)).round().astype(int)
+    return [groups[place] for place in places]
+
+
+def _maps(cells: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, str, str]:
+    """All cells (a row per panel, row and column, and a column per group), and the names of the maps' axes."""
+    row, column = (str(cells[f"{axis}_title"].iloc[0]) for axis in ("row", "column"))
+    cells = cells.assign(**{axis: _as_numbers(cells[axis]) for axis in ("row", "column")})
+    if row == _LAYER and cells["depth"].notna().all() and cells["depth"].nunique() > 1:
+        cells = _at_the_depths_of_the_deepest(cells)
+    cells = cells.rename(columns={"panel": _PANEL, "row": row, "column": column})
+    names = [_PANEL, row, column]
+    every = pd.MultiIndex.from_product([_ordered(cells[name]) for name in names], names=names)
+    maps = cells.pivot(index=names, columns="group", values="value").reindex(every)[list(groups)]
+    return maps.rename_axis(columns=None), row, column
+
+
+def _at_the_depths_of_the_deepest(cells: pd.DataFrame) -> pd.DataFrame:
+    """The layer of every model that is half-way through each layer of the deepest, under the number of the latter."""
+    deepest = int(cells["depth"].max())
+    layers = range(1, deepest + 1)
+    places = pd.DataFrame(
+        [
+            (depth, (2 * layer - 1) * depth // (2 * deepest) + 1, layer)
+            for depth in map(int, cells["depth"].unique())
+            for layer in layers
+        ],
+        columns=["depth", "row", "shown"],
+    )
+    return cells.merge(places, on=["depth", "row"]).drop(columns="row").rename(columns={"shown": "row"})
+
+
+def _numbered(maps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """The table of a figure and the titles of its maps, whose columns have no group's name: that could be an axis's too."""
+    names = [f"map {number}" for number in range(maps.shape[1])]
+    return maps.set_axis(names, axis="columns").reset_index(), dict(zip(names, maps.columns, strict=True))
+
+
+def _as_numbers(values: "pd.Series[str]") -> "pd.Series[Any]":
+    return values.astype(int) if values.str.isdecimal().all() else values
+
+
+def _ordered(values: "pd.Series[Any]") -> list[Any]:
+    """Numbers in increasing order; anything else in the order of the runs' own tables."""
+    names = values.unique().tolist()
+    return sorted(names) if pd.api.types.is_integer_dtype(values) else names
