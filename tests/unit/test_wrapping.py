@@ -397,9 +397,11 @@ def test_modules_that_something_else_has_replaced(tokenizer):
     layer = model.encoder.layer[1]
     query = layer.attention.self.query
     layer.attention.self.query = torch.nn.Sequential(query)
-    refused("expected Linear at encoder.layer.1.attention.self.query, .* got Sequential", model, tokenizer)
+    refused(
+        "cannot be observed exactly: layers differ in the place of W_Q: .*self.query, .*self.query.0", model, tokenizer
+    )
     layer.attention.self.query, layer.attention.output.LayerNorm = query, torch.nn.Identity()
-    refused("expected LayerNorm at encoder.layer.1.attention.output.LayerNorm, .* got Identity", model, tokenizer)
+    refused("cannot be observed exactly: layers differ in the position of the block's norm", model, tokenizer)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
