@@ -1,7 +1,6 @@
 """Conversations in the text box: read as messages, cut, located, and carried by links and code."""
 
 import re
-import shlex
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from normscope.typed_texts import messages_of
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, with_chat_template
 from tests.unit.test_live_server import asked, client_of
-from tests.unit.test_live_snippets import run
+from tests.unit.test_live_snippets import run, words_of
 
 TYPED = "system: be brief.\nuser:  The old bridge\n  was closed. \nassistant: We swam.\nuser: We crossed the river."
 MESSAGES = [
@@ -109,7 +108,7 @@ def test_what_is_copied_makes_the_same_numbers(client, capsys, monkeypatch, tmp_
     assert names["text"] == MESSAGES
     predicted = asked(client, "prediction", **state)
     np.testing.assert_allclose(names["found"].scores, predicted["scores"], rtol=1e-4, atol=1e-6)
-    _, *words = shlex.split(code["command"])
+    words = words_of(code["command"], tmp_path)
     outcome = run_here(capsys, monkeypatch, *words, f"output_dir={tmp_path}")
     assert outcome.status == 0, outcome.err
     largest = sorted(predicted["scores"], key=abs, reverse=True)[:8]

@@ -116,7 +116,8 @@ def test_a_head_that_is_removed_is_removed_on_one_side_and_restored(client, mode
 )
 def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto, family, text):
     folder = saved(auto, family, tokenizer, tmp_path)
-    model, inputs = normscope.load(str(folder)), tokenizer(text, return_tensors="pt")
+    model = normscope.load(str(folder))
+    inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=family != "gpt2")
     with torch.inference_mode():
         logits = auto.from_pretrained(folder)(**inputs).logits[0]
     if family == "gpt2":

@@ -1,6 +1,7 @@
 """Targets of attribution: a class, a token, an answer, a similarity, or any function of the last hidden vectors."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
@@ -151,7 +152,7 @@ def check_linear(what: str, remainder: float, size: float, dtype: torch.dtype) -
         InputError: If something is left: the head computes with a function that could not be held fixed.
     """
     allowed = min(_LEFT * torch.finfo(dtype).eps, _MOST_LEFT) * max(size, 1.0)
-    if not abs(remainder) <= allowed:
+    if math.isfinite(remainder) and abs(remainder) > allowed:  # else the weights are to blame, which callers check
         raise InputError(
             f"target: {what} cannot be attributed exactly: {number(remainder)} of it comes from no token and no bias, because "
             "what the model computes after its last layer is not linear even with its activations and norms held fixed; "

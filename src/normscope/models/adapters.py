@@ -89,7 +89,7 @@ class Adapter:
             from peft import PeftConfig
         except ImportError as error:
             raise InputError(
-                f"model.name={name} is a PEFT adapter, which needs peft; run `pip install 'normscope[peft]'`"
+                f"model.name={name} is a PEFT adapter, which needs peft; run `pip install peft`"
             ) from error
         try:
             settings = PeftConfig.from_pretrained(str(folder))
