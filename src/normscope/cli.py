@@ -1,7 +1,6 @@
 """From Hydra to a run, and from errors to exit statuses.
 
-0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 4: an assertion failed.
-130: interrupted.
+0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 130: interrupted.
 """
 
 import atexit
@@ -91,21 +90,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     _sweep.begin()
     atexit.register(gc.freeze)  # as Python ends, the garbage collector would look once more at all that is in memory
     signal.signal(signal.SIGTERM, terminate)
-    if not command_line.asks_for_json():
-        sys.exit(_finished(main))
-    from normscope.json_line import kept_stdout
-
-    _sweep.json, status = True, BUG
-    with kept_stdout() as out:
-        try:
-            status = _finished(main)
-        except Exception as error:
-            _sweep.errors.append(f"{type(error).__name__}: {one_line(error)}")
-            raise
-        finally:
-            if _is_first():
-                _sweep.print_ending(status, out)
-    sys.exit(status)
+    sys.exit(_finished(main))
 
 
 class _OneLine(logging.Formatter):
@@ -122,14 +107,11 @@ def _finished(main: Callable[[], object]) -> int:
     _ignore_torchrun()
     if not _sweep.agrees:
         status = status or BUG
-    for finish in (
-        *(_sweep.compare, _sweep.report_failures),
-        *(_sweep.check_assertions, _sweep.show_folder),
-    ):
+    for finish in (_sweep.compare, _sweep.report_failures, _sweep.show_folder):
         try:
             outcome = finish()
         except InputError as error:
-            _note(error)
+            _print_once(error)
             outcome = BAD_INPUT
         status = status or outcome
     return status
@@ -168,7 +150,7 @@ def _execute(main: Callable[[], object]) -> int:
         invalid = _as_input_error(error, overrides)
         if invalid is None:
             raise
-        _note(invalid)
+        _print_once(invalid)
         _sweep.remove_empty()
         return BAD_INPUT
     return 0
@@ -259,9 +241,6 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     Raises:
         InputError: If the words after it are not what it takes.
     """
-    first = sys.argv[1] if len(sys.argv) > 1 else ""
-    if _sweep.json and first in ("explain", "serve"):
-        raise InputError(f"--json: expected a run or a sweep, got {first}, which has no metrics; leave out --json")
     if (text := command_line.text_to_explain(SCHEMA.knows)) is not None:
         return functools.partial(_explain, text)
     return _serve if command_line.asks_to_serve() else None
@@ -328,12 +307,6 @@ def _record(error: Exception, overrides: Sequence[str]) -> None:
     else:
         traceback.print_exception(error)
     _sweep.record_failure(overrides, printable(str(invalid), 1000) if invalid is not None else one_line(error))
-
-
-def _note(error: InputError) -> None:
-    """Print the error, and keep it for `--json`."""
-    _print_once(error)
-    _sweep.errors.append(str(error))
 
 
 def _print_once(error: InputError) -> None:

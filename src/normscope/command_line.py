@@ -20,8 +20,6 @@ from normscope.untrusted.files import MIB, opened, read
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
 
-_ASSERT = "assert="
-
 
 def program() -> str:
     """The command that started this process, without its arguments."""
@@ -29,18 +27,9 @@ def program() -> str:
     return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
 
 
-def asks_for_json() -> bool:
-    """Take `--json` from the command line; False if it asks for help as well."""
-    if "--json" not in sys.argv[1:] or sys.argv[1:3] == ["explain", "--"]:  # which `explain` refuses, or explains
-        return False
-    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--json"]
-    return help_topics() is None
-
-
 def translate_command() -> None:
-    """Turn `--quiet` and `assert=…` into overrides."""
+    """Turn `--quiet` into an override."""
     sys.argv[1:] = ["verbosity=quiet" if word == "--quiet" else word for word in sys.argv[1:]]
-    sys.argv[1:] = [_assertions(word) if word.startswith(_ASSERT) else word for word in sys.argv[1:]]
 
 
 def help_topics() -> list[str] | None:
@@ -193,18 +182,6 @@ def overrides() -> list[str]:
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)
-
-
-def _assertions(word: str) -> str:
-    """`assert=…` as the key that it sets: a keyword of Python cannot name one. Shells remove the quotes that Hydra wants."""
-    value = word.removeprefix(_ASSERT)
-    if value.startswith("[") and value.endswith("]") and not {'"', "'"} & set(value):
-        listed = [text.strip() for text in value[1:-1].split(",")]
-    elif value.startswith("[") or value == "null":
-        return f"assertions={value}"
-    else:
-        listed = [value.strip("'\"")]
-    return f"assertions=[{','.join(_quoted(text) for text in listed if text)}]"
 
 
 def culprit(overrides: Sequence[str]) -> str:

@@ -96,9 +96,9 @@ def _first_page(program: str, presets: Mapping[str, Mapping[str, str]]) -> str:
             "",
             "MORE",
             f"  {program} help sinks model.step   keys of an analysis, or one key: {len(list(keys_of(RunOptions)))} in all",
-            "  --cfg job: the config; --config-dir DIR: your presets; --quiet: only the directory; --json: JSON",
+            "  --cfg job: the config; --config-dir DIR: your presets; --quiet: only the directory",
             f"  sweeps for `wandb sweep`: {folder('experiments')}/sweeps",
-            "  exit status: 0 done, 1 bug or failed job, 2 bad input, 4 assert=[METRIC<X] fails, 130/143 stopped",
+            "  exit status: 0 done, 1 bug or failed job, 2 bad input, 130/143 stopped",
         ]
     )
 

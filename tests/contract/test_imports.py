@@ -137,7 +137,6 @@ ALLOWED = {
         "explaining",
         "first_seconds",
         "help_page",
-        "json_line",
         "live",
         "oldest_versions",
         "quick_imports",
@@ -175,8 +174,7 @@ ALLOWED = {
         "typed_texts",
     },
     "command_line": {"config"},
-    "json_line": {"distribution", "reporting.earlier_runs"},
-    "sweep": {"json_line", "options", "reporting", "running"},
+    "sweep": {"options", "reporting", "running"},
     "__main__": {"cli"},
     "testing": {
         "analyses.base",
