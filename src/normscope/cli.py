@@ -130,7 +130,7 @@ def _execute(main: Callable[[], object]) -> int:
         global _instead
         refuse_old_versions()
         if (topics := command_line.help_topics()) is not None:
-            print(help_page(program(), topics, command_line.preset_folders()), flush=True)
+            print(help_page(program(), topics), flush=True)
             return 0
         _instead = _other_command()
         translate_command()

@@ -33,24 +33,11 @@ def translate_command() -> None:
 
 
 def help_topics() -> list[str] | None:
-    """What `help KEY…` or `--help KEY…` asks about; None if the command line asks for no help."""
+    """What `help KEY…` asks about; nothing for `--help`; None if the command line asks for no help."""
     words = sys.argv[1:]
-    if words[:1] == ["explain"]:
-        return None
     if words[:1] == ["help"]:
-        words = ["--help", *words[1:]]
-    if not {"--help", "-h"} & set(words):
-        return None
-    given, _ = get_args_parser().parse_known_args(words)
-    return [word for word in given.overrides if "=" not in word]
-
-
-def preset_folders() -> list[Path]:
-    """Folders with presets of the user's own, from `--config-dir` and `hydra.searchpath`."""
-    given, _ = get_args_parser().parse_known_args(sys.argv[1:])
-    searched = [text for text in given.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
-    paths = [path for text in searched for path in re.findall(r"file://([^,\]'\"]+)", text)]
-    return [Path(path) for path in ([given.config_dir] if given.config_dir else []) + paths]
+        return words[1:]
+    return [] if words[:1] != ["explain"] and {"--help", "-h"} & set(words) else None
 
 
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
