@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import psutil
 from hydra import main as hydra_main
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -31,12 +32,9 @@ from normscope import command_line
 from normscope.analyses.registry import plug_ins
 from normscope.command_line import complaint, culprit, expand_checkpoints, program, translate_command
 from normscope.config.composition import explain
-from normscope.data.options import DatasetOptions
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, escaped, message, one_line, origin, printable
-from normscope.first_seconds import process_began, starting
 from normscope.help_page import help_page
-from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
 from normscope.reporting.earlier_runs import is_complete
 from normscope.reporting.options import NAME_LENGTH, Verbosity
@@ -128,7 +126,6 @@ def _execute(main: Callable[[], object]) -> int:
     overrides: list[str] = []
     try:
         global _instead
-        refuse_old_versions()
         if (topics := command_line.help_topics()) is not None:
             print(help_page(program(), topics), flush=True)
             return 0
@@ -189,7 +186,7 @@ def job(config: DictConfig) -> dict[str, float]:
 
     Jobs raise and never exit, so that Hydra's launchers notice failures and continue with the next job.
     """
-    started = process_began() if _sweep.jobs == 0 else time.monotonic()
+    started = _process_began() if _sweep.jobs == 0 else time.monotonic()
     _sweep.jobs += 1
     hydra = HydraConfig.get()
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as typed
@@ -218,8 +215,7 @@ def job(config: DictConfig) -> dict[str, float]:
         if _instead is not None:
             _instead(options, run_folder)
             return {}
-        with starting(quiet=options.verbosity is Verbosity.quiet or not _is_first()):
-            run_pipeline = _import_pipeline(options.dataset)
+        run_pipeline = _import_pipeline(options)
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
         done = run_pipeline(options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started)
         _show(done, before)
@@ -268,16 +264,24 @@ def _show(done: "Finished", before: Mapping[str, float] | None) -> None:
     print(done.folder, flush=True)
 
 
-def _import_pipeline(dataset: DatasetOptions) -> Callable[..., "Finished"]:
+def _process_began() -> float:
+    """When the operating system started this process, by `time.monotonic`."""
+    age = time.time() - psutil.Process().create_time()
+    return time.monotonic() - max(age, 0.0)  # the clock may have been set back meanwhile
+
+
+def _import_pipeline(options: RunOptions) -> Callable[..., "Finished"]:
     """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
 
     Raises:
         InputError: If the corpus cannot be opened.
     """
+    if _sweep.jobs == 1 and sys.stderr.isatty() and _is_first() and options.verbosity is not Verbosity.quiet:
+        print("start …", file=sys.stderr, flush=True)  # what shows the phases is yet to be imported
     with quick_imports():
         from normscope.data.corpora import open_corpus
 
-        open_corpus(dataset)
+        open_corpus(options.dataset)
         from normscope.running.pipeline import run as run_pipeline
     return run_pipeline
 
