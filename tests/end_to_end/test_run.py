@@ -132,9 +132,7 @@ def imported(err: str) -> set[str]:
 
 
 # Each takes a tenth of a second or more, several of them a whole one.
-NOT_BEFORE_THE_FIRST_BATCH = {
-    *("matplotlib", "vl_convert", "wandb", "normscope.running.publish", "normscope.reporting.page.report"),
-}
+NOT_BEFORE_THE_FIRST_BATCH = {"vl_convert", "wandb"}
 NEVER_IMPORTED = {
     *("captum", "datasets", "IPython", "matplotlib.pyplot", "scipy.stats", "sklearn"),
     "wandb.sdk.launch",
