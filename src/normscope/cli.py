@@ -3,7 +3,6 @@
 0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 130: interrupted.
 """
 
-import atexit
 import dataclasses
 import functools
 import gc
@@ -86,7 +85,6 @@ def run(main: Callable[[], object]) -> NoReturn:
     if not _is_first():
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
-    atexit.register(gc.freeze)  # as Python ends, the garbage collector would look once more at all that is in memory
     signal.signal(signal.SIGTERM, terminate)
     sys.exit(_finished(main))
 
