@@ -21,8 +21,8 @@ from unittest import mock
 from normscope.data.corpora import sample_path
 
 if TYPE_CHECKING:
-    from normscope.data.options import DatasetOptions
     from normscope.reporting.weights_and_biases import Tracker
+    from normscope.running.options import RunOptions
     from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 
@@ -131,8 +131,8 @@ def _bare(run: "Run", file: Path) -> NoReturn:
 def _run(file: Path) -> None:
     from normscope import cli
 
-    def import_and_replace(dataset: "DatasetOptions") -> "Callable[..., Finished]":
-        run = import_pipeline(dataset)
+    def import_and_replace(options: "RunOptions") -> "Callable[..., Finished]":
+        run = import_pipeline(options)
 
         def pass_bare(current: "Run", _tracker: "Tracker") -> Any:
             _bare(current, file)

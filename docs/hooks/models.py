@@ -4,8 +4,8 @@ import yaml
 
 from docs.architectures import stored
 from docs.hooks.markdown import ROOT, code, table
+from docs.hooks.presets import head_comment
 from normscope.analyses.registry import analyses
-from normscope.config.presets import head_comment
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 
 BLOCKS: dict[str, str] = {

@@ -1,7 +1,6 @@
 """The page of all presets, from `conf/`."""
 
 from docs.hooks.markdown import ROOT, code, table
-from normscope.config.presets import head_comment
 
 GROUPS = {
     "model": "Models. A preset is a name on the Hub and what belongs to it; `model.name=NAME` takes any other.",
@@ -28,3 +27,11 @@ def page() -> str:
             rows.append((code(path.stem), sentence, code(command)))
         parts.append(f"## {code(group)}\n\n{introduction}\n\n{table(('preset', 'what it is', 'command'), rows)}")
     return "\n".join(parts)
+
+
+def head_comment(preset: str) -> tuple[str, str]:
+    """The command in the first comment of a preset (empty if there is none), and the sentences in the lines after it."""
+    comments = [line[2:] for line in preset.splitlines() if line.startswith("# ")]
+    command = next((line for line in comments if line.startswith("python run.py")), "")
+    sentences = [line for line in comments if not line.startswith(("python run.py", "@package"))]
+    return command.replace("python run.py", "normscope", 1), " ".join(sentences)

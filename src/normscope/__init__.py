@@ -19,7 +19,6 @@ if sys.platform == "win32":  # files are locked, and processes limited, as POSIX
     raise ImportError("normscope runs on Linux and macOS; on Windows, run it in WSL")
 
 from normscope.distribution import VERSION as __version__
-from normscope.oldest_versions import refuse_old_versions
 
 if TYPE_CHECKING:
     from normscope.api import (
@@ -97,7 +96,6 @@ def __getattr__(name: str) -> Any:
         return getattr(saved_runs, name)
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
-        refuse_old_versions()
         # Where ipywidgets is missing, tqdm warns about it once, when a library first asks for its bars. Ours are text.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "IProgress not found")

@@ -1,10 +1,8 @@
 """From Hydra to a run, and from errors to exit statuses.
 
-0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 4: an assertion failed.
-130: interrupted.
+0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 130: interrupted.
 """
 
-import atexit
 import dataclasses
 import functools
 import gc
@@ -20,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import psutil
 from hydra import main as hydra_main
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -32,12 +31,9 @@ from normscope import command_line
 from normscope.analyses.registry import plug_ins
 from normscope.command_line import complaint, culprit, expand_checkpoints, program, translate_command
 from normscope.config.composition import explain
-from normscope.data.options import DatasetOptions
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, escaped, message, one_line, origin, printable
-from normscope.first_seconds import process_began, starting
 from normscope.help_page import help_page
-from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
 from normscope.reporting.earlier_runs import is_complete
 from normscope.reporting.options import NAME_LENGTH, Verbosity
@@ -89,23 +85,8 @@ def run(main: Callable[[], object]) -> NoReturn:
     if not _is_first():
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
-    atexit.register(gc.freeze)  # as Python ends, the garbage collector would look once more at all that is in memory
     signal.signal(signal.SIGTERM, terminate)
-    if not command_line.asks_for_json():
-        sys.exit(_finished(main))
-    from normscope.json_line import kept_stdout
-
-    _sweep.json, status = True, BUG
-    with kept_stdout() as out:
-        try:
-            status = _finished(main)
-        except Exception as error:
-            _sweep.errors.append(f"{type(error).__name__}: {one_line(error)}")
-            raise
-        finally:
-            if _is_first():
-                _sweep.print_ending(status, out)
-    sys.exit(status)
+    sys.exit(_finished(main))
 
 
 class _OneLine(logging.Formatter):
@@ -122,14 +103,11 @@ def _finished(main: Callable[[], object]) -> int:
     _ignore_torchrun()
     if not _sweep.agrees:
         status = status or BUG
-    for finish in (
-        *(_sweep.compare, _sweep.report_failures),
-        *(_sweep.check_assertions, _sweep.show_folder),
-    ):
+    for finish in (_sweep.compare, _sweep.report_failures, _sweep.show_folder):
         try:
             outcome = finish()
         except InputError as error:
-            _note(error)
+            _print_once(error)
             outcome = BAD_INPUT
         status = status or outcome
     return status
@@ -146,9 +124,8 @@ def _execute(main: Callable[[], object]) -> int:
     overrides: list[str] = []
     try:
         global _instead
-        refuse_old_versions()
         if (topics := command_line.help_topics()) is not None:
-            print(help_page(program(), topics, command_line.preset_folders()), flush=True)
+            print(help_page(program(), topics), flush=True)
             return 0
         _instead = _other_command()
         translate_command()
@@ -168,7 +145,7 @@ def _execute(main: Callable[[], object]) -> int:
         invalid = _as_input_error(error, overrides)
         if invalid is None:
             raise
-        _note(invalid)
+        _print_once(invalid)
         _sweep.remove_empty()
         return BAD_INPUT
     return 0
@@ -207,7 +184,7 @@ def job(config: DictConfig) -> dict[str, float]:
 
     Jobs raise and never exit, so that Hydra's launchers notice failures and continue with the next job.
     """
-    started = process_began() if _sweep.jobs == 0 else time.monotonic()
+    started = _process_began() if _sweep.jobs == 0 else time.monotonic()
     _sweep.jobs += 1
     hydra = HydraConfig.get()
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as typed
@@ -236,8 +213,7 @@ def job(config: DictConfig) -> dict[str, float]:
         if _instead is not None:
             _instead(options, run_folder)
             return {}
-        with starting(quiet=options.verbosity is Verbosity.quiet or not _is_first()):
-            run_pipeline = _import_pipeline(options.dataset)
+        run_pipeline = _import_pipeline(options)
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
         done = run_pipeline(options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started)
         _show(done, before)
@@ -259,9 +235,6 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     Raises:
         InputError: If the words after it are not what it takes.
     """
-    first = sys.argv[1] if len(sys.argv) > 1 else ""
-    if _sweep.json and first in ("explain", "serve"):
-        raise InputError(f"--json: expected a run or a sweep, got {first}, which has no metrics; leave out --json")
     if (text := command_line.text_to_explain(SCHEMA.knows)) is not None:
         return functools.partial(_explain, text)
     return _serve if command_line.asks_to_serve() else None
@@ -289,16 +262,24 @@ def _show(done: "Finished", before: Mapping[str, float] | None) -> None:
     print(done.folder, flush=True)
 
 
-def _import_pipeline(dataset: DatasetOptions) -> Callable[..., "Finished"]:
+def _process_began() -> float:
+    """When the operating system started this process, by `time.monotonic`."""
+    age = time.time() - psutil.Process().create_time()
+    return time.monotonic() - max(age, 0.0)  # the clock may have been set back meanwhile
+
+
+def _import_pipeline(options: RunOptions) -> Callable[..., "Finished"]:
     """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
 
     Raises:
         InputError: If the corpus cannot be opened.
     """
+    if _sweep.jobs == 1 and sys.stderr.isatty() and _is_first() and options.verbosity is not Verbosity.quiet:
+        print("start …", file=sys.stderr, flush=True)  # what shows the phases is yet to be imported
     with quick_imports():
         from normscope.data.corpora import open_corpus
 
-        open_corpus(dataset)
+        open_corpus(options.dataset)
         from normscope.running.pipeline import run as run_pipeline
     return run_pipeline
 
@@ -328,12 +309,6 @@ def _record(error: Exception, overrides: Sequence[str]) -> None:
     else:
         traceback.print_exception(error)
     _sweep.record_failure(overrides, printable(str(invalid), 1000) if invalid is not None else one_line(error))
-
-
-def _note(error: InputError) -> None:
-    """Print the error, and keep it for `--json`."""
-    _print_once(error)
-    _sweep.errors.append(str(error))
 
 
 def _print_once(error: InputError) -> None:

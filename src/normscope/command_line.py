@@ -20,8 +20,6 @@ from normscope.untrusted.files import MIB, opened, read
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
 
-_ASSERT = "assert="
-
 
 def program() -> str:
     """The command that started this process, without its arguments."""
@@ -29,39 +27,17 @@ def program() -> str:
     return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
 
 
-def asks_for_json() -> bool:
-    """Take `--json` from the command line; False if it asks for help as well."""
-    if "--json" not in sys.argv[1:] or sys.argv[1:3] == ["explain", "--"]:  # which `explain` refuses, or explains
-        return False
-    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--json"]
-    return help_topics() is None
-
-
 def translate_command() -> None:
-    """Turn `--quiet` and `assert=…` into overrides."""
+    """Turn `--quiet` into an override."""
     sys.argv[1:] = ["verbosity=quiet" if word == "--quiet" else word for word in sys.argv[1:]]
-    sys.argv[1:] = [_assertions(word) if word.startswith(_ASSERT) else word for word in sys.argv[1:]]
 
 
 def help_topics() -> list[str] | None:
-    """What `help KEY…` or `--help KEY…` asks about; None if the command line asks for no help."""
+    """What `help KEY…` asks about; nothing for `--help`; None if the command line asks for no help."""
     words = sys.argv[1:]
-    if words[:1] == ["explain"]:
-        return None
     if words[:1] == ["help"]:
-        words = ["--help", *words[1:]]
-    if not {"--help", "-h"} & set(words):
-        return None
-    given, _ = get_args_parser().parse_known_args(words)
-    return [word for word in given.overrides if "=" not in word]
-
-
-def preset_folders() -> list[Path]:
-    """Folders with presets of the user's own, from `--config-dir` and `hydra.searchpath`."""
-    given, _ = get_args_parser().parse_known_args(sys.argv[1:])
-    searched = [text for text in given.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
-    paths = [path for text in searched for path in re.findall(r"file://([^,\]'\"]+)", text)]
-    return [Path(path) for path in ([given.config_dir] if given.config_dir else []) + paths]
+        return words[1:]
+    return [] if words[:1] != ["explain"] and {"--help", "-h"} & set(words) else None
 
 
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
@@ -193,18 +169,6 @@ def overrides() -> list[str]:
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)
-
-
-def _assertions(word: str) -> str:
-    """`assert=…` as the key that it sets: a keyword of Python cannot name one. Shells remove the quotes that Hydra wants."""
-    value = word.removeprefix(_ASSERT)
-    if value.startswith("[") and value.endswith("]") and not {'"', "'"} & set(value):
-        listed = [text.strip() for text in value[1:-1].split(",")]
-    elif value.startswith("[") or value == "null":
-        return f"assertions={value}"
-    else:
-        listed = [value.strip("'\"")]
-    return f"assertions=[{','.join(_quoted(text) for text in listed if text)}]"
 
 
 def culprit(overrides: Sequence[str]) -> str:

@@ -6,18 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
-from normscope.errors import InputError, message
+from normscope.errors import InputError
 
 _HYDRA_RECORD = "multirun.yaml"
 """File in a sweep's folder that Hydra writes before the first job."""
 
 _FAILED_JOBS = 1
 """Exit status of a sweep with failed jobs."""
-
-_VIOLATED = 4
-"""Exit status if an assertion does not hold."""
 
 
 @dataclasses.dataclass
@@ -37,14 +33,8 @@ class Sweep:
     """How many failures an earlier sweep had recorded there."""
     quiet: bool = False
     """Whether to print nothing at the end but the folder."""
-    json: bool = False
-    """Whether to print how it all ended as JSON."""
     run: Path | None = None
     """Folder of the last run of this process."""
-    errors: list[str] = dataclasses.field(default_factory=list)
-    """What was wrong with the input, and bugs, one line each; not those of jobs."""
-    violations: list[str] = dataclasses.field(default_factory=list)
-    """The assertions that do not hold."""
     completed: int | None = None
     """How many jobs have completed, in any process; None until somebody asks, after the last job."""
 
@@ -115,36 +105,6 @@ class Sweep:
         print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         return _FAILED_JOBS
 
-    def check_assertions(self) -> int:
-        """Check `assert=[…]` of every completed run; returns the exit status.
-
-        Raises:
-            InputError: If the config of a run is damaged.
-        """
-        if self.folder is not None:
-            from normscope.reporting.earlier_runs import RESULTS
-
-            folders = sorted(path.parent for path in self.folder.glob(f"*/{RESULTS}"))
-        else:
-            folders = [] if self.run is None else [self.run]
-        for folder in folders:
-            name = "" if self.folder is None else f"{folder}: "
-            self.violations += [f"{name}{line}" for line in _violations(folder)]
-        for line in self.violations:
-            print(message(InputError(line)), file=sys.stderr)
-        return _VIOLATED if self.violations else 0
-
-    def print_ending(self, status: int, out: TextIO) -> None:
-        """Print how it all ended as one line of JSON."""
-        from normscope.json_line import Ending, written
-
-        folder = self.folder or self.run
-        failures = []
-        with contextlib.suppress(InputError):  # a damaged record, which is among the errors
-            failures = self._failures()
-        with contextlib.suppress(OSError):
-            written(Ending(status, folder, self.folder is not None, [*self.errors, *failures], self.violations), out)
-
     def show_folder(self) -> int:
         """Print the folder of the sweep, if a job has completed, as the last line on stdout; returns 0."""
         if self._completed():
@@ -170,21 +130,6 @@ class Sweep:
     def _failures(self) -> list[str]:
         """The failed jobs, in any process."""
         return [] if self.folder is None else _recorded_failures(self.folder)[self.earlier :]
-
-
-def _violations(folder: Path) -> list[str]:
-    """The assertions of a completed run that do not hold."""
-    from normscope.reporting.earlier_runs import Status, read_config, read_results
-    from normscope.running.assertions import violations
-
-    try:
-        results = read_results(folder)
-    except InputError:  # it was killed, or failed before it began
-        return []
-    texts = read_config(folder).get("assertions")
-    if results["status"] != Status.COMPLETED or not isinstance(texts, list):
-        return []
-    return violations(map(str, texts), results["metrics"])
 
 
 def _recorded_failures(folder: Path) -> list[str]:

@@ -161,7 +161,7 @@ def test_every_command_composes(page, words, monkeypatch):
     words = words[1:] if words[:1] == ["serve"] else words
     monkeypatch.setattr(sys, "argv", ["normscope", *words])
     translate_command()
-    overrides = [word for word in sys.argv[1:] if word not in ("-m", "--help", "--json")]
+    overrides = [word for word in sys.argv[1:] if word not in ("-m", "--help")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     swept = [override for override in parsed if override.is_sweep_override()]
     assert bool(swept) == ("-m" in words)

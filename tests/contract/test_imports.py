@@ -32,9 +32,7 @@ ALLOWED = {
     "rounding": set(),
     "shell": set(),
     "user_cache": set(),
-    "oldest_versions": set(),
     "quick_imports": set(),
-    "first_seconds": set(),
     "untrusted": set(),
     "streams": set(),
     "config": set(),
@@ -135,11 +133,8 @@ ALLOWED = {
         "data.corpora",
         "distribution",
         "explaining",
-        "first_seconds",
         "help_page",
-        "json_line",
         "live",
-        "oldest_versions",
         "quick_imports",
         "reporting",
         "running",
@@ -175,8 +170,7 @@ ALLOWED = {
         "typed_texts",
     },
     "command_line": {"config"},
-    "json_line": {"distribution", "reporting.earlier_runs"},
-    "sweep": {"json_line", "options", "reporting", "running"},
+    "sweep": {"options", "reporting", "running"},
     "__main__": {"cli"},
     "testing": {
         "analyses.base",
@@ -188,7 +182,7 @@ ALLOWED = {
         "__init__",
     },
     "saved_runs": {"declarations", "reporting.earlier_runs", "reporting.run_tables"},
-    "__init__": {"api", "distribution", "live.notebook", "oldest_versions", "saved_runs"},
+    "__init__": {"api", "distribution", "live.notebook", "saved_runs"},
 }
 
 # What a newcomer may skip, and the only modules outside that import it: one for each, which loads it where a run needs it.

@@ -1,6 +1,7 @@
 """What the project installs, and what it says about itself, agree wherever they are written down."""
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import normscope
 from normscope import __version__
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
@@ -144,6 +146,12 @@ def test_the_declared_python_is_the_oldest_that_can_run_the_code(tmp_path):
     assert (config["ruff"]["target-version"], config["mypy"]["python_version"]) == ("py311", "3.11")
     (tmp_path / "newer.py").write_text("type Number = int\n")
     assert minimum(tmp_path) == "3.12"
+
+
+def test_windows_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ImportError, match=r"^normscope runs on Linux and macOS; on Windows, run it in WSL$"):
+        importlib.reload(normscope)
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])

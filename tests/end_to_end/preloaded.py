@@ -5,8 +5,7 @@ import gc
 import hydra
 
 import normscope.cli
-import normscope.running.pipeline
-import normscope.running.publish  # noqa: F401
+import normscope.running.pipeline  # noqa: F401
 from normscope.analyses.registry import analyses
 from normscope.distribution import folder
 from tests.end_to_end.quick_configs import PATCHES

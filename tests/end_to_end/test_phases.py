@@ -70,8 +70,7 @@ def test_a_run_that_fails_records_how_far_it_came(capsys, monkeypatch, tmp_path,
             *(f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}"),
         )
     phases = facts_of(tmp_path / "run")["phases"]
-    # Publishing begins with imports, right after the pass.
-    assert list(phases) == ["start", "model", "corpus", "pass", "interventions", "results", "publishing"]
+    assert list(phases) == ["start", "model", "corpus", "pass", "interventions", "results"]
 
 
 @pytest.mark.slow  # a new interpreter, which is what this is about

@@ -132,9 +132,7 @@ def imported(err: str) -> set[str]:
 
 
 # Each takes a tenth of a second or more, several of them a whole one.
-NOT_BEFORE_THE_FIRST_BATCH = {
-    *("matplotlib", "wandb", "normscope.running.publish", "normscope.reporting.page.report"),
-}
+NOT_BEFORE_THE_FIRST_BATCH = {"wandb"}
 NEVER_IMPORTED = {
     *("captum", "datasets", "IPython", "matplotlib.pyplot", "scipy.stats", "sklearn"),
     "wandb.sdk.launch",

@@ -1,13 +1,16 @@
-"""Sweeps by Weights & Biases, by launchers on several processes, and the report on a group's runs."""
+"""Sweeps by Weights & Biases, by launchers on several processes, their jobs alone, and the report on a group's runs."""
 
 import itertools
 import json
+import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import wandb
 import yaml
 
+import normscope
 from normscope.reporting.comparison import runs, wandb_report
 from normscope.results.declare import Rollup
 from tests.end_to_end import forks
@@ -83,6 +86,29 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path, saved_model, 
         assert isinstance(run["summary"][sweep["metric"]["name"]], float)
     if "layers" in parameters:
         assert pd.read_parquet(folder / "tables/mixing_by_layer.parquet")["layer"].unique().tolist() == [1]
+
+
+def test_the_command_of_a_job_runs_this_job_alone(capsys, monkeypatch, tmp_path, saved_model):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "sweep"
+    small = [f"model.name={saved_model}", "dataset.limit=2", "device=cpu", "tracking=disabled", "report.enabled=false"]
+    ran = run_here(capsys, monkeypatch, "-m", "layers=[1],[2]", "seed=3", f"output_dir={folder}", *small)
+    assert ran.status == 0, ran.err
+    job = normscope.read(folder / "1")
+    program, *arguments = shlex.split(job.provenance["command"].removeprefix("python "))
+    assert program == "run.py"
+    before = sorted(path.name for path in folder.iterdir())
+    outcome = run_here(capsys, monkeypatch, *arguments)
+    assert outcome.status == 0, outcome.err
+    alone = Path(outcome.out.splitlines()[-1])
+    assert alone.parent == tmp_path / "outputs"
+    assert sorted(path.name for path in folder.iterdir()) == before
+    again = normscope.read(alone)
+    assert again.metrics == job.metrics
+    others = {key: value for key, value in again.config.items() if key not in ("output_dir", "tracking")}
+    assert others == {key: value for key, value in job.config.items() if key not in ("output_dir", "tracking")}
+    for name, table in job.tables.items():
+        assert table.equals(again.tables[name]), name
 
 
 def test_names_belong_to_the_family_that_describes_them_best():

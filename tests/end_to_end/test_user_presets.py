@@ -39,12 +39,6 @@ def test_presets_of_the_users_own(capsys, monkeypatch, tmp_path, presets, search
     assert words == ["python", "run.py", *where, *arguments, f"output_dir={tmp_path / 'run'}"]
 
 
-def test_the_help_page_lists_them(capsys, monkeypatch, presets):
-    page = run_here(capsys, monkeypatch, "--config-dir", str(presets), "--help").out
-    [models] = [line for line in page.splitlines() if line.strip().startswith("model:")]
-    assert " mine," in models
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

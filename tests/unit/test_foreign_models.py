@@ -165,7 +165,6 @@ _ELSEWHERE = {
     "data/resources.py": "a checkpoint that has been checked",
     "data/text_files.py": "a corpus",
     "data/token_frequencies.py": "a file that the user has named",
-    "help_page.py": "our presets",
     "live/server.py": "requests, whose size is limited",
     "models/files.py": "weights, for their digest",
     "models/loading.py": "the weights of an adapter, for their digest",

@@ -48,21 +48,6 @@ def test_each_phase_ends_where_the_next_begins():
     assert phases.title == "pass (3 of 4)"
 
 
-def test_a_phase_that_is_begun_early_has_its_place_and_is_not_shown(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    clock = Clock()
-    phases = Phases([Phase.START, Phase.PASS, Phase.PUBLISHING], shown=True, clock=clock)
-    phases.begin(Phase.PUBLISHING, quietly=True)
-    clock.now += 1
-    assert "publishing" not in capsys.readouterr().err
-    phases.begin(Phase.PASS)
-    clock.now += 2
-    phases.begin(Phase.PUBLISHING)
-    clock.now += 4
-    assert list(phases.seconds().items()) == [("start", 0.0), ("pass", 2.0), ("publishing", 5.0)]
-    assert "publishing (3 of 3)" in capsys.readouterr().err
-
-
 def test_steps_are_timed_by_what_they_are():
     clock = Clock()
     phases = Phases([Phase.START, Phase.INTERVENTIONS], clock=clock)

@@ -7,10 +7,10 @@ from typing import Any
 
 INCIDENTAL = (
     *("resume", "reproduce"),
-    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe", "assertions"),
+    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe"),
 )
-"""Keys that no number depends on: where results go, how they are shown, and what they are compared with. Only they may change
-when a run is resumed or reproduced, and they do not distinguish runs."""
+"""Keys that no number depends on: where results go, and how they are shown. Only they may change when a run is resumed or
+reproduced, and they do not distinguish runs."""
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,7 +19,6 @@ from normscope.reporting.options import (
     TrackingOptions,
     Verbosity,
 )
-from normscope.running.assertions import check_assertions
 
 
 @dataclass
@@ -67,9 +66,6 @@ class RunOptions:
     """Directory of a run to repeat; the numbers are compared."""
     verbosity: Verbosity = Verbosity.normal
     """`normal`, or `quiet` (`--quiet`): only the folder of the results and errors are printed."""
-    assertions: list[str] = field(default_factory=list)
-    """Bounds on metrics; `assert=["mixing/attnresln_n/mean<0.3"]` sets this key on the command line. If one does not hold, the
-    exit status is 4."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     figures: FigureOptions = field(default_factory=FigureOptions)
@@ -122,7 +118,6 @@ def check(options: RunOptions) -> None:
     check_device(options.device)
     for analysis in all_options(options.analysis):
         analysis.validate(options)
-    check_assertions(options.assertions, enabled_analyses(options.analysis))
     settled(options)
     _check_level(options.level, options.analysis)
 

@@ -72,16 +72,11 @@ class Phases:
         """The phase that the run is in, and its number."""
         return f"{self._now} ({self._coming.index(self._now) + 1} of {len(self._coming)})"
 
-    def begin(self, phase: Phase, *, quietly: bool = False) -> None:
-        """Move on to a phase of the run, which ends the one before. Nothing changes if the run is already in it.
-
-        Args:
-            quietly: Whether the terminal keeps showing the previous phase, because this one is interrupted at once.
-        """
+    def begin(self, phase: Phase) -> None:
+        """Move on to a phase of the run, which ends the one before. Nothing changes if the run is already in it."""
         self._seconds, self._since = self._so_far(now := self._clock()), now
         self._now = phase
-        if not quietly:
-            self._show()
+        self._show()
 
     def seconds(self) -> dict[str, float]:
         """Seconds so far of each phase that has begun, in order."""

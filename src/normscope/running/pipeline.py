@@ -4,22 +4,19 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
-from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.options import RunOptions, check, settled
-from normscope.running.phases import Phase, Phases
+from normscope.running.phases import Phases
 from normscope.running.provenance import Origin
+from normscope.running.publish import publish
 from normscope.running.run import Run
 from normscope.running.status import tracked
-
-if TYPE_CHECKING:
-    from normscope.running.publish import Publication
 
 
 class Finished(NamedTuple):
@@ -69,18 +66,10 @@ def run(
         with tracked(run) as tracker:
             accumulate(run, tracker)
             run.reduce()
-            publication = _publish(run, results, tracker) if results is not None else None
+            publication = publish(run, results, tracker) if results is not None else None
         if results is None or publication is None:
             return Finished({}, None)
         return Finished(publication.complete(), results.path)
-
-
-def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
-    # This imports matplotlib, which no process needs before its last batch and many never need.
-    run.phases.begin(Phase.PUBLISHING, quietly=True)
-    from normscope.running.publish import publish
-
-    return publish(run, results, tracker)
 
 
 @contextlib.contextmanager
