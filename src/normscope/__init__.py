@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         Similarities,
         Similarity,
         SimilarityTo,
-        ablate,
         attribute,
         attribution_maps,
         decompose,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
         observe,
         run,
         similarity,
-        steer,
         wrap,
     )
     from normscope.live.notebook import LivePage, explore
@@ -77,7 +75,6 @@ __all__ = [
     "Similarity",
     "SimilarityTo",
     "__version__",
-    "ablate",
     "attribute",
     "attribution_maps",
     "decompose",
@@ -88,7 +85,6 @@ __all__ = [
     "read",
     "run",
     "similarity",
-    "steer",
     "wrap",
 ]
 

@@ -177,34 +177,6 @@ def test_a_fork_inside_a_loop_over_blocks(model):
     blocks.close()
 
 
-def test_a_fork_inside_a_change_of_ones_own(model):
-    with normscope.ablate(model, heads=[(1, 2)]):
-        changed = ratios(model)
-        assert in_child(lambda: ratios(model)) == changed
-    assert ratios(model) != changed
-
-
-def test_a_fork_while_another_thread_changes_the_model_is_refused(model):
-    inside, leave = threading.Event(), threading.Event()
-
-    def change():
-        with normscope.ablate(model, heads=[(1, 2)]):
-            inside.set()
-            leave.wait(_SECONDS)
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    assert inside.wait(_SECONDS)
-    try:
-        assert in_child(lambda: ratios(model)).startswith(
-            "InputError: model: this process was forked while another thread"
-        )
-    finally:
-        leave.set()
-        thread.join()
-    ratios(model)
-
-
 def test_a_fork_of_the_thread_that_is_alone(model):
     expected = ratios(model)
     with model.alone():

@@ -96,16 +96,6 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
         assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
 
 
-def test_a_head_that_is_removed_is_removed_on_one_side_and_restored(client, model):
-    state = {"text": TEXT, "removed": "1.2"}
-    with normscope.ablate(model, heads=[(1, 2)]):
-        expected = normscope.decompose(model, TEXT)
-    np.testing.assert_allclose(asked(client, **state)["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
-    whole = normscope.decompose(model, TEXT)
-    np.testing.assert_allclose(asked(client, side=1, **state)["by_layer"]["ratios"], whole.ratios, rtol=1e-5)
-    assert np.abs(whole.ratios - expected.ratios).max() > 1e-3
-
-
 @pytest.mark.parametrize(
     ("auto", "family", "text"),
     [
@@ -228,7 +218,6 @@ BAD_BODIES = [
     ('{"part": "maps"}', "state: expected an object"),
     ('{"part": "maps", "state": {"text": ""}}', "text: expected a text, got an empty one"),
     ('{"part": "maps", "state": {"text": " \\n "}}', "text: expected a text, got an empty one"),
-    ('{"part": "maps", "state": {"text": "a", "removed": "9.9"}}', "heads"),
     ('{"part": "maps", "state": {"text": "a"}, "side": 1}', "side=1: expected a number below 1"),
     ('{"part": "maps", "state": {"text": "a"}, "side": true}', "side=True: expected a number"),
     ('{"part": "maps", "state": {"text": "a"}, "number": 1.5}', "number=1.5: expected a whole number"),
@@ -241,7 +230,7 @@ BAD_BODIES = [
 @pytest.mark.parametrize(("body", "message"), BAD_BODIES)
 def test_a_bad_request_gets_one_line_and_the_server_goes_on(client, capsys, body, message):
     answer = client.post("/answer", content=body, headers={"content-type": "application/json"})
-    of_text = message.startswith(("text: expected a text", "heads"))
+    of_text = message.startswith("text: expected a text")
     assert answer.status_code == (200 if of_text else 400)
     assert list(answer.json()) == ["error"]
     assert message in answer.json()["error"]

@@ -1,8 +1,8 @@
 """What each part of the live page shows, computed by the Python interface."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
-from normscope.api.changing import ablate
 from normscope.api.decomposition import Decomposition, decompose
 from normscope.api.embedding_similarity import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
@@ -62,7 +61,7 @@ class Answers:
         Raises:
             InputError: If the text is empty, or the model cannot read it.
         """
-        with self._changed(side) as model:
+        with self._alone(side) as model:
             typed = self._read(model, side)
             notes = [typed.note] if typed.note else []
             values = model.layers * self.limit.tokens**2
@@ -91,7 +90,7 @@ class Answers:
         Raises:
             InputError: If the text is invalid.
         """
-        with self._changed(side) as model:
+        with self._alone(side) as model:
             given = self._read(model, side).given
             if model.layout.reads_target:
                 methods = [method for method in methods if method == "alti"]
@@ -110,7 +109,7 @@ class Answers:
         Raises:
             InputError: If there is no such answer, or the text is invalid.
         """
-        with self._changed(side) as model:
+        with self._alone(side) as model:
             given = self._read(model, side).given
             found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
             answer: dict[str, Any] = {
@@ -142,7 +141,7 @@ class Answers:
         Raises:
             InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
         """
-        with self._changed(side) as model:
+        with self._alone(side) as model:
             given = self._read(model, side).given
             found = prediction_of(model, given)
             aim = found.aimed_at(target) if target else found.target
@@ -159,7 +158,7 @@ class Answers:
         Raises:
             InputError: If the model's embeddings cannot be followed, or a text is invalid.
         """
-        with self._changed(side) as model:
+        with self._alone(side) as model:
 
             def parts_of(text: str, kind: str) -> Embedded:
                 of_text = dataclasses.replace(side, text=text)
@@ -180,7 +179,7 @@ class Answers:
         sides: list[Aimed] = []
         target = state.target
         for side in state.sides:
-            with self._changed(side) as model:
+            with self._alone(side) as model:
                 typed = self._read(model, side)
                 found = prediction_of(model, typed.given)
             target = target or next((name for name, _ in found.choices), "")
@@ -198,14 +197,9 @@ class Answers:
     def _read(self, model: LoadedModel, side: Side) -> Read:
         return read(model, side.text, self.limit, chat=side.chat)
 
-    @contextlib.contextmanager
-    def _changed(self, side: Side) -> Iterator[LoadedModel]:
-        """The model of a side, without the heads that are removed. A notebook may use the same model: it waits."""
-        with contextlib.ExitStack() as exit_:
-            model = exit_.enter_context(self.models[side.model - 1].alone())
-            if side.removed:
-                exit_.enter_context(ablate(model, heads=side.removed))
-            yield model
+    def _alone(self, side: Side) -> AbstractContextManager[LoadedModel]:
+        """The model of a side. A notebook may use the same model: it waits."""
+        return self.models[side.model - 1].alone()
 
 
 def _maps_up_to(

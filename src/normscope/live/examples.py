@@ -63,8 +63,7 @@ def ranked(model: LoadedModel, options: DatasetOptions, ranking: str, limit: Lim
         turn: Others get theirs between two texts.
 
     Raises:
-        InputError: If the corpus cannot be opened, the model reads none of its texts, or `ablate` or `steer` changes the
-            model at the moment.
+        InputError: If the corpus cannot be opened, the model reads none of its texts.
     """
     number, sign = _NUMBERS[ranking]
     found: list[tuple[float, str]] = []

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -93,19 +92,13 @@ class LoadedModel:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator["LoadedModel"]:
-        """A context in which other threads' calls wait, and the model is only changed in this thread; see `Turns`.
+        """A context in which other threads' calls wait; see `Turns`.
 
         Raises:
-            InputError: If the model is changed already, or this thread is observing it.
+            InputError: If this thread is observing the model.
         """
         with self._turns.alone():
-            if self._turns.changes:
-                raise InputError(f"{self.name} is currently changed by ablate or steer; leave that context first")
             yield self
-
-    def changing(self) -> AbstractContextManager[None]:
-        """A context in which this thread changes the model; it begins between two calls of others."""
-        return self._turns.changed()
 
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.

@@ -37,22 +37,13 @@ class Turns:
         self._threads: set[int] = set()
         self._alone: int | None = None
         """The thread that has all turns."""
-        self._changed_by: list[int] = []
-        """The threads whose changes of the model are in force."""
         self._running: tuple[int, Callable[[], None]] | None = None
         """The thread in which a call is running, and what undoes our changes."""
-        self._lost = False
-        """Whether this process was forked in the middle of a change that nobody will undo."""
         _ALL.add(self)
-
-    @property
-    def changes(self) -> int:
-        """How many changes of the model are in force."""
-        return len(self._changed_by)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """A context in which only this thread's calls use the model, and nobody else changes it.
+        """A context in which only this thread's calls use the model.
 
         Raises:
             InputError: If this thread is in the middle of a call.
@@ -64,18 +55,6 @@ class Turns:
                 yield
             finally:
                 self._alone = None
-
-    @contextlib.contextmanager
-    def changed(self) -> Iterator[None]:
-        """A context in which the model is changed. It begins once no call of another thread is in progress."""
-        thread = threading.get_ident()
-        is_mine = thread in self._threads or thread == self._alone
-        with contextlib.nullcontext() if is_mine else self._lock:
-            self._changed_by.append(thread)
-        try:
-            yield
-        finally:
-            self._changed_by.remove(thread)
 
     def call(self, function: Callable[[], T], models: Models) -> T:
         """Call a function once no other call uses the model.
@@ -113,11 +92,6 @@ class Turns:
 
     def _refuse_nested(self) -> int:
         thread = threading.get_ident()
-        if self._lost:
-            raise InputError(
-                "model: this process was forked while another thread was changing the model (ablate or steer); load or wrap it "
-                "again in this process"
-            )
         if thread in self._threads:
             raise InputError(
                 "model: it is already being observed in this thread; finish or close the other loop over its blocks first, or "
@@ -168,9 +142,7 @@ class Turns:
         else:
             self._alone = None
         stopped, self._running = self._running, None
-        is_stopped = stopped is not None and stopped[0] != thread
-        self._lost |= any(each != thread for each in self._changed_by) or (is_stopped and self.changes > 0)
-        if stopped is not None and is_stopped:
+        if stopped is not None and stopped[0] != thread:
             stopped[1]()
 
 
