@@ -1,10 +1,12 @@
 """The server of a live page: its answers are the Python interface's numbers, and whatever else is asked gets one line."""
 
 import base64
+import contextlib
 import dataclasses
 import json
 import re
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -54,8 +56,15 @@ def client(session):
     return client_of(session)
 
 
+IN_USE = "another call, or a loop over its blocks, is using it"
+
+
+def ask(client, part="maps", side=0, **state):
+    return client.post("/answer", json={"part": part, "side": side, "state": state})
+
+
 def asked(client, part="maps", side=0, **state):
-    answer = client.post("/answer", json={"part": part, "side": side, "state": state})
+    answer = ask(client, part, side, **state)
     assert answer.status_code == 200, answer.text
     assert "error" not in answer.json(), answer.text
     return answer.json()
@@ -434,24 +443,34 @@ def test_examples_that_cannot_be_read_are_one_line(client, session, tmp_path, mo
 
 
 def test_another_thread_may_use_the_model(tokenizer, tmp_path):
-    """As a notebook does whose page is open."""
+    """As a notebook does whose page is open: an answer is right, or says that the model is in use."""
     model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)))
     session = Session([model], 24)
     client = client_of(session)
-    expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(40)]
+    expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(20)]
     stop = threading.Event()
 
     def use():
         while not stop.is_set():
-            normscope.decompose(model, TEXT)
+            with contextlib.suppress(InputError):
+                normscope.decompose(model, TEXT)
+            time.sleep(0.02)
 
     thread = threading.Thread(target=use)
     thread.start()
+    answered = 0
+    end = time.monotonic() + 20
     try:
-        for number in range(40):
+        while answered < 20 and time.monotonic() < end:
+            number = answered
             session.engine._results.clear()
-            assert asked(client, "prediction", text=f"{TEXT} {number}") == expected[number]
+            found = ask(client, "prediction", text=f"{TEXT} {number}").json()
+            if IN_USE in found.get("error", found.get("note", "")):
+                continue
+            assert found == expected[number]
+            answered += 1
     finally:
         stop.set()
         thread.join()
+    assert answered == 20
     assert session.engine.close(5)

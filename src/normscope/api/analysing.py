@@ -86,7 +86,7 @@ def run(
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
         inputs = InputsInMemory(prepared, GivenTexts(tuple(example_of(prepared, text) for text in listed(texts))))
         with generators_restored():
-            outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, progress=progress))
+            outcome = prepared.exclusively(lambda: analyse(run_options(settings), inputs, progress=progress))
     return Results(outcome.findings, outcome.facts, outcome.depth)
 
 

@@ -14,7 +14,7 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, whole_numbers
-from normscope.api.calls import checked, in_turn
+from normscope.api.calls import checked, exclusive
 from normscope.api.explorers import Explorer
 from normscope.api.picture import Picture
 from normscope.api.several import Several
@@ -309,7 +309,7 @@ def decompose(
 
 
 @checked
-@in_turn
+@exclusive
 def decompose(
     model: LoadedModel,
     text: Text | list[Text] | BatchEncoding,

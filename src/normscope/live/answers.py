@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,28 +60,28 @@ class Answers:
         Raises:
             InputError: If the text is empty, or the model cannot read it.
         """
-        with self._alone(side) as model:
-            typed = self._read(model, side)
-            notes = [typed.note] if typed.note else []
-            values = model.layers * self.limit.tokens**2
-            heads = values * (7 + model.layout.attention.heads) <= _LARGEST and model.layout.attention.gate is None
-            decomposed = decompose(model, typed.given, heads=heads, level=str(level))
-            if not heads:
-                why = (
-                    "its heads are gated"
-                    if model.layout.attention.gate is not None
-                    else f"{self.limit.name} is too large for them"
-                )
-                notes.append(f"{model.name} is shown without single heads: {why}.")
-            units = units_of(model, typed, level)
-            return {
-                "text": typed.text,
-                "notes": notes,
-                "tokens": decomposed.tokens,
-                "places": units.places,
-                "maps": packed(decomposed.token_maps()) | ({"roles": units.roles} if units.roles else {}),
-                "by_layer": _mixing(decomposed),
-            }
+        model = self._model(side)
+        typed = self._read(model, side)
+        notes = [typed.note] if typed.note else []
+        values = model.layers * self.limit.tokens**2
+        heads = values * (7 + model.layout.attention.heads) <= _LARGEST and model.layout.attention.gate is None
+        decomposed = decompose(model, typed.given, heads=heads, level=str(level))
+        if not heads:
+            why = (
+                "its heads are gated"
+                if model.layout.attention.gate is not None
+                else f"{self.limit.name} is too large for them"
+            )
+            notes.append(f"{model.name} is shown without single heads: {why}.")
+        units = model.exclusively(lambda: units_of(model, typed, level))
+        return {
+            "text": typed.text,
+            "notes": notes,
+            "tokens": decomposed.tokens,
+            "places": units.places,
+            "maps": packed(decomposed.token_maps()) | ({"roles": units.roles} if units.roles else {}),
+            "by_layer": _mixing(decomposed),
+        }
 
     def through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
         """Maps from the input up to each layer, by those of some methods that are defined for the model.
@@ -90,11 +89,11 @@ class Answers:
         Raises:
             InputError: If the text is invalid.
         """
-        with self._alone(side) as model:
-            given = self._read(model, side).given
-            if model.layout.reads_target:
-                methods = [method for method in methods if method == "alti"]
-            found, reasons = _maps_up_to(model, given, methods, level)
+        model = self._model(side)
+        given = self._read(model, side).given
+        if model.layout.reads_target:
+            methods = [method for method in methods if method == "alti"]
+        found, reasons = _maps_up_to(model, given, methods, level)
         return {"maps": found, "notes": reasons}
 
     def prediction(self, side: Side, target: str, against: str, level: Level) -> dict[str, Any]:
@@ -109,22 +108,22 @@ class Answers:
         Raises:
             InputError: If there is no such answer, or the text is invalid.
         """
-        with self._alone(side) as model:
-            given = self._read(model, side).given
-            found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
-            answer: dict[str, Any] = {
-                "what": found.what,
-                "choices": found.choices,
-                "meaning": str(found.meaning),
-                "target": target or next((name for name, _ in found.choices), ""),
-            }
-            aim = found.aimed_at(target) if target else found.target
-            try:
-                parts = attribute(model, given, aim, against=against or None, level=str(level))
-            except InputError as error:
-                if target:  # which may be what is wrong
-                    raise
-                return answer | {"note": str(error)}
+        model = self._model(side)
+        given = self._read(model, side).given
+        found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
+        answer: dict[str, Any] = {
+            "what": found.what,
+            "choices": found.choices,
+            "meaning": str(found.meaning),
+            "target": target or next((name for name, _ in found.choices), ""),
+        }
+        aim = found.aimed_at(target) if target else found.target
+        try:
+            parts = attribute(model, given, aim, against=against or None, level=str(level))
+        except InputError as error:
+            if target:  # which may be what is wrong
+                raise
+            return answer | {"note": str(error)}
         assert isinstance(parts, Attribution)
         return answer | {
             "said": "length of the embedding" if callable(aim) else parts.what,
@@ -141,12 +140,12 @@ class Answers:
         Raises:
             InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
         """
-        with self._alone(side) as model:
-            given = self._read(model, side).given
-            found = prediction_of(model, given)
-            aim = found.aimed_at(target) if target else found.target
-            parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
-            assert isinstance(parts, Attribution)
+        model = self._model(side)
+        given = self._read(model, side).given
+        found = prediction_of(model, given)
+        aim = found.aimed_at(target) if target else found.target
+        parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
+        assert isinstance(parts, Attribution)
         grid = parts._head_grid
         return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
 
@@ -158,14 +157,14 @@ class Answers:
         Raises:
             InputError: If the model's embeddings cannot be followed, or a text is invalid.
         """
-        with self._alone(side) as model:
+        model = self._model(side)
 
-            def parts_of(text: str, kind: str) -> Embedded:
-                of_text = dataclasses.replace(side, text=text)
-                given = self._read(model, of_text).given
-                return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
+        def parts_of(text: str, kind: str) -> Embedded:
+            of_text = dataclasses.replace(side, text=text)
+            given = self._read(model, of_text).given
+            return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
 
-            found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
+        found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = payload(found.explorer().pairs)
         return dict(shown)
 
@@ -179,9 +178,9 @@ class Answers:
         sides: list[Aimed] = []
         target = state.target
         for side in state.sides:
-            with self._alone(side) as model:
-                typed = self._read(model, side)
-                found = prediction_of(model, typed.given)
+            model = self._model(side)
+            typed = self._read(model, side)
+            found = prediction_of(model, typed.given)
             target = target or next((name for name, _ in found.choices), "")
             aim: object = None
             guessed = False
@@ -195,11 +194,10 @@ class Answers:
         return sides
 
     def _read(self, model: LoadedModel, side: Side) -> Read:
-        return read(model, side.text, self.limit, chat=side.chat)
+        return model.exclusively(lambda: read(model, side.text, self.limit, chat=side.chat))
 
-    def _alone(self, side: Side) -> AbstractContextManager[LoadedModel]:
-        """The model of a side. A notebook may use the same model: it waits."""
-        return self.models[side.model - 1].alone()
+    def _model(self, side: Side) -> LoadedModel:
+        return self.models[side.model - 1]
 
 
 def _maps_up_to(
