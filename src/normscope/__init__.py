@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         Similarities,
         Similarity,
         SimilarityTo,
-        ablate,
         attribute,
         attribution_maps,
         decompose,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
         observe,
         run,
         similarity,
-        steer,
         wrap,
     )
     from normscope.live.notebook import LivePage, explore
@@ -71,7 +69,6 @@ __all__ = [
     "Similarity",
     "SimilarityTo",
     "__version__",
-    "ablate",
     "attribute",
     "attribution_maps",
     "decompose",
@@ -82,7 +79,6 @@ __all__ = [
     "read",
     "run",
     "similarity",
-    "steer",
     "wrap",
 ]
 

@@ -60,7 +60,7 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
         InputError: If the text is empty or too long, there is no such answer, or the model translates and has no head.
     """
     # In its turn: another thread may observe the model, and would take this pass for its own.
-    return model.in_turn(lambda: _prediction(model, text, count, also))
+    return model.exclusively(lambda: _prediction(model, text, count, also))
 
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:

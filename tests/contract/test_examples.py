@@ -24,8 +24,8 @@ def loaded():
 
 
 def test_the_functions_are_found():
-    assert {"load", "wrap", "run", "read", "decompose", "ablate"} <= set(FUNCTIONS)
-    assert len(FUNCTIONS) == 13
+    assert {"load", "wrap", "run", "read", "decompose", "attribute"} <= set(FUNCTIONS)
+    assert len(FUNCTIONS) == 11
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

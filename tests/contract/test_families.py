@@ -13,10 +13,10 @@ from normscope.maths.mixing import Method
 from normscope.models.attention_function import attention_by
 from normscope.models.block import AttentionBlock
 from normscope.models.block_modules import bind_blocks
+from normscope.models.exclusive import observe_blocks
 from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
 from normscope.models.text_check import TextCheck
-from normscope.models.turns import observe_blocks
 from normscope.models.verification import BOUNDS, verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed, layout_of, proved_to, tiny_model, tiny_stack, token_batch
 

@@ -48,9 +48,6 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
         np.testing.assert_allclose(getattr(part, name), getattr(whole, name).numpy()[rows], rtol=1e-10, atol=1e-12)
     assert part.figure(kept[-1]).description.table["query"].drop_duplicates().tolist() == sorted(places) or queries
     assert part.explorer().sentences[0].layers == tuple(kept)
-    arrays = part.to_xarray()
-    assert arrays["layer"].values.tolist() == kept
-    assert arrays["query"].values.tolist() == places
     if layers:
         with pytest.raises(InputError, match=f"layer=9: expected {', '.join(map(str, kept))}"):
             part.figure(9)
@@ -76,15 +73,6 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
         assert len(part.figure().description.panel_titles) == len(names - {"share"})
         assert {*part.explorer().sentences[0].maps} == names - {"attn_w"}
     assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).vectors.shape[:2] == (1, 1)
-
-
-def test_single_heads_of_some_layers_for_circuitsvis(tokenizer):
-    model = loaded("bert", tokenizer)
-    whole, part = (normscope.decompose(model, PROMPT, heads=True, layers=layers) for layers in (None, [2, 3]))
-    found, expected = (each.to_circuitsvis("attn_w", 3)["attention"] for each in (part, whole))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    with pytest.raises(InputError, match="layer=1: expected 2, 3"):
-        part.to_circuitsvis("attn_w", 1)
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,12 @@ def model(saved_model, tmp_path_factory):
     return model
 
 
-def ablated(model):
-    with normscope.ablate(model, heads=[(1, 2)], dimensions=[3]):
-        normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0])
-
-
 CALLS = {
     "decompose": (lambda model: normscope.decompose(model, TEXT), 3),
     "words": (lambda model: normscope.decompose(model, TEXT, level="word"), 3),
     # A pass, and each layer again on the way back; with effects, the same.
     "attribute": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]), 6),
     "heads": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 6),
-    "ablate": (ablated, 6),
     "alti": (lambda model: normscope.attribution_maps(model, TEXT, ["alti"]), 3),
     "decompx": (lambda model: normscope.attribution_maps(model, TEXT, ["decompx"]), 6),
     "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 12),

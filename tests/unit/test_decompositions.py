@@ -1,6 +1,4 @@
-"""Decompositions of one text and of many, of every stack, and what other libraries make of them."""
-
-import inspect
+"""Decompositions of one text and of many, of every stack."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +7,6 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 import normscope
-from normscope.errors import InputError
 from normscope.models.observer import Observer
 from normscope.models.text_batches import batch_from_texts
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
@@ -112,85 +109,17 @@ def test_cross_attention_has_tokens_of_two_texts(cross):
     assert len(pairs) == one.weights.numel()
     assert pairs["key_token"].unique().tolist() == list(dict.fromkeys(source))
     assert one.figure(1)._repr_png_().startswith(b"\x89PNG")
-    dataset = one.to_xarray()
-    assert dataset["key_token"].values.tolist() == source
-    with pytest.raises(
-        InputError, match="draws one list of tokens, but cross-attention, and maps of some queries, have two"
-    ):
-        one.to_circuitsvis()
 
 
-def test_pandas_and_xarray_hold_the_same_numbers(model):
-    one = normscope.decompose(model, TEXTS[1], heads=True)
+def test_pandas_holds_the_same_numbers(model):
+    one = normscope.decompose(model, TEXTS[1])
     assert one.to_pandas() is one.pairs
-    dataset = one.to_xarray()
-    assert dict(dataset.sizes) == {"layer": 3, "query": 14, "key": 14, "measure": 5, "head": 4}
-    for name in ("attn_w", "attn_n", "attnres_n", "attnresln_n"):
-        assert np.array_equal(dataset[name].values.ravel(), one.pairs[name].to_numpy())
-    assert dataset["attn_n"].dims == ("layer", "query", "key")
+    for name, values in one.maps.items():
+        assert np.array_equal(values.numpy().ravel(), one.pairs[name].to_numpy())
     mixing = one.mixing.set_index(["method", "layer", "position"])["ratio"].sort_index()
-    for method in dataset["measure"].values:
-        for layer in (1, 2, 3):
-            ratios = dataset["ratio"].sel(measure=method, layer=layer).values
-            assert ratios.tolist() == mixing.loc[(method, layer)].tolist()
-    assert np.array_equal(dataset["attn_n_heads"].sel(layer=2, head=3).values, one.head_vectors[1, 2].numpy())
-    assert dataset["query_token"].values.tolist() == list(one.tokens)
-    assert "head" not in normscope.decompose(model, TEXTS[1]).to_xarray().sizes
-
-
-def attention_heads(
-    attention,
-    tokens,
-    attention_head_names=None,
-    max_value=None,
-    min_value=None,
-    negative_color=None,
-    positive_color=None,
-    mask_upper_tri=None,
-):
-    """The parameters of `circuitsvis.attention.attention_heads`, in 1.43."""
-
-
-def test_circuitsvis_draws_blocks_or_heads(model):
-    one = normscope.decompose(model, TEXTS[0], heads=True)
-    blocks = one.to_circuitsvis("attnresln_n")
-    inspect.signature(attention_heads).bind(**blocks)
-    assert blocks["attention"].dtype == np.float32
-    assert np.array_equal(blocks["attention"], one.normalised.float().numpy())
-    assert blocks["attention_head_names"] == ["layer 1", "layer 2", "layer 3"]
-    assert blocks["tokens"] == list(one.tokens)
-    assert blocks["max_value"] == pytest.approx(float(one.normalised.max()))
-    assert blocks["mask_upper_tri"] is False
-    heads = one.to_circuitsvis("attn_n", layer=2)
-    assert np.array_equal(heads["attention"], one.head_vectors[1].float().numpy())
-    assert heads["attention_head_names"][3] == "layer 2, head 4"
-    for arguments, message in (
-        (("attn",), "^measure='attn': expected one of attn_w, attn_n, attnres_n, attnresln_n$"),
-        (("attnres_n", 2), "^measure='attnres_n': expected one of attn_w, attn_n$"),
-        (("attn_n", 4), "^layer=4: expected 1 to 3$"),
-        (("layer",), r"^measure='layer': no map goes through the whole layer; call decompose\(…, feed_forward=True\)$"),
-        (("layer", 2), "^measure='layer': expected one of attn_w, attn_n$"),
-    ):
-        with pytest.raises(InputError, match=message):
-            one.to_circuitsvis(*arguments)
-    with pytest.raises(InputError, match="no maps of single heads; call decompose"):
-        normscope.decompose(model, TEXTS[0]).to_circuitsvis("attn_n", 1)
-
-
-@pytest.mark.parametrize(("model_type", "last"), [("bert", "atbffresln_n"), ("gpt2", "atbffres_n")])
-def test_the_layer_stands_for_its_last_stage(tokenizer, model_type, last):
-    model = normscope.wrap(
-        tiny_model(FAMILY_CONFIGS[model_type] | {"vocab_size": len(tokenizer)}, torch.float32), tokenizer
-    )
-    one = normscope.decompose(model, TEXTS[0], feed_forward=True)
-    assert np.array_equal(one.to_circuitsvis("layer")["attention"], one.maps[last].float().numpy())
-
-
-def test_circuitsvis_hides_later_tokens_of_a_causal_model(tokenizer):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("gpt2", n_embd=24, n_layer=1, n_head=2, n_positions=32, vocab_size=len(tokenizer))
-    causal = normscope.wrap(AutoModel.from_config(config), tokenizer)
-    assert normscope.decompose(causal, TEXTS[0]).to_circuitsvis()["mask_upper_tri"] is True
+    for method, ratios in zip(one.methods, one.ratios, strict=True):
+        for layer, of_layer in enumerate(ratios, start=1):
+            assert of_layer.tolist() == mixing.loc[(str(method), layer)].tolist()
 
 
 @pytest.mark.parametrize("level", ["token", "word"])
@@ -209,7 +138,6 @@ def test_shares_of_an_output_add_up(tokenizer, model_type, level):
     others = last.pivot(index="layer", columns="position", values="share").to_numpy()
     assert np.allclose(one.shares.sum(dim=-1).numpy() - one.shares.diagonal(dim1=1, dim2=2).numpy(), others, atol=1e-9)
     assert np.allclose(one.pairs["share"], one.shares.flatten().numpy())
-    assert np.array_equal(one.to_xarray()["share"], one.shares.numpy())
     several = normscope.decompose(model, [TEXTS[0], TEXTS[0]], level=level)
     assert next(iter(several.output_shares)) == "sequence"
     assert len(several.output_shares) == 2 * len(parts)

@@ -1,10 +1,12 @@
 """The server of a live page: its answers are the Python interface's numbers, and whatever else is asked gets one line."""
 
 import base64
+import contextlib
 import dataclasses
 import json
 import re
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -54,8 +56,15 @@ def client(session):
     return client_of(session)
 
 
+IN_USE = "another call, or a loop over its blocks, is using it"
+
+
+def ask(client, part="maps", side=0, **state):
+    return client.post("/answer", json={"part": part, "side": side, "state": state})
+
+
 def asked(client, part="maps", side=0, **state):
-    answer = client.post("/answer", json={"part": part, "side": side, "state": state})
+    answer = ask(client, part, side, **state)
     assert answer.status_code == 200, answer.text
     assert "error" not in answer.json(), answer.text
     return answer.json()
@@ -94,16 +103,6 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
         count = expected.shape[1]
         shown = unpacked(found["maps"][method], (len(expected), count, count))
         assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
-
-
-def test_a_head_that_is_removed_is_removed_on_one_side_and_restored(client, model):
-    state = {"text": TEXT, "removed": "1.2"}
-    with normscope.ablate(model, heads=[(1, 2)]):
-        expected = normscope.decompose(model, TEXT)
-    np.testing.assert_allclose(asked(client, **state)["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
-    whole = normscope.decompose(model, TEXT)
-    np.testing.assert_allclose(asked(client, side=1, **state)["by_layer"]["ratios"], whole.ratios, rtol=1e-5)
-    assert np.abs(whole.ratios - expected.ratios).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,6 @@ BAD_BODIES = [
     ('{"part": "maps"}', "state: expected an object"),
     ('{"part": "maps", "state": {"text": ""}}', "text: expected a text, got an empty one"),
     ('{"part": "maps", "state": {"text": " \\n "}}', "text: expected a text, got an empty one"),
-    ('{"part": "maps", "state": {"text": "a", "removed": "9.9"}}', "heads"),
     ('{"part": "maps", "state": {"text": "a"}, "side": 1}', "side=1: expected a number below 1"),
     ('{"part": "maps", "state": {"text": "a"}, "side": true}', "side=True: expected a number"),
     ('{"part": "maps", "state": {"text": "a"}, "number": 1.5}', "number=1.5: expected a whole number"),
@@ -246,7 +244,7 @@ BAD_BODIES = [
 @pytest.mark.parametrize(("body", "message"), BAD_BODIES)
 def test_a_bad_request_gets_one_line_and_the_server_goes_on(client, capsys, body, message):
     answer = client.post("/answer", content=body, headers={"content-type": "application/json"})
-    of_text = message.startswith(("text: expected a text", "heads"))
+    of_text = message.startswith("text: expected a text")
     assert answer.status_code == (200 if of_text else 400)
     assert list(answer.json()) == ["error"]
     assert message in answer.json()["error"]
@@ -450,24 +448,34 @@ def test_examples_that_cannot_be_read_are_one_line(client, session, tmp_path, mo
 
 
 def test_another_thread_may_use_the_model(tokenizer, tmp_path):
-    """As a notebook does whose page is open."""
+    """As a notebook does whose page is open: an answer is right, or says that the model is in use."""
     model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)))
     session = Session([model], 24)
     client = client_of(session)
-    expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(40)]
+    expected = [asked(client, "prediction", text=f"{TEXT} {number}") for number in range(20)]
     stop = threading.Event()
 
     def use():
         while not stop.is_set():
-            normscope.decompose(model, TEXT)
+            with contextlib.suppress(InputError):
+                normscope.decompose(model, TEXT)
+            time.sleep(0.02)
 
     thread = threading.Thread(target=use)
     thread.start()
+    answered = 0
+    end = time.monotonic() + 20
     try:
-        for number in range(40):
+        while answered < 20 and time.monotonic() < end:
+            number = answered
             session.engine._results.clear()
-            assert asked(client, "prediction", text=f"{TEXT} {number}") == expected[number]
+            found = ask(client, "prediction", text=f"{TEXT} {number}").json()
+            if IN_USE in found.get("error", found.get("note", "")):
+                continue
+            assert found == expected[number]
+            answered += 1
     finally:
         stop.set()
         thread.join()
+    assert answered == 20
     assert session.engine.close(5)

@@ -69,7 +69,7 @@ STATES = [
     {"measure": "alti", "through": "1", "layer": "2"},
     {"layer": "3", "measure": "attnres_n", "minus": "layer:1"},
     {"layer": "3", "measure": "attn_n", "minus": "measure:attn_w"},
-    {"removed": "1.2,3.1", "before": BEFORE, "minus": "before", "layer": "2"},
+    {"before": BEFORE, "minus": "before", "layer": "2"},
     {"measure": "rollout", "through": "1", "layer": "2", "minus": "measure:attn_w"},
     {"measure": "norm_rollout", "through": "1", "minus": "measure:attnres_n", "head": "2"},
     {"measure": "attn_w", "through": "1", "layer": "3", "minus": "measure:alti", "head": "2"},
@@ -90,7 +90,7 @@ STATES = [
 def test_python(client, state):
     state = {"text": TEXT} | state
     names = run(asked(client, "code", **state)["python"])
-    sides = 2 if {"before", "compare", "removed"} & state.keys() else 1
+    sides = 2 if {"before", "compare"} & state.keys() else 1
     for side, suffix in zip(range(sides), ("", "_before"), strict=False):
         found = asked(client, side=side, **state)
         count = len(found["tokens"])

@@ -18,7 +18,6 @@ STATES = st.builds(
     before=st.none() | TEXTS,
     model=st.integers(1, 3),
     compare=st.none() | st.integers(1, 3),
-    removed=st.sets(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=4).map(lambda pairs: (*sorted(pairs),)),
     chat=st.booleans(),
     level=st.sampled_from(Level),
     through=st.booleans(),
@@ -47,8 +46,6 @@ def test_an_address_holds_the_whole_state(state):
         ({"model": "²"}, "model='²': expected a whole number"),
         ({"model": "0"}, "model=0: expected a model from 1 to 2"),
         ({"compare": "3"}, "compare=3: expected a model from 1 to 2"),
-        ({"removed": "1,2"}, "removed='1,2': expected layers and heads such as 3.5,6.1"),
-        ({"removed": "1.1," * 1001}, "expected layers and heads such as 3.5,6.1"),
         ({"level": "sentence"}, "level='sentence': expected one of token, word"),
         ({"chat": "yes"}, "chat='yes': expected 0 or 1"),
         ({"through": "yes"}, "through='yes': expected 0 or 1"),
@@ -68,6 +65,5 @@ def test_there_are_two_sides_only_if_they_differ():
     assert State("a", before="a").sides == (Side("a", 1),)
     assert State("a", before="b").sides == (Side("a", 1), Side("b", 1))
     assert State("a", compare=2).sides == (Side("a", 1), Side("a", 2))
-    assert State("a", removed=((1, 2),)).sides == (Side("a", 1, ((1, 2),)), Side("a", 1))
     assert State("a", before="b", chat=True).sides == (Side("a", 1, chat=True), Side("b", 1, chat=True))
     assert State("a", before="", model=2, compare=1).sides == (Side("a", 2), Side("", 1))

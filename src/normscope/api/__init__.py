@@ -4,7 +4,6 @@ from normscope.api.analysing import run
 from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions
-from normscope.api.changing import ablate, steer
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.embedding_similarity import similarity
 from normscope.api.explorers import Explorer
@@ -36,7 +35,6 @@ __all__ = [
     "Similarities",
     "Similarity",
     "SimilarityTo",
-    "ablate",
     "attribute",
     "attribution_maps",
     "decompose",
@@ -45,6 +43,5 @@ __all__ = [
     "observe",
     "run",
     "similarity",
-    "steer",
     "wrap",
 ]

@@ -22,7 +22,6 @@ from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
 from normscope.models.random_state import generators_restored
-from normscope.models.stream_changes import is_changed
 from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
@@ -87,7 +86,7 @@ def run(
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
         inputs = InputsInMemory(prepared, GivenTexts(tuple(example_of(prepared, text) for text in listed(texts))))
         with generators_restored():
-            outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, progress=progress))
+            outcome = prepared.exclusively(lambda: analyse(run_options(settings), inputs, progress=progress))
     return Results(outcome.findings, outcome.facts, outcome.depth)
 
 
@@ -110,10 +109,6 @@ def _prepared_model(
     infos: Sequence[AnalysisInfo],
 ) -> LoadedModel:
     if isinstance(model, LoadedModel):
-        if is_changed(model.model):
-            raise InputError(
-                "model: parts of it are ablated or steered, which results would not say; call run outside the context"
-            )
         if tokenizer is not None:
             raise InputError("tokenizer: a loaded or wrapped model has one already; leave it out")
         return model

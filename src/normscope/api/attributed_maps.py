@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, single_text
-from normscope.api.calls import checked, in_turn
+from normscope.api.calls import checked, exclusive
 from normscope.api.explorers import Explorer
 from normscope.api.picture import Picture
 from normscope.api.saved import save_result
@@ -185,7 +185,7 @@ class AttributionMaps(dict[str, AttributionMap]):
 
 
 @checked
-@in_turn
+@exclusive
 def attribution_maps(
     model: LoadedModel,
     text: Text | BatchEncoding,

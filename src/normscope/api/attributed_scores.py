@@ -12,7 +12,7 @@ from transformers import BatchEncoding
 from normscope.api.answers import attributed_answer
 from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
-from normscope.api.calls import checked, in_turn
+from normscope.api.calls import checked, exclusive
 from normscope.api.spans import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
 from normscope.attribution.effects import Effects, attribute_with_effects
@@ -62,7 +62,7 @@ def attribute(
 
 
 @checked
-@in_turn
+@exclusive
 def attribute(
     model: LoadedModel,
     text: Text | BatchEncoding | list[Text],

@@ -1,5 +1,5 @@
 """What happens to a call of the Python interface before its own code runs: arguments are checked, the caller's
-numeric settings of torch are put aside, and calls take turns."""
+numeric settings of torch are put aside, and a model is used by one call at a time."""
 
 import contextlib
 import dataclasses
@@ -77,11 +77,11 @@ def _settings_of_torch() -> Iterator[None]:
         yield
 
 
-def in_turn(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that observes its argument `model`: calls in several threads run one after the other, see `Turns`.
+def exclusive(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that uses its argument `model`, which no other call may use in the meantime; see `Exclusive`.
 
     Raises:
-        InputError: If this thread is observing the model already, or a number of the result is not finite.
+        InputError: If another call is using the model, or a number of the result is not finite.
     """
     signature = inspect.signature(function)
 
@@ -89,7 +89,7 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         model: LoadedModel = signature.bind(*args, **kwargs).arguments["model"]
         with in_terms_of_arguments({"model.name": "model"}):
-            result = model.in_turn(lambda: function(*args, **kwargs))
+            result = model.exclusively(lambda: function(*args, **kwargs))
             if not _is_finite(result):
                 model.require_finite_weights()
                 wider = "float64" if model.dtype is torch.float32 else "float32"

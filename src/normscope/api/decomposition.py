@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
 import pandas as pd
@@ -14,9 +14,8 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, whole_numbers
-from normscope.api.calls import checked, in_turn
+from normscope.api.calls import checked, exclusive
 from normscope.api.explorers import Explorer
-from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
 from normscope.api.several import Several
 from normscope.data.batching import Batch
@@ -34,9 +33,6 @@ from normscope.models.word_block import between
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
 from normscope.statistics.tidy import tidy
-
-if TYPE_CHECKING:
-    import xarray
 
 T = TypeVar("T")
 
@@ -141,32 +137,6 @@ class Decomposition:
     def to_pandas(self) -> pd.DataFrame:
         """Every map as one tidy table; the same as `pairs`."""
         return self.pairs
-
-    def to_xarray(self) -> "xarray.Dataset":
-        """Every map as an array with named axes: layers and heads count from 1, tokens from 0.
-
-        Raises:
-            InputError: If xarray is not installed.
-        """
-        return to_xarray(self)
-
-    @checked
-    def to_circuitsvis(self, measure: str = "attn_n", layer: int | None = None) -> dict[str, Any]:
-        """Arguments of `circuitsvis.attention.attention_heads`, which draws interactive maps.
-
-        Args:
-            measure: `attn_w` or `attn_n`; without a layer, any column of `pairs` that holds a map, or `layer`, the end of the
-                layer, if the maps go through feed-forward networks (`feed_forward=True`).
-            layer: The layer whose heads to draw, if they were kept (`heads=True`). By default, the blocks of all layers.
-
-        Returns:
-            `attention` (map, query, key) as float32, `tokens`, `attention_head_names`, `max_value` of the colour scale, and
-            `mask_upper_tri`, whether tokens see only earlier ones.
-
-        Raises:
-            InputError: If there is no such map, or keys and queries are different tokens, which circuitsvis cannot draw.
-        """
-        return to_circuitsvis(self, measure, layer)
 
     @cached_property
     def mixing(self) -> pd.DataFrame:
@@ -339,7 +309,7 @@ def decompose(
 
 
 @checked
-@in_turn
+@exclusive
 def decompose(
     model: LoadedModel,
     text: Text | list[Text] | BatchEncoding,

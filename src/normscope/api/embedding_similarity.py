@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.api.arguments import chosen, single_text
-from normscope.api.calls import checked, in_turn
+from normscope.api.calls import checked, exclusive
 from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_supported
@@ -50,7 +50,7 @@ def similarity(
 
 
 @checked
-@in_turn
+@exclusive
 def similarity(
     model: LoadedModel,
     text_a: Text | BatchEncoding | list[Text],
@@ -127,7 +127,7 @@ class Embedded(NamedTuple):
 
 
 @checked
-@in_turn
+@exclusive
 def embedded_text(model: LoadedModel, text: Text, kind: str = "query") -> Embedded:
     """What the embedding of a text is made of, with the pooling and the prompt that are the model's own; see `similarity`.
 

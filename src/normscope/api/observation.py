@@ -35,8 +35,8 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         (6, (1, 12, 6, 6))
 
     Raises:
-        InputError: If `texts` is anything else, a text is too long for the model, or this thread is observing the model
-            already. Raised when the first block is requested.
+        InputError: If `texts` is anything else, a text is too long for the model, or another call is using the model.
+            Raised when the first block is requested.
     """
 
     def run(visit: Visitor) -> None:
@@ -49,4 +49,4 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
             )  # compared before the first block is handed out
             observer.run(inputs, visit, check=Check.NOTHING)
 
-    return model.blocks_in_turn(run)
+    return model.blocks(run)

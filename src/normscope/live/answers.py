@@ -1,8 +1,7 @@
 """What each part of the live page shows, computed by the Python interface."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
-from normscope.api.changing import ablate
 from normscope.api.decomposition import Decomposition, decompose
 from normscope.api.embedding_similarity import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
@@ -64,28 +62,28 @@ class Answers:
         Raises:
             InputError: If the text is empty, or the model cannot read it.
         """
-        with self._changed(side) as model:
-            typed = self._read(model, side)
-            notes = [typed.note] if typed.note else []
-            values = model.layers * self.limit.tokens**2
-            heads = values * (7 + model.layout.attention.heads) <= _LARGEST and model.layout.attention.gate is None
-            decomposed = decompose(model, typed.given, heads=heads, level=str(level))
-            if not heads:
-                why = (
-                    "its heads are gated"
-                    if model.layout.attention.gate is not None
-                    else f"{self.limit.name} is too large for them"
-                )
-                notes.append(f"{model.name} is shown without single heads: {why}.")
-            units = units_of(model, typed, level)
-            return {
-                "text": typed.text,
-                "notes": notes,
-                "tokens": decomposed.tokens,
-                "places": units.places,
-                "maps": packed(decomposed.token_maps()) | ({"roles": units.roles} if units.roles else {}),
-                "by_layer": _mixing(decomposed),
-            }
+        model = self._model(side)
+        typed = self._read(model, side)
+        notes = [typed.note] if typed.note else []
+        values = model.layers * self.limit.tokens**2
+        heads = values * (7 + model.layout.attention.heads) <= _LARGEST and model.layout.attention.gate is None
+        decomposed = decompose(model, typed.given, heads=heads, level=str(level))
+        if not heads:
+            why = (
+                "its heads are gated"
+                if model.layout.attention.gate is not None
+                else f"{self.limit.name} is too large for them"
+            )
+            notes.append(f"{model.name} is shown without single heads: {why}.")
+        units = model.exclusively(lambda: units_of(model, typed, level))
+        return {
+            "text": typed.text,
+            "notes": notes,
+            "tokens": decomposed.tokens,
+            "places": units.places,
+            "maps": packed(decomposed.token_maps()) | ({"roles": units.roles} if units.roles else {}),
+            "by_layer": _mixing(decomposed),
+        }
 
     def through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
         """Maps from the input up to each layer, by those of some methods that are defined for the model.
@@ -93,11 +91,11 @@ class Answers:
         Raises:
             InputError: If the text is invalid.
         """
-        with self._changed(side) as model:
-            given = self._read(model, side).given
-            if model.layout.reads_target:
-                methods = [method for method in methods if method == "alti"]
-            found, reasons = _maps_up_to(model, given, methods, level)
+        model = self._model(side)
+        given = self._read(model, side).given
+        if model.layout.reads_target:
+            methods = [method for method in methods if method == "alti"]
+        found, reasons = _maps_up_to(model, given, methods, level)
         return {"maps": found, "notes": reasons}
 
     def prediction(self, side: Side, target: str, against: str, level: Level) -> dict[str, Any]:
@@ -112,24 +110,24 @@ class Answers:
         Raises:
             InputError: If there is no such answer, or the text is invalid.
         """
-        with self._changed(side) as model:
-            given = self._read(model, side).given
-            found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
-            answer: dict[str, Any] = {
-                "what": found.what,
-                "choices": found.choices,
-                "meaning": str(found.meaning),
-                "target": target or next((name for name, _ in found.choices), ""),
-            }
-            aim = found.aimed_at(target) if target else found.target
-            against = against or _unless_asked(found, target)
-            answer["against"] = against
-            try:
-                parts = attribute(model, given, aim, against=against or None, level=str(level))
-            except InputError as error:
-                if target:  # which may be what is wrong
-                    raise
-                return answer | {"note": str(error)}
+        model = self._model(side)
+        given = self._read(model, side).given
+        found = prediction_of(model, given, _CHOICES, [name for name in (target, against) if name])
+        answer: dict[str, Any] = {
+            "what": found.what,
+            "choices": found.choices,
+            "meaning": str(found.meaning),
+            "target": target or next((name for name, _ in found.choices), ""),
+        }
+        aim = found.aimed_at(target) if target else found.target
+        against = against or _unless_asked(found, target)
+        answer["against"] = against
+        try:
+            parts = attribute(model, given, aim, against=against or None, level=str(level))
+        except InputError as error:
+            if target:  # which may be what is wrong
+                raise
+            return answer | {"note": str(error)}
         assert isinstance(parts, Attribution)
         return answer | {
             "said": "length of the embedding" if callable(aim) else parts.what,
@@ -146,13 +144,13 @@ class Answers:
         Raises:
             InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
         """
-        with self._changed(side) as model:
-            given = self._read(model, side).given
-            found = prediction_of(model, given)
-            aim = found.aimed_at(target) if target else found.target
-            against = against or _unless_asked(found, target)
-            parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
-            assert isinstance(parts, Attribution)
+        model = self._model(side)
+        given = self._read(model, side).given
+        found = prediction_of(model, given)
+        aim = found.aimed_at(target) if target else found.target
+        against = against or _unless_asked(found, target)
+        parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
+        assert isinstance(parts, Attribution)
         grid = parts._head_grid
         return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
 
@@ -164,14 +162,14 @@ class Answers:
         Raises:
             InputError: If the model's embeddings cannot be followed, or a text is invalid.
         """
-        with self._changed(side) as model:
+        model = self._model(side)
 
-            def parts_of(text: str, kind: str) -> Embedded:
-                of_text = dataclasses.replace(side, text=text)
-                given = self._read(model, of_text).given
-                return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
+        def parts_of(text: str, kind: str) -> Embedded:
+            of_text = dataclasses.replace(side, text=text)
+            given = self._read(model, of_text).given
+            return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
 
-            found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
+        found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = payload(found.explorer().pairs)
         return dict(shown)
 
@@ -185,9 +183,9 @@ class Answers:
         sides: list[Aimed] = []
         target, against = state.target, state.against
         for side in state.sides:
-            with self._changed(side) as model:
-                typed = self._read(model, side)
-                found = prediction_of(model, typed.given)
+            model = self._model(side)
+            typed = self._read(model, side)
+            found = prediction_of(model, typed.given)
             if not target:
                 against = _unless_asked(found, target)
             target = target or next((name for name, _ in found.choices), "")
@@ -203,16 +201,10 @@ class Answers:
         return sides
 
     def _read(self, model: LoadedModel, side: Side) -> Read:
-        return read(model, side.text, self.limit, chat=side.chat)
+        return model.exclusively(lambda: read(model, side.text, self.limit, chat=side.chat))
 
-    @contextlib.contextmanager
-    def _changed(self, side: Side) -> Iterator[LoadedModel]:
-        """The model of a side, without the heads that are removed. A notebook may use the same model: it waits."""
-        with contextlib.ExitStack() as exit_:
-            model = exit_.enter_context(self.models[side.model - 1].alone())
-            if side.removed:
-                exit_.enter_context(ablate(model, heads=side.removed))
-            yield model
+    def _model(self, side: Side) -> LoadedModel:
+        return self.models[side.model - 1]
 
 
 def _unless_asked(found: Prediction, target: str) -> str:

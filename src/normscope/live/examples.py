@@ -1,5 +1,6 @@
 """Examples from a file of texts, ranked by a number."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -63,20 +64,18 @@ def ranked(model: LoadedModel, options: DatasetOptions, ranking: str, limit: Lim
         turn: Others get theirs between two texts.
 
     Raises:
-        InputError: If the corpus cannot be opened, the model reads none of its texts, or `ablate` or `steer` changes the
-            model at the moment.
+        InputError: If the corpus cannot be opened, the model reads none of its texts.
     """
     number, sign = _NUMBERS[ranking]
     found: list[tuple[float, str]] = []
     reason = "the corpus is empty"
     for text in itertools.islice(texts_of(options), _SEARCHED):
         turn.let_others()
-        with model.alone():
-            try:
-                typed = read(model, text, limit)
-                found.append((number(decompose(model, typed.given, measures=["attn_n"])), typed.text))
-            except InputError as error:
-                reason = str(error)
+        try:
+            typed = model.exclusively(functools.partial(read, model, text, limit))
+            found.append((number(decompose(model, typed.given, measures=["attn_n"])), typed.text))
+        except InputError as error:
+            reason = str(error)
     if not found:
         raise InputError(f"dataset: {reason}")
     found.sort(key=lambda pair: -sign * pair[0])

@@ -33,9 +33,8 @@ def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int 
     """The live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
 
     A background thread serves the page until you close it or Python exits: only to this machine, and only to those who have the
-    token in its address. The page and your own calls take turns, so you can keep using the model; inside `ablate` and `steer`,
-    the page says that the model is changed. If you wrapped a module of your own, the model shares its weights: while the page
-    measures without a head, your module runs without it as well.
+    token in its address. One call at a time uses the model: while the page computes, your own call is refused, and
+    while yours runs, the page says that the model is in use.
 
     If the browser runs on another machine (JupyterHub, Colab), the notebook shows the maps of the text instead, which need no
     server.

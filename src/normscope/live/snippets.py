@@ -132,10 +132,7 @@ def _measured(name: _Names, side: Side, layers: Sequence[int], state: State, aim
     if (target := _target(aim)) is not None:
         against = f", against={other!r}" if other else ""
         lines.append(f"{name.found} = normscope.attribute({model}, {name.text}, {target}{against}{level})")
-    if not side.removed:
-        return lines
-    removed = f"with normscope.ablate({model}, heads={[*side.removed]}):"
-    return [removed, *(f"    {line}" for line in lines)]
+    return lines
 
 
 def _shown(name: _Names, model: str, layers: Sequence[int], state: State, level: str) -> str:

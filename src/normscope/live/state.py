@@ -12,7 +12,6 @@ from normscope.errors import InputError, printable
 LONGEST_TEXT = 100_000
 """Characters."""
 _LONGEST_VALUE = 200
-_MOST_HEADS = 1000
 
 VIEW = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
 """What the explorer keeps in the address."""
@@ -33,8 +32,6 @@ class Side:
     text: str
     model: int
     """From 1."""
-    removed: tuple[tuple[int, int], ...] = ()
-    """Layers and heads that are removed, both from 1."""
     chat: bool = False
     """Whether the text is a conversation; see `normscope.typed_texts`."""
 
@@ -49,8 +46,6 @@ class State:
     model: int = 1
     compare: int | None = None
     """The model that it is compared with; None for the same model."""
-    removed: tuple[tuple[int, int], ...] = ()
-    """Heads that are removed from the model, but not on the other side."""
     chat: bool = False
     """Whether texts are conversations."""
     level: Level = Level.token
@@ -68,11 +63,11 @@ class State:
     @property
     def sides(self) -> tuple[Side, ...]:
         """What is shown, and what it is compared with, if that is anything else."""
-        now = Side(self.text, self.model, self.removed, self.chat)
+        now = Side(self.text, self.model, self.chat)
         other = Side(
             self.text if self.before is None else self.before,
             self.model if self.compare is None else self.compare,
-            chat=self.chat,
+            self.chat,
         )
         return (now,) if now == other else (now, other)
 
@@ -83,7 +78,6 @@ class State:
             "before": self.before,
             "model": None if self.model == 1 else str(self.model),
             "compare": None if self.compare is None else str(self.compare),
-            "removed": ",".join(f"{layer}.{head}" for layer, head in self.removed) or None,
             "chat": "1" if self.chat else None,
             "level": None if self.level is Level.token else str(self.level),
             "through": "1" if self.through else None,
@@ -151,14 +145,6 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
-def _heads(name: str, value: str) -> tuple[tuple[int, int], ...]:
-    heads = value.split(",") if value else []
-    if len(heads) > _MOST_HEADS or not all(re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", head) for head in heads):
-        raise InputError(f"{name}={printable(value, 40)!r}: expected layers and heads such as 3.5,6.1")
-    pairs = (head.split(".") for head in heads)
-    return tuple(sorted({(int(layer), int(number)) for layer, number in pairs}))
-
-
 def _level(name: str, value: str) -> Level:
     if value not in [*Level]:
         raise InputError(f"{name}={printable(value, 40)!r}: expected one of {', '.join(Level)}")
@@ -182,7 +168,6 @@ _READERS: Mapping[str, Callable[[str, str], object]] = {
     "before": _text,
     "model": _number,
     "compare": _number,
-    "removed": _heads,
     "chat": _flag,
     "level": _level,
     "through": _flag,

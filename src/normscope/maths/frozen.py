@@ -264,8 +264,6 @@ class FrozenLayer:
     beside: FrozenMap | None = None
     """A map of the layer's input whose result is added after the layer, and `beside_norm` what norms the sum."""
     beside_norm: FrozenMap | None = None
-    before: FrozenMap | None = None
-    """What changes the layer's input first."""
 
     def linear(
         self,
@@ -278,7 +276,6 @@ class FrozenLayer:
             inputs: Vectors at the layer's input.
             value_bias: How often each token's value holds b_V; never by default.
         """
-        inputs = _linear(self.before, inputs)
         attended = self.attention.linear(_linear(self.attention_norm, inputs), value_bias)
         block = _linear(self.block_norm, inputs + _linear(self.attention_output_norm, attended))
         read = _linear(self.feed_forward_norm, inputs if self.parallel else block)
@@ -308,7 +305,6 @@ class FrozenLayer:
             inputs: Vectors at the layer's input.
             value_bias: Whether to include b_V.
         """
-        inputs = _affine(self.before, inputs)
         read = _affine(self.attention_norm, inputs)
         attended = self.attention.linear(read, torch.ones_like(inputs[..., 0]) if value_bias else None)
         attended = _affine(self.attention_output_norm, attended + self.attention.constant(inputs))
@@ -362,7 +358,6 @@ class FrozenLayer:
         read, value_bias = self.attention.before_values(values[:through])
         read, added = _back(self.attention_norm, read, bias[:through])
         inputs, bias = _added_to_first(inputs, read), torch.cat([added, bias[through:]])
-        inputs, bias = _back(self.before, inputs, bias)
         return Gradient(inputs, bias, value_bias)
 
 

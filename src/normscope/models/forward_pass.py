@@ -19,7 +19,6 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layer_hooks import vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
-from normscope.models.stream_changes import StreamChange
 from normscope.models.text_check import PassCheck
 
 Visitor = Callable[[AttentionBlock], None]
@@ -132,8 +131,6 @@ class ForwardPass:
     """Whether the pass goes on after everything has been visited."""
     masks_on_host: Sequence[Tensor] = ()
     """Token masks that are already in CPU memory."""
-    stream: Mapping[int, StreamChange] = dataclasses.field(default_factory=dict)
-    """How the model's own hooks change the inputs of layers."""
     passed: int = 0
     """Number of layers that have begun."""
     attention: LayerCapture | None = None
@@ -169,8 +166,6 @@ class ForwardPass:
             raise RuntimeError(f"layer {layer} ran out of order")
         vectors = self.targets.layout.kept(vectors_in(args, kwargs))
         left = None if self.targets.layout.stream.convolution is not None else self._left
-        if left is not None and (change := self.stream.get(layer)) is not None:
-            left = change.applied(left)
         self._show_hidden(layer - 1, vectors)
         if self.outputs is not None and _shares_state(args, kwargs):
             self.outputs.update(dict.fromkeys(self.outputs))

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import _global_forward_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from normscope.maths.activations import activation_of
 from normscope.maths.frozen import slope_of_tanh
@@ -35,8 +36,11 @@ def frozen_functions(*, attention: bool = False) -> Iterator[None]:
         return _freeze_module(module, args, output) if is_ours else None
 
     # Heads also make such modules as they run (big_bird), so that no walk over a model would find them all.
-    hook = register_module_forward_hook(freeze)
+    hook = RemovableHandle(_global_forward_hooks)
     try:
+        _global_forward_hooks[hook.id] = (
+            freeze  # not `register_module_forward_hook`, whose handle an interrupt may lose
+        )
         threads.append(threading.get_ident())  # only here, so that a hook that an interrupt left behind does nothing
         with _FrozenFunctions(_FROZEN | _FROZEN_ATTENTION if attention else _FROZEN):
             yield

@@ -26,7 +26,6 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import ModelLayout
 from normscope.models.norm_weights import normalisation
 from normscope.models.stored_weights import execution_device
-from normscope.models.stream_changes import stream_changes
 
 
 def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
@@ -132,7 +131,7 @@ class LayerFreezer:
         Raises:
             InputError: If the activation of the network is none that we know.
         """
-        frozen = dataclasses.replace(frozen_layer(block), before=stream_changes(self._model).get(block.layer))
+        frozen = frozen_layer(block)
         if block.layer > 1 or not self._convolutions:
             return frozen
         return self._convolutions.beside(block, frozen)

@@ -30,7 +30,6 @@ from normscope.models.layer_hooks import hook_on_end
 from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import execution_device, is_offloaded
-from normscope.models.stream_changes import StreamChange, stream_changes
 from normscope.models.text_check import Check, TextCheck
 from normscope.models.untouched import reference_attention
 
@@ -58,8 +57,6 @@ class FrozenPass:
     _inputs: Mapping[str, Tensor]
     _calls: Sequence[LayerCall]
     _freezer: LayerFreezer
-    _change: StreamChange | None = None
-    """How the first layer's inputs are changed."""
 
     @property
     def layers(self) -> int:
@@ -69,8 +66,7 @@ class FrozenPass:
     @property
     def embeddings(self) -> Float[Tensor, "batch token model"]:
         """The inputs of the first layer: each token's vector, with position, segment and the embedding norm's β."""
-        read = full_precision(self._calls[0].inputs)
-        return read if self._change is None else read - self._change.constant(read)
+        return full_precision(self._calls[0].inputs)
 
     @property
     def returned(self) -> Float[Tensor, "batch token model"]:
@@ -220,7 +216,6 @@ def frozen_pass(
             inputs,
             calls,
             freezer,
-            stream_changes(model).get(1),
         )
 
 

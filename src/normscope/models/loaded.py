@@ -1,11 +1,9 @@
 """A loaded model, with its tokenizer and layout."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +20,7 @@ from normscope.maths.embedder import Embedder
 from normscope.models.block import AttentionBlock
 from normscope.models.decoder_start import decoder_shift
 from normscope.models.embedder_files import embedder_of
+from normscope.models.exclusive import Exclusive
 from normscope.models.forward_pass import Visitor
 from normscope.models.layout import ModelLayout, embeddings_of
 from normscope.models.model_code import model_code
@@ -34,7 +33,6 @@ from normscope.models.task_heads import Head
 from normscope.models.text_check import Check
 from normscope.models.token_names import TokenNames
 from normscope.models.token_types import TokenTypes, tables_of_token_types
-from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
 from normscope.rounding import counted
@@ -70,7 +68,7 @@ class LoadedModel:
     require_current: Callable[[], None] = lambda: None
     """Raises InputError if `model` stands for another model in memory that has changed since."""
 
-    _turns: Turns = dataclasses.field(default_factory=Turns, init=False, repr=False)
+    _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
 
     def __repr__(self) -> str:
         """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
@@ -80,42 +78,26 @@ class LoadedModel:
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
         return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
 
-    def in_turn(self, call: Callable[[], T]) -> T:
-        """Call a function that observes the model once no other call does; see `Turns`.
+    def exclusively(self, call: Callable[[], T]) -> T:
+        """Call a function that uses the model, or its tokenizer; see `Exclusive`.
 
         Raises:
-            InputError: If this thread is observing the model already.
+            InputError: If another call is using the model.
         """
         with model_code(self.model):
-            return self._turns.call(call, functools.partial(_in_memory, self))
+            return self._exclusive.call(call, functools.partial(_in_memory, self))
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator["LoadedModel"]:
-        """A context in which other threads' calls wait, and the model is only changed in this thread; see `Turns`.
-
-        Raises:
-            InputError: If the model is changed already, or this thread is observing it.
-        """
-        with self._turns.alone():
-            if self._turns.changes:
-                raise InputError(f"{self.name} is currently changed by ablate or steer; leave that context first")
-            yield self
-
-    def changing(self) -> AbstractContextManager[None]:
-        """A context in which this thread changes the model; it begins between two calls of others."""
-        return self._turns.changed()
-
-    def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
-        """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
+    def blocks(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
+        """Iterate over the blocks of a pass, which uses the model until the loop ends; see `Exclusive`.
 
         Args:
             run: Runs the pass, and calls a visitor with each block.
 
         Raises:
-            InputError: If this thread is observing the model already.
+            InputError: If another call is using the model.
         """
         with model_code(self.model):
-            yield from self._turns.blocks(run, functools.partial(_in_memory, self))
+            yield from self._exclusive.blocks(run, functools.partial(_in_memory, self))
 
     def require_finite_weights(self) -> None:
         """Check that no weight has become NaN or infinite since the model was loaded or wrapped.

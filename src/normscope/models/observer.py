@@ -45,7 +45,6 @@ from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 from normscope.models.skipped_layers import LayerOutput, skipped
 from normscope.models.stored_weights import execution_device
-from normscope.models.stream_changes import stream_changes
 from normscope.models.text_check import Check, PassCheck, TextCheck
 from normscope.models.untouched_layers import compare_layers
 from normscope.rounding import counted
@@ -342,7 +341,7 @@ class Observer:
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
         token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
         key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else token_mask
-        return ForwardPass(self._targets, visitors, token_mask, key_mask, stream=stream_changes(self._model))
+        return ForwardPass(self._targets, visitors, token_mask, key_mask)
 
     def _forward(
         self, forward: ForwardPass, gradients: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]

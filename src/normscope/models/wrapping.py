@@ -395,8 +395,7 @@ def _check_copyable(model: PreTrainedModel) -> None:
                 if str(getattr(hook, "__module__", "")).partition(".")[0] not in _HARMLESS_HOOKS:
                     raise InputError(
                         f"{where} has a forward hook, {getattr(hook, '__qualname__', _kind(hook))}, which may change what "
-                        "the model computes; remove it first. To remove heads, neurons or dimensions, or to add a vector, use "
-                        "normscope.ablate or normscope.steer"
+                        "the model computes; remove it first"
                     )
     devices = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
     if len(devices) > 1 or "meta" in devices:

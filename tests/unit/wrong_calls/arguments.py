@@ -99,7 +99,6 @@ def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any
         "MaskedToken": (_attribute(stock.masked, normscope.MaskedToken, "the [MASK] river"), {"token": None}),
         "SimilarityTo": (_attribute(stock.wrapped, normscope.SimilarityTo), {"text": OTHER, "pooling": "mean"}),
         "Decomposition.figure": (decomposition.figure, {}),
-        "Decomposition.to_circuitsvis": (decomposition.to_circuitsvis, {}),
         "Decomposition.explorer.save": (decomposition.explorer().save, {"path": "map.html"}),
         "Picture.save": (picture.save, {"path": "picture.png"}),
     }

@@ -19,7 +19,6 @@ class LivePage {
       onTarget: (target) => this.change({ target, against: undefined }),
       onAgainst: (against) => this.change({ target: this.predicted.target, against }),
       onHead: (layer, head) => this.explorer.change({ layer: this.answers[0].maps.layers.indexOf(layer), head }),
-      onRemove: (layer, head) => this.remove(layer, head),
     });
     this.others = new OtherTexts(document.getElementById("texts"), about.rankings, {
       onText: (text) => this.change({ text }),
@@ -52,10 +51,9 @@ class LivePage {
     const slider = make("input", { type: "range", name: "checkpoint", min: 1, max: names.length, "aria-label": "model, by its place in the list", oninput: () => this.slide(slider.value) });
     const several = [make("label", {}, "model", model), ...(names.length > 2 ? [slider] : []), make("label", {}, "compared with", compare)];
     this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
-    this.removed = make("span", { className: "choices" });
     this.boxes = { level, through, chat, model, compare, slider };
     this.asChat = asChat;
-    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep, this.removed);
+    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep);
   }
 
   // A page that was saved shows one state.
@@ -64,22 +62,6 @@ class LivePage {
     this.text.frozen = true;
     document.body.classList.add("saved");
     if (when) document.querySelector(".page-header").append(make("p", { className: "analyses" }, `saved on ${when}`));
-  }
-
-  get heads() {
-    return this.state.get("removed").split(",").filter(Boolean);
-  }
-
-  remove(layer, head) {
-    this.change({ removed: [...new Set([...this.heads, `${layer}.${head}`])].join() });
-  }
-
-  drawRemoved() {
-    const restore = (head) => this.change({ removed: this.heads.filter((each) => each !== head).join() });
-    this.removed.replaceChildren(...this.heads.map((head) => {
-      const name = `layer ${head.replace(".", " head ")}`;
-      return make("button", { type: "button", "aria-label": `Restore ${name}`, onclick: () => restore(head) }, `without ${name} ✕`);
-    }));
   }
 
   fromAddress() {
@@ -120,7 +102,6 @@ class LivePage {
     document.getElementById("model-facts").textContent = model.facts;
     this.model = model;
     this.asChat.hidden = !model.chats && state.get("chat") !== "1";
-    this.drawRemoved();
     const asked = { text: "", ...state.asked };
     const sides = state.isPaired ? [0, 1] : [0];
     this.round = asked; // what older rounds still wait for is not needed

@@ -2,10 +2,9 @@
 // tokens make up a similarity.
 
 class PredictionView {
-  // `onTarget(name)` and `onAgainst(name)` hear of chosen answers, `onHead(layer, head)` of a head to show, `onRemove(layer, head)`
-  // of one to remove.
-  constructor(root, { onTarget, onAgainst, onHead, onRemove }) {
-    Object.assign(this, { root, onTarget, onAgainst, onHead, onRemove });
+  // `onTarget(name)` and `onAgainst(name)` hear of chosen answers, `onHead(layer, head)` of a head to show.
+  constructor(root, { onTarget, onAgainst, onHead }) {
+    Object.assign(this, { root, onTarget, onAgainst, onHead });
     this.title = make("h2", {});
     this.sum = make("p", { className: "faint sum" });
     this.choices = make("ol", { className: "answers" });
@@ -87,8 +86,7 @@ class PredictionView {
   pick(row, column) {
     if (row === undefined || column === undefined) return;
     const [layer, head] = [this.grid.layers[row], column + 1];
-    this.chosen.replaceChildren(make("b", {}, `layer ${layer} head ${head}`), make("button", { type: "button", onclick: () => this.onHead(layer, head) }, "Show its map"),
-      make("button", { type: "button", onclick: () => this.onRemove(layer, head) }, "Remove it"));
+    this.chosen.replaceChildren(make("b", {}, `layer ${layer} head ${head}`), make("button", { type: "button", onclick: () => this.onHead(layer, head) }, "Show its map"));
     this.chosen.hidden = false;
   }
 

@@ -41,7 +41,7 @@ class LiveState {
 
   // Whether there is anything to compare with.
   get isPaired() {
-    return (this.has("before") && this.get("before") !== this.get("text")) || this.has("removed") ||
+    return (this.has("before") && this.get("before") !== this.get("text")) ||
       (this.has("compare") && this.get("compare") !== (this.get("model") || "1"));
   }
 }

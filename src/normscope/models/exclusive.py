@@ -1,6 +1,5 @@
-"""Calls that use one model: one after the other, and none leaves anything behind in the model."""
+"""One call at a time uses a model, and none leaves anything behind in it."""
 
-import contextlib
 import functools
 import os
 import queue
@@ -21,115 +20,57 @@ T = TypeVar("T")
 Models = Callable[[], Iterable[PreTrainedModel]]
 
 
-class Turns:
-    """Lets one call at a time use a model. Calls in other threads wait.
+class Exclusive:
+    """Lets one call at a time use a model, and refuses others in the meantime.
 
-    A call in the middle of another one in the same thread, such as one in the body of a loop over blocks, would wait for
-    itself, so it is refused. An interrupt may come at any point of a call: our changes to the model are undone here once more,
-    whatever had been undone by then.
+    An interrupt may come at any point of a call: our changes to the model are undone here once more, whatever had been undone
+    by then.
     """
 
-    # Only the lock's own `with` statement and plain `try` statements are safe from interrupts: one that comes between the
-    # return of a context manager's `__enter__` and the body of its statement would leave the model taken.
+    # A lock would stay taken if an interrupt came between `acquire` and `try`. No call stays in a list that is only changed
+    # inside of `try`.
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads: set[int] = set()
-        self._alone: int | None = None
-        """The thread that has all turns."""
-        self._changed_by: list[int] = []
-        """The threads whose changes of the model are in force."""
+        self._calls: list[object] = []
+        """The call that uses the model, and behind it those that are being refused."""
         self._running: tuple[int, Callable[[], None]] | None = None
         """The thread in which a call is running, and what undoes our changes."""
-        self._lost = False
-        """Whether this process was forked in the middle of a change that nobody will undo."""
         _ALL.add(self)
 
-    @property
-    def changes(self) -> int:
-        """How many changes of the model are in force."""
-        return len(self._changed_by)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A context in which only this thread's calls use the model, and nobody else changes it.
-
-        Raises:
-            InputError: If this thread is in the middle of a call.
-        """
-        thread = self._refuse_nested()
-        with self._lock:
-            self._alone = thread
-            try:
-                yield
-            finally:
-                self._alone = None
-
-    @contextlib.contextmanager
-    def changed(self) -> Iterator[None]:
-        """A context in which the model is changed. It begins once no call of another thread is in progress."""
-        thread = threading.get_ident()
-        is_mine = thread in self._threads or thread == self._alone
-        with contextlib.nullcontext() if is_mine else self._lock:
-            self._changed_by.append(thread)
-        try:
-            yield
-        finally:
-            self._changed_by.remove(thread)
-
     def call(self, function: Callable[[], T], models: Models) -> T:
-        """Call a function once no other call uses the model.
+        """Call a function that uses the model.
 
         Args:
             function: What to call.
             models: Returns the model, and those around it.
 
         Raises:
-            InputError: If this thread is in the middle of another call.
+            InputError: If another call is using the model.
         """
-        thread = self._refuse_nested()
+        this = object()
         try:
-            self._threads.add(thread)
-            return self._in_turn(thread, function, models)
+            self._calls.append(this)
+            if self._calls[0] is not this:
+                raise InputError(
+                    "model: another call, or a loop over its blocks, is using it; let that end first, or load or wrap the "
+                    "model a second time"
+                )
+            return self._restoring(function, models)
         finally:
-            self._threads.discard(thread)
+            if this in self._calls:
+                self._calls.remove(this)
 
     def blocks(self, run: Callable[[Visitor], None], models: Models) -> Iterator[AttentionBlock]:
-        """Iterate over the blocks of a pass once no other call uses the model.
+        """Iterate over the blocks of a pass; until the loop ends, it is a call that uses the model.
 
         Args:
             run: See `observe_blocks`.
             models: See `call`.
 
         Raises:
-            InputError: If this thread is in the middle of another call.
+            InputError: If another call is using the model.
         """
-        thread = self._refuse_nested()
-        try:
-            self._threads.add(thread)
-            yield from observe_blocks(lambda visit: self._in_turn(thread, lambda: run(visit), models))
-        finally:
-            self._threads.discard(thread)
-
-    def _refuse_nested(self) -> int:
-        thread = threading.get_ident()
-        if self._lost:
-            raise InputError(
-                "model: this process was forked while another thread was changing the model (ablate or steer); load or wrap it "
-                "again in this process"
-            )
-        if thread in self._threads:
-            raise InputError(
-                "model: it is already being observed in this thread; finish or close the other loop over its blocks first, or "
-                "load or wrap it a second time"
-            )
-        return thread
-
-    def _in_turn(self, thread: int, function: Callable[[], T], models: Models) -> T:
-        if thread == self._alone:
-            return self._restoring(function, models)
-        with self._lock:
-            return self._restoring(function, models)
+        yield from observe_blocks(lambda visit: self.call(lambda: run(visit), models))
 
     def _restoring(self, function: Callable[[], T], models: Models) -> T:
         """Call a function that uses models, and undo our changes to them if it is left early."""
@@ -156,31 +97,25 @@ class Turns:
             self._running = None
 
     def after_fork(self) -> None:
-        """Give the child of a fork its turn: of the threads of its parent, it has only the one that has forked.
+        """Free the model in the child of a fork: of the threads of its parent, it has only the one that has forked.
 
         A call that ran in another thread has stopped in the middle in this copy of the model, and is undone here.
         """
-        thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._threads &= {thread}
-        if self._alone == thread:
-            self._lock.acquire()
-        else:
-            self._alone = None
-        stopped, self._running = self._running, None
-        is_stopped = stopped is not None and stopped[0] != thread
-        self._lost |= any(each != thread for each in self._changed_by) or (is_stopped and self.changes > 0)
-        if stopped is not None and is_stopped:
+        if self._running is not None and self._running[0] == threading.get_ident():
+            del self._calls[1:]
+            return
+        stopped, self._running, self._calls = self._running, None, []
+        if stopped is not None:
             stopped[1]()
 
 
-_ALL: "weakref.WeakSet[Turns]" = weakref.WeakSet()
+_ALL: "weakref.WeakSet[Exclusive]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     """Renew what threads of the parent may have held when they forked, and can never release in the child."""
-    for turns in [*_ALL]:
-        turns.after_fork()
+    for each in [*_ALL]:
+        each.after_fork()
     if sys.version_info < (3, 12):  # in which a property holds a lock while it is computed
         ours = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "normscope"]
         classes = [each for module in ours for each in [*vars(module).values()] if isinstance(each, type)]
