@@ -31,13 +31,14 @@ TEXT = "The old bridge was closed, so we crossed the river."
 
 
 @pytest.fixture(scope="module")
-def models(saved_model, tokenizer, tmp_path_factory):
+def loaded(saved_model, tokenizer, tmp_path_factory):
+    """Loads the models, again with every call: one call at a time uses a model, and the page computes when it likes."""
     predicting = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path_factory.mktemp("gpt2"))
     chatting = with_chat_template(
         saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path_factory.mktemp("chat"))
     )
     encoder = sentence_encoder(saved_model, tmp_path_factory.mktemp("encoder") / "model")
-    return [
+    return lambda: [
         normscope.load(str(encoder), device="cpu"),
         normscope.load(str(saved_model), random_init=True),
         normscope.load(str(predicting), device="cpu"),
@@ -46,9 +47,14 @@ def models(saved_model, tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(models):
+def models(loaded):
+    return loaded()
+
+
+@pytest.fixture(scope="module")
+def page(loaded):
     """The address of a page that is served by a thread."""
-    session, listening = Session(models, 64), bound("127.0.0.1", 0)
+    session, listening = Session(loaded(), 64), bound("127.0.0.1", 0)
     access = Access.of(listening, "127.0.0.1")
     server = server_of(session, access)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
