@@ -5,12 +5,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
-VERSION = "0.2.0"
+VERSION = "1.0.0"
 
 RUN_SCHEMA = 1
 """Version of the layout of run directories. A table, column or key that is removed or changes its meaning raises it, because a
-reader of the previous version would misread a file or miss part of it; additions do not. 1 is the layout of 0.2.0, whose files
-do not name it."""
+reader of the previous version would misread a file or miss part of it; additions do not."""
 
 
 def _checkout() -> Path | None:

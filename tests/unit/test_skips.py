@@ -16,14 +16,14 @@ def test_skipped_tests_are_named_by_reason_and_file():
         report("tests/b.py::test_map", "Chromium is not installed"),
         report("tests/a.py::test_page[light]", "Chromium is not installed"),
         report("tests/a.py::test_click", "Chromium is not installed"),
-        report("tests/c.py", "xarray is not installed"),
-        report("tests/c.py", "xarray is not installed"),
+        report("tests/c.py", "captum is not installed"),
+        report("tests/c.py", "captum is not installed"),
     ]
     assert skipped_tests(reports) == [
         "Skipped (4): Chromium is not installed",
         "  tests/a.py: test_page (2), test_click",
         "  tests/b.py: test_map",
-        "Skipped (1): xarray is not installed",
+        "Skipped (1): captum is not installed",
         "  tests/c.py: the whole file",
     ]
 

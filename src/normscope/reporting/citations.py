@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
 
-# The release date of CITATION.cff.
 _OURS = f"""@software{{normscope,
   title = {{normscope: what the attention blocks of a Transformer really do}},
   author = {{{{The normscope authors}}}},

@@ -1,4 +1,4 @@
-"""Runs that are resumed, reproduced or merged: their configs come from their folders."""
+"""Runs that are resumed or reproduced: their configs come from their folders."""
 
 import math
 import re
