@@ -157,7 +157,7 @@ def test_every_command_composes(page, words, monkeypatch):
     if "--config-dir" in words or any(word.startswith("model.checkpoints=") for word in words):
         words = []
     if words[:1] == ["explain"]:  # its text may be anything
-        words = words[2:]
+        words = words[3 if words[1] == "--" else 2 :]
     words = words[1:] if words[:1] == ["serve"] else words
     monkeypatch.setattr(sys, "argv", ["normscope", *words])
     translate_command()
