@@ -11,4 +11,4 @@ def page() -> str:
         paper: ", ".join(f"`{name}`" for name, info in analyses().items() if paper in info.papers) for paper in papers
     }
     entries = "\n".join(f"{used[paper]}:\n\n```bibtex\n{paper.bibtex}\n```\n" for paper in papers)
-    return (ROOT / "docs" / "citing.md").read_text().replace("<!-- papers -->", entries)
+    return (ROOT / "docs" / "guides" / "papers.md").read_text().replace("<!-- papers -->", entries)

@@ -1,5 +1,6 @@
-"""The page of all config keys, from the schema."""
+"""The page of all config keys, from the schema, and of all presets."""
 
+from docs.hooks import presets
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
 from normscope.config.keys import Key, keys_of
@@ -17,11 +18,10 @@ def page() -> str:
     for key in keys():
         sections.setdefault(_section(key.name), []).append(key)
     parts = [
-        "# Config keys\n",
+        "# Config keys and presets\n",
         "Every key that can be set on the command line (`normscope KEY=VALUE …`), in a preset, or in a file of your own. A key "
         "that does not exist or a value of the wrong type is an error before anything runs. This page is generated from the "
-        "schema, and `normscope help KEY` prints the same in a terminal; [Presets](presets.md) has the choices for whole "
-        "groups.\n",
+        "schema, and `normscope help KEY` prints the same in a terminal; [presets](#presets) set whole groups.\n",
     ]
     for section, members in sections.items():
         parts.append(f"## {code(section) if section else 'The run'}\n")
@@ -33,7 +33,7 @@ def page() -> str:
             for key in sorted(members, key=lambda key: key.name.count(".") > 1 + section.count("."))
         ]
         parts.append(table(("key", "expected", "default", "meaning"), rows))
-    return "\n".join(parts)
+    return "\n".join([*parts, presets.section()])
 
 
 def _section(name: str) -> str:

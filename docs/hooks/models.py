@@ -1,10 +1,7 @@
-"""The page of supported models, from `architectures.csv` (see `docs/architectures.py`) and the presets."""
-
-import yaml
+"""The page of supported models, from `architectures.csv` (see `docs/architectures.py`)."""
 
 from docs.architectures import stored
 from docs.hooks.markdown import ROOT, code, table
-from docs.hooks.presets import head_comment
 from normscope.analyses.registry import analyses
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 
@@ -32,7 +29,6 @@ def _generated() -> dict[str, str]:
         "observed": _observed(),
         "refused": _refused(),
         "of cross-attention": ", ".join(of_cross_attention),
-        "presets": _presets(),
     }
 
 
@@ -72,12 +68,3 @@ def _counts() -> str:
 def _methods(block: str, stack: str) -> list[Method]:
     methods = next(each for position, each in METHODS.items() if position == block)
     return [each for each in methods if stack != "cross" or each in CROSS_ATTENTION_METHODS]
-
-
-def _presets() -> str:
-    rows = []
-    for path in sorted((ROOT / "conf" / "model").glob("*.yaml")):
-        _, sentence = head_comment(path.read_text())
-        name = yaml.safe_load(path.read_text()).get("name", "")
-        rows.append((code(f"model={path.stem}"), code(name) if name else "", sentence))
-    return table(("preset", "on the Hub", ""), rows)

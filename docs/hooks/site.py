@@ -17,18 +17,16 @@ from docs.hooks import (
     measurements,
     models,
     outputs,
-    presets,
     python_reference,
 )
 
 PAGES: dict[str, Callable[[], str]] = {
     "gallery.md": gallery.page,
     "reference/keys.md": config_keys.page,
-    "reference/presets.md": presets.page,
     "reference/tables.md": outputs.page,
     "reference/models.md": models.page,
     "reference/python.md": python_reference.page,
-    "citing.md": citations.page,
+    "guides/papers.md": citations.page,
 }
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.S)

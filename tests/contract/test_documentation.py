@@ -80,12 +80,12 @@ def test_every_formula_is_mathml(site):
 
 @pytest.mark.slow
 def test_every_key_preset_table_column_and_family_is_on_its_page(site):
-    pages = {name: text_of(site / "reference" / f"{name}.html") for name in ("keys", "presets", "tables", "models")}
+    pages = {name: text_of(site / "reference" / f"{name}.html") for name in ("keys", "tables", "models")}
     for key in keys():
         assert f"<code>{key.name}</code>" in pages["keys"]
     for preset in PRESETS:
         if preset.parent.name != "hydra":
-            assert f"<code>{preset.stem}</code>" in pages["presets"]
+            assert f"<code>{preset.stem}</code>" in pages["keys"]
     tables = {
         f"{name}_{table}": info for name, one in analyses().items() for table, info in one.published.tables.items()
     }
@@ -157,7 +157,7 @@ def test_every_command_composes(page, words, monkeypatch):
     if "--config-dir" in words or any(word.startswith("model.checkpoints=") for word in words):
         words = []
     if words[:1] == ["explain"]:  # its text may be anything
-        words = words[2:]
+        words = words[3 if words[1] == "--" else 2 :]
     words = words[1:] if words[:1] == ["serve"] else words
     monkeypatch.setattr(sys, "argv", ["normscope", *words])
     translate_command()
@@ -175,10 +175,13 @@ def test_every_command_composes(page, words, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.draws
-@pytest.mark.parametrize("page", ["guides/papers.md", "guides/words.md"])
-def test_the_commands_of_a_page_run_as_they_stand(page, tmp_path):
-    """In an empty folder, in the order of the page, on fewer texts if they are those of the sample corpus."""
-    every = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.M | re.S)
+@pytest.mark.parametrize(
+    ("page", "heading"), [("guides/papers.md", "Figures"), ("tutorials/own-text.md", "Words instead of tokens")]
+)
+def test_the_commands_of_a_section_run_as_they_stand(page, heading, tmp_path):
+    """In an empty folder, in the order of the section, on fewer texts if they are those of the sample corpus."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S)
     blocks = [block for language, block in every if language in ("", "sh", "bash")]
     (tmp_path / "normscope").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/run.py "$@" tracking=disabled\n')
     (tmp_path / "normscope").chmod(0o755)
@@ -219,10 +222,10 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     [
         ("tutorials/python.md", 3),
         ("tutorials/live.md", 1),
-        ("tutorials/retriever.md", 5),
+        ("measures/similarity.md", 5),
         ("measures/attribution.md", 3),
         ("guides/papers.md", 1),
-        ("guides/words.md", 1),
+        ("tutorials/own-text.md", 1),
     ],
 )
 @pytest.mark.spread(1)
@@ -236,11 +239,11 @@ def test_the_python_of_a_page_runs(page, number, tmp_path, monkeypatch):
 
 
 def test_the_tutorial_of_retrievers_says_what_its_code_prints(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs" / "tutorials" / "retriever.md").read_text()
+    page = (ROOT / "docs" / "measures" / "similarity.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code, printed in re.findall(r"^```python\n(.*?)^```\n+(?:```\n(.*?)^```)?", page, re.M | re.S):
-        exec(compile(code, "retriever.md", "exec"), names)
+        exec(compile(code, "similarity.md", "exec"), names)
         shown = capsys.readouterr().out
         assert not printed or shown == printed
     words = names["found"].words.set_index("token")["total"]
