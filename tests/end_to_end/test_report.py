@@ -40,7 +40,7 @@ def reported(tmp_path_factory, saved_model):
     folder = tmp_path_factory.mktemp("reported")
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(publish, "draw", lambda _figure, paths, _look: [path.touch() for path in paths])
+        monkeypatch.setattr(publish, "drawn", lambda _figure, formats, _look: [b""] * len(formats))
         arguments = [
             "analysis=[mixing,norms,feedforward]",
             f"model.name={saved_model}",

@@ -125,7 +125,10 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     assert {"progress/tokens_per_second", "progress/peak_memory_gib", "progress/seconds_left"} <= set(progress)
     (media,) = [step for step in steps if "report" in step]
     figures = {f"figures/{path.stem}" for path in folder.glob("figures/*.png")}
-    charts = {f"by_layer/{name}" for name in ("mixing/mean", "mixing/share", "norms/alpha", "norms/alpha_f")}
+    charts = {
+        f"by_layer/{name}"
+        for name in ("mixing/mean", "mixing/share", "norms/alpha", "norms/alpha_f", "norms/f", "norms/share")
+    }
     assert figures <= media
     assert len(steps) == 2
     assert set(panels(run)) == {"report", "findings", *figures, *charts}
@@ -136,7 +139,7 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
     tables = {key for key in run["summary"] if key.startswith("tables/")}
     assert {"tables/mixing_by_layer", "tables/norms_by_layer", "tables/curves"} <= tables
-    behind = {f"Custom Chart Tables/by_layer/norms/{name}_table" for name in ("f", "share", "expansion")}
+    behind = {f"Custom Chart Tables/by_layer/norms/{name}_table" for name in ("expansion",)}
     shown = {key for key in run["summary"] if not key.startswith("_")}
     assert shown == {*metrics, *media, *tables, *behind, "provenance"}
     (kept,) = folder.glob("wandb/offline-run-*/files")

@@ -316,7 +316,7 @@ def test_a_missing_peft_is_one_line(small, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_peft)
-    with pytest.raises(InputError, match=r"is a PEFT adapter, which needs peft; run `pip install 'normscope\[peft\]'`"):
+    with pytest.raises(InputError, match=r"is a PEFT adapter, which needs peft; run `pip install peft`"):
         opened(small.folder)
 
 

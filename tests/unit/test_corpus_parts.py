@@ -167,5 +167,3 @@ def test_shares_count_the_tokens_of_the_corpus_once(tmp_path, ending):
         together = prepare_resources({"letters": Letters()}, context, lambda _: whole, readers)["letters"]
     assert together.value == alone.value
     assert sum(states["letters"]["counts"][0] > 0 for states in sent) == (3 if ending == ".txt" else 1)
-    saved = {"letters": alone.state()}
-    assert prepare_resources({"letters": Letters()}, context, None, saved=saved)["letters"].value == alone.value

@@ -14,6 +14,7 @@ from normscope.data.batching import Batch
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.token_sequence import Batching
 from normscope.running import batch_stream
 from normscope.running.batch_stream import BatchStream
 from normscope.running.read_ahead import read_ahead
@@ -23,7 +24,13 @@ CPU = torch.device("cpu")
 
 
 def model(tokenizer):
-    facts = {"causal": False, "decoder_inputs": None, "translates": False, "is_cross_attention": False, "pads": True}
+    facts = {
+        "causal": False,
+        "decoder_inputs": None,
+        "translates": False,
+        "is_cross_attention": False,
+        "batching": Batching.PADDED,
+    }
     return types.SimpleNamespace(
         tokenizer=tokenizer, vocabulary=len(tokenizer), max_length=8, takes_segments=True, name="m", **facts
     )

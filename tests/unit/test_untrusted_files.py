@@ -19,7 +19,7 @@ from normscope.untrusted.files import text
 from normscope.untrusted.plain_data import json_mapping, require, yaml_mapping
 from normscope.untrusted.tables import Columns, table
 
-RUN = Path(__file__).parents[1] / "contract/runs/schema-2"
+RUN = Path(__file__).parents[1] / "contract/run"
 
 _TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 _PLAIN = st.dictionaries(

@@ -112,7 +112,9 @@ class RunFolder:
             InputError: If the folder cannot be written to, or holds links where the run will write.
         """
         with self.writing():
-            refuse_links(self.path, (*_PARTS, *_OF_LIBRARIES, CONFIG, RESULTS, REPORT))
+            refuse_links(self.path, (*_PARTS, CONFIG, RESULTS, REPORT))
+            # W&B makes a new folder for each run, and leaves a link to its own log in those of earlier ones.
+            refuse_links(self.path, _OF_LIBRARIES, within=False)
             for part in _PARTS:
                 self._claim.make(self.path / part)
                 self._try_longest_name(part)

