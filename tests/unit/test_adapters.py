@@ -37,7 +37,11 @@ from normscope.predictions import prediction_of
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 
 # peft uses a deprecated attribute of transformers.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`"),
+]
 
 CPU = DeviceOptions(name="cpu")
 EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)

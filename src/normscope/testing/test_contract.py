@@ -181,8 +181,15 @@ def test_it_does_not_depend_on_batches(info: AnalysisInfo, run: Callable[..., Sa
 
 def test_parts_of_a_corpus_add_up(info: AnalysisInfo, run: Callable[..., SavedRun], model: Path) -> None:
     """The states of two parts give the numbers of the whole, as with several processes and resumed runs."""
-    found = _in_parts(_options(model, info.name))
-    assert metrics_of(found) == pytest.approx(run(info.name).metrics, rel=_RELATIVE_ERROR, abs=_RELATIVE_ERROR)
+    found = _in_parts(_options(model, info.name, batch_tokens=200))
+    whole = run(info.name, batch_tokens=200)
+    assert metrics_of(found) == pytest.approx(whole.metrics, rel=_RELATIVE_ERROR, abs=_RELATIVE_ERROR)
+    tables = _own(info, whole.tables)
+    assert set(found[info.name].tables) == set(tables)
+    for name, rows in found[info.name].tables.items():
+        pd.testing.assert_frame_equal(
+            rows.reset_index(drop=True), tables[name], check_dtype=False, rtol=_RELATIVE_ERROR, atol=_RELATIVE_ERROR
+        )
 
 
 def test_it_gives_the_same_numbers_in_memory(info: AnalysisInfo, model: Path) -> None:

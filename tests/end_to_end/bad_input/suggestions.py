@@ -2,12 +2,14 @@
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from normscope.running.options import RunOptions
 from tests.end_to_end.bad_input.case import EITHER, Case
 
 _SETTING = re.compile(r"(?P<before>\S+ )?'?(?P<setting>\+{0,2}[a-z][\w./]*=(?:\[[^\]\s]*\]|[^\s;,:')\]]+))")
+_QUOTED = "with this value in quotes: "
 _KEY = r"[a-z]\w*(?:\.\w+)*"
 _LEFT_OUT = re.compile(rf"leave (?:out )?(?P<keys>{_KEY}(?: and {_KEY})*)")
 # What stands before a setting that is none to make: the one that was made, or one to undo.
@@ -24,6 +26,10 @@ def suggestions(message: str, arguments: Sequence[str]) -> Iterator[list[str]]:
         message: The message, with what refused it first, as in `key=value: expected …; set key=other`.
         arguments: What was typed.
     """
+    _, quoted, word = message.partition(_QUOTED)
+    if quoted:  # the whole word, as a shell reads it
+        yield [*_without(arguments, word.lstrip("'").partition("=")[0].lstrip("+")), *shlex.split(word)]
+        return
     refused, colon, advice = message.removeprefix("normscope: ").partition(": ")
     text = advice if colon else message
     key = refused.partition("=")[0]
