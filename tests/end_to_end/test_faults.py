@@ -139,7 +139,7 @@ def test_the_system_refuses_memory(tmp_path, saved_model):
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=disabled", "report.enabled=false", "device.batch_tokens=400000"]
-    command = [str(tmp_path / "bounded.py"), "analysis=norms", *arguments, f"output_dir={tmp_path / 'run'}"]
+    command = [str(tmp_path / "bounded.py"), "analysis=mixing", *arguments, f"output_dir={tmp_path / 'run'}"]
     outcome = python(*command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="1")
     assert outcome.returncode == 0, outcome.stderr
     assert "batches are split from now on" in outcome.stderr
