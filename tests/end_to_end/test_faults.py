@@ -248,7 +248,7 @@ def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path,
 
     def accumulate_and_lose(session, tracker):
         accumulate(session, tracker)
-        tracker.curves({})  # which waits until it has started
+        tracker.wait()
         server.stop()
 
     monkeypatch.setattr(pipeline, "accumulate", accumulate_and_lose)

@@ -37,9 +37,10 @@ SMALL = 0.8125
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Draw in our style. What differs from matplotlib's defaults (a `matplotlibrc`, `matplotlib.rc_context`) stays on top."""
+    # Of a copy: who reads the backend of the original imports pyplot.
     defaults = mpl.rcParamsDefault
     chosen: dict[str, Any] = {
-        str(name): value for name, value in mpl.rcParams.items() if name in defaults and value != defaults[name]
+        str(name): value for name, value in mpl.rcParams.copy().items() if name in defaults and value != defaults[name]
     }
     with mpl.rc_context():
         mpl.rcdefaults()
