@@ -58,7 +58,8 @@ def followed(case: Case, errors: str) -> Iterator[Case]:
             for argument in arguments
             if argument not in case.arguments and argument.replace("=[", "=").removesuffix("]") not in case.arguments
         ]
-        again = (said[0], *(f"normscope: {argument}: " for argument in new))
+        # Quotes make it a value, which may still be one of the wrong type.
+        again = (said[0], *(f"normscope: {argument}: " for argument in new if _QUOTED not in said[0]))
         what = f"{case.what}, as its message suggests: {' '.join(arguments[-1:])}"
         writes = "outputs" if _drops_folder(case.arguments, arguments) else case.writes
         yield dataclasses.replace(
