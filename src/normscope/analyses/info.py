@@ -19,15 +19,6 @@ class RunSettings(Protocol):
     dataset: "DatasetOptions"
 
 
-def __getattr__(name: str) -> object:
-    if name in ("Outputs", "TableInfo"):
-        raise ImportError(
-            f"{name} is gone: declare tables, metrics and curves with normscope.results.declare, and pass them as "
-            "AnalysisInfo(published=Published(...)); CONTRIBUTING.md, 'Add an analysis', shows how"
-        )
-    raise AttributeError(name)
-
-
 @dataclasses.dataclass
 class AnalysisConfig:
     """Base class for the options of an analysis: the config keys below `analysis.<name>`."""

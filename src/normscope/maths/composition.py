@@ -178,14 +178,6 @@ class Composition:
             terms.append((1 / self.deviation, self._norm.scaled(bias)))
         return terms if self._norm.bias is None else [*terms, (None, self._norm.bias)]
 
-    def of_pairs(
-        self, pairs: Float[Tensor, "batch query key model"], queries: slice
-    ) -> Float[Tensor, "batch query key model"]:
-        """V_ij at the last stage for j ≠ i, from F_ij, of some queries. It may share memory with `pairs`."""
-        if self.stages[-1] is not Stage.NORMALISED:
-            return pairs
-        return self._norm.scaled(pairs) / self.deviation[:, queries, None, None]
-
     def whole(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """The block's output at a stage, computed from the whole vectors instead of the parts.
 

@@ -1,6 +1,5 @@
 """Runs the model again with some of its activations replaced, for analyses of cause and effect."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -21,7 +20,6 @@ from normscope.models.forward_pass import Replacement
 from normscope.models.layout import embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.random_state import drawing
 from normscope.models.skipped_layers import LayerOutput
 from normscope.models.stored_weights import is_offloaded
 from normscope.models.text_check import Check
@@ -101,16 +99,6 @@ class InterventionRunner:
         """
         answered = self._encoder.answered(pair)
         return None if answered is None else (collate([answered[0]], self._encoder).to(self._model.device), answered[1])
-
-    def randomised(self, seed: int) -> "InterventionRunner":
-        """The same runner for a model of the same shape with random weights, initialised as its family is before training."""
-        trained = self._model.model
-        with drawing(seed):
-            model = type(trained)(copy.deepcopy(trained.config))
-        torch.nn.Module.to(model, device=trained.device, dtype=trained.dtype)
-        model.eval().requires_grad_(False)
-        loaded = dataclasses.replace(self._model, model=model)
-        return InterventionRunner(loaded, self._encoder, self._layers, self._batch_tokens, self._progress)
 
     def observe(
         self,
