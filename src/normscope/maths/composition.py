@@ -68,6 +68,20 @@ STAGES: Mapping[NormPosition, tuple[Stage, ...]] = {
 """The stages of a block, by the position of its norm."""
 
 
+def read_by_norm(
+    position: NormPosition, inputs: Float[Tensor, "*token model"], attention_output: Float[Tensor, "*token model"]
+) -> Float[Tensor, "*token model"]:
+    """What the norm of a block reads; what the block hands over if it has none."""
+    return attention_output if position == "branch" else inputs + attention_output
+
+
+def after_norm(
+    position: NormPosition, inputs: Float[Tensor, "*token model"], normed: Float[Tensor, "*token model"]
+) -> Float[Tensor, "*token model"]:
+    """What a block hands over, given its input and what its norm has made of `read_by_norm`."""
+    return inputs + normed if position == "branch" else normed
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composition:
     """The parts of a block's output."""
@@ -98,21 +112,16 @@ class Composition:
     @cached_property
     def block_output(self) -> Float[Tensor, "batch token model"]:
         """What the block hands over: the sum of the parts at the last stage, computed from the whole vectors."""
-        match self.norm_position:
-            case "post":
-                return self._norm.normalised(self.inputs + self.attention_output)
-            case "branch":
-                return self.inputs + self._norm.normalised(self.attention_output)
-            case "pre" | "parallel":
-                return self.inputs + self.attention_output
+        read = read_by_norm(self.norm_position, self.inputs, self.attention_output)
+        normed = read if self.normalisation is None else self.normalisation.normalised(read)
+        return after_norm(self.norm_position, self.inputs, normed)
 
     @cached_property
     def last_deviation(self) -> Float[Tensor, "batch token"] | None:
         """σ_i of the block's norm; None if it has none."""
         if self.normalisation is None:
             return None
-        branch = self.norm_position == "branch"
-        return self.normalisation.deviation(self.attention_output if branch else self.inputs + self.attention_output)
+        return self.normalisation.deviation(read_by_norm(self.norm_position, self.inputs, self.attention_output))
 
     @property
     def deviation(self) -> Float[Tensor, "batch token"]:

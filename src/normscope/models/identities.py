@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.choices import NetworkBias
+from normscope.maths.composition import read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
@@ -218,11 +219,7 @@ def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRec
         # The norm hides a factor, so what it reads is compared as well.
         normed = _call(layer, record.calls, modules.norm, "norm of the block")
         given = _by_token(normed.inputs, record)
-        read = (
-            block.attention_output
-            if block.parameters.norm_position == "branch"
-            else block.inputs + block.attention_output
-        )
+        read = read_by_norm(block.parameters.norm_position, block.inputs, block.attention_output)
         yield Difference(layer, "input of the block's norm", relative_error(read, given, given, tokens))
     match block.parameters.norm_position:
         case "post":

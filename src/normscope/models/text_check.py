@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.maths.attention_weights import LARGE_SCORES
+from normscope.maths.composition import after_norm, read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
@@ -302,18 +303,10 @@ class PassCheck:
             given, mask = block.attention_output[texts][:, queries], block.token_mask[texts][:, queries]
             error = row_error(made, given, given).masked_fill(~mask, 0)
             self.compared.append(Compared(state.number, "sum of αf(x)", error.max()))
-        norm = parameters.normalisation
-        match parameters.norm_position:
-            case "post":
-                assert norm is not None
-                state.total = inputs + output
-                state.output = state.normed = norm.normalised(state.total)
-            case "branch":
-                assert norm is not None
-                state.total, state.normed = output, norm.normalised(output)
-                state.output = inputs + state.normed
-            case "pre" | "parallel":
-                state.total = state.output = inputs + output
+        position, norm = parameters.norm_position, parameters.normalisation
+        state.total = read_by_norm(position, inputs, output)
+        state.normed = state.total if norm is None else norm.normalised(state.total)
+        state.output = after_norm(position, inputs, state.normed)
         state.awaits = state.modules.norm is not None or state.modules.sum_consumer is not None
 
     def _compare_projected(self, block: AttentionBlock, attended: Tensor, output: Tensor) -> None:
