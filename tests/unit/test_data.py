@@ -35,8 +35,8 @@ class Reader:
     decoder_inputs = None
     batching = Batching.PADDED
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer, **changes):
+        vars(self).update(tokenizer=tokenizer, **changes)
 
 
 def encoder(tokenizer, **options) -> Encoder:

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import threading
-import types
 from functools import partial
 
 import pytest
@@ -14,26 +13,13 @@ from normscope.data.batching import Batch
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.data.token_sequence import Batching
 from normscope.running import batch_stream
 from normscope.running.batch_stream import BatchStream
 from normscope.running.read_ahead import read_ahead
 from normscope.running.shares import Share
+from tests.unit.test_data import Reader
 
 CPU = torch.device("cpu")
-
-
-def model(tokenizer):
-    facts = {
-        "causal": False,
-        "decoder_inputs": None,
-        "translates": False,
-        "is_cross_attention": False,
-        "batching": Batching.PADDED,
-    }
-    return types.SimpleNamespace(
-        tokenizer=tokenizer, vocabulary=len(tokenizer), max_length=8, takes_segments=True, name="m", **facts
-    )
 
 
 def workers() -> list[threading.Thread]:
@@ -139,7 +125,9 @@ def opened(tokenizer, monkeypatch, tmp_path):
     """Opens the batches of a corpus in windows of four examples, with at most three batches ahead."""
     monkeypatch.setattr(batching, "LOOKAHEAD", 4)
     monkeypatch.setattr(batch_stream, "READ_AHEAD", 3)
-    encoder = Encoder(model(tokenizer), DatasetOptions(kind=DatasetKind.text, path=str(tmp_path), seed=0))
+    encoder = Encoder(
+        Reader(tokenizer, max_length=8), DatasetOptions(kind=DatasetKind.text, path=str(tmp_path), seed=0)
+    )
 
     def opened(rows: Rows, counts: CorpusCounts) -> BatchStream:
         window = partial(batching.batches_of_window, encoder=encoder, batch_tokens=12)

@@ -10,8 +10,8 @@ import normscope
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Annotation, CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
-from normscope.data.token_sequence import Batching
 from tests.tiny import STACK_CONFIGS, tiny_model
+from tests.unit.test_data import Reader
 
 LONGEST = 12
 
@@ -42,25 +42,12 @@ def cutting(request, tokenizer):
     return tokenizer
 
 
-class Reader:
-    """What an encoder must know of a model."""
-
-    name = "test"
-    vocabulary = 30522
-    max_length = 512
-    takes_segments = True
-    translates = is_cross_attention = causal = False
-    decoder_inputs = None
-    batching = Batching.PADDED
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-
 def encoded(tokenizer, example: Example, *, separate: bool = False, **options):
     """The sequences of one example, and whether it was cut."""
     options = {"max_length": LONGEST} | options
-    encoder = Encoder(Reader(tokenizer), DatasetOptions(kind=DatasetKind.text, seed=0, **options), separate=separate)
+    encoder = Encoder(
+        Reader(tokenizer, max_length=512), DatasetOptions(kind=DatasetKind.text, seed=0, **options), separate=separate
+    )
     counts = CorpusCounts()
     sequences = encoder.encode([example], counts)
     assert counts.cut == 1
@@ -138,7 +125,7 @@ def encoded_windows(tokenizer, text: str):
     options = DatasetOptions(
         kind=DatasetKind.text, seed=0, max_length=LONGEST, segmentation=Segmentation.window, stride=2
     )
-    return Encoder(Reader(tokenizer), options).encode([Example(text)], CorpusCounts())
+    return Encoder(Reader(tokenizer, max_length=512), options).encode([Example(text)], CorpusCounts())
 
 
 def test_conversations_are_cut_alike(cutting):
@@ -148,7 +135,9 @@ def test_conversations_are_cut_alike(cutting):
     expected = cutting.apply_chat_template(given, truncation=True, max_length=LONGEST)["input_ids"]
     (sequence,) = encoded(cutting, Example("", messages=messages), chat_template=True)
     assert sequence.input_ids.tolist() == expected
-    parts = Encoder(Reader(cutting), DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=True)).categories.names
+    parts = Encoder(
+        Reader(cutting, max_length=512), DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=True)
+    ).categories.names
     (whole,) = encoded_whole(cutting, messages)
     kept = slice(-LONGEST, None) if cutting.truncation_side == "left" else slice(LONGEST)
     assert sequence.inherited.tolist() == whole.inherited.tolist()[kept]
@@ -157,7 +146,7 @@ def test_conversations_are_cut_alike(cutting):
 
 def encoded_whole(tokenizer, messages):
     options = DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=True)
-    return Encoder(Reader(tokenizer), options).encode([Example("", messages=messages)], CorpusCounts())
+    return Encoder(Reader(tokenizer, max_length=512), options).encode([Example("", messages=messages)], CorpusCounts())
 
 
 @SIDES
