@@ -26,7 +26,7 @@ from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.layout import series_styles
 from normscope.reporting.figures.style import styled
 from normscope.reporting.page.elements import table_data
-from normscope.reporting.page.inline_svg import drawn
+from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.report import repeated
 from normscope.reporting.palette import CATEGORY_COLOURS
 from normscope.running.conclusions import tidy_heatmaps
@@ -48,7 +48,7 @@ def lines(table=GRID[GRID["head"] == 1], **options):
 
 def on_page(figure, name="figure"):
     """The elements of a figure as it stands in a page."""
-    return ElementTree.fromstring(re.search(r"<svg.*</svg>", drawn(figure, name), re.DOTALL)[0])
+    return ElementTree.fromstring(re.search(r"<svg.*</svg>", figure_element(figure, name), re.DOTALL)[0])
 
 
 def points(node):
@@ -84,7 +84,7 @@ def test_a_page_has_its_own_font_and_colours_and_no_identifier_twice():
     hostile = "<script>alert(1)</script> & \"'"
     figures = [lines(CURVES, series_titles={"b": hostile, "a": "first"}), WORDS, SCATTER]
     with mpl.rc_context({"text.color": "#ff00ff", "svg.fonttype": "path", "figure.facecolor": "black"}):
-        page = "".join(drawn(figure, f"figure {number}") for number, figure in enumerate([*figures, *figures]))
+        page = "".join(figure_element(figure, f"figure {number}") for number, figure in enumerate([*figures, *figures]))
     assert not re.search("<(script|style|metadata)|font-family|DejaVu|#ff00ff|xlink|ns0:", page)
     names = re.findall(r' id="([^"]*)"', page)
     assert len(set(names)) == len(names)
@@ -236,7 +236,7 @@ def test_captions_say_which_scales_differ():
         (dataclasses.replace(words, largest=1.0), "caption"),
     ]:
         assert caption_of(figure) == caption
-    assert f'aria-label="{own_range}"' in drawn(lines(GRID, **two), "two")
+    assert f'aria-label="{own_range}"' in figure_element(lines(GRID, **two), "two")
 
 
 def test_a_category_has_one_colour_everywhere():

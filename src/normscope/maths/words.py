@@ -229,22 +229,6 @@ def word_weights(
     return groups.sums(groups.rows.unsqueeze(1) @ weights)
 
 
-def word_head_norms(
-    weights: Float[Tensor, "batch head query key"],
-    value: Float[Tensor, "batch head key head_dim"],
-    factors: Float[Tensor, "head head_dim rank"],
-    groups: WordGroups,
-) -> Float[Tensor, "batch head word unit"]:
-    """‖1/|I| Σ_i Σ_j α_ij f(x_j)‖ of single heads.
-
-    Args:
-        weights: Post-softmax α.
-        value: v, with b_V inside.
-        factors: See `norms.norm_factors`.
-    """
-    return merged_head_norms(groups.rows.unsqueeze(1) @ weights, value @ factors, groups)
-
-
 def merged_head_norms(
     means: Float[Tensor, "batch head word key"], vectors: Float[Tensor, "batch head key rank"], groups: WordGroups
 ) -> Float[Tensor, "batch head word unit"]:

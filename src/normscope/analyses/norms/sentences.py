@@ -75,7 +75,7 @@ def _within_queries(metrics: Mapping[str, float]) -> list[Sentence]:
     Pairs of all texts cannot tell: weights are smaller in longer texts, whichever vectors these have.
     """
     weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
-    if weighted is None or alike is None or not metrics.get("alpha/all", 0.0) > _NOTHING_NOWHERE:
+    if weighted is None or alike is None or not metrics.get("alpha/all", 0.0) > _NO_SINK:
         return []
     if abs(weighted - alike) < _MATTERS * max(weighted, alike):
         return []
@@ -89,8 +89,8 @@ def _within_queries(metrics: Mapping[str, float]) -> list[Sentence]:
 
 _MATTERS = 0.1
 """The relative difference of two lengths that is worth a sentence."""
-_NOTHING_NOWHERE = 0.999
-"""The weight on all keys above which no learned sink takes any: what it takes is missing from the weighted lengths."""
+_NO_SINK = 0.999
+"""Weight on all keys together above which no learned sink takes part of it: such a part would be missing from ‖αf(x)‖."""
 
 
 def _shares(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -27,7 +27,7 @@ from normscope.reporting.page.elements import (
     table,
     table_data,
 )
-from normscope.reporting.page.inline_svg import drawn
+from normscope.reporting.page.inline_svg import figure_element
 from normscope.rounding import duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
 
@@ -111,21 +111,26 @@ def _placed(name: str, section: _Section) -> list[tuple[str, list[dict[str, Any]
             [
                 {
                     "title": part.title,
-                    "figures": [drawn(figure, f"{key}_{place}") for place, figure in enumerate(part.figures)],
+                    "figures": [figure_element(figure, f"{key}_{place}") for place, figure in enumerate(part.figures)],
                     "values": f"values_{key}",
                 }
                 for at, part in enumerate(parts)
-                for key in [f"{name}_{number}_{at}"]
+                for key in [_key(name, number, at)]
             ],
         )
         for number, (title, parts) in enumerate(section)
     ]
 
 
+def _key(name: str, number: int, at: int) -> str:
+    """What the figures and the table of one part of a section are called in the page."""
+    return f"{name}_{number}_{at}"
+
+
 def _values(sections: Mapping[str, _Section]) -> dict[str, Any]:
-    """The tables below the figures, by the names that `_placed` gives them."""
+    """The tables below the figures, by the keys that `_placed` gives them."""
     return {
-        f"values_{name}_{number}_{at}": table_data(part.values, part.title, limit=_ROWS)
+        f"values_{_key(name, number, at)}": table_data(part.values, part.title, limit=_ROWS)
         for name, section in sections.items()
         for number, (_, parts) in enumerate(section)
         for at, part in enumerate(parts)

@@ -33,7 +33,7 @@ _COLOUR = re.compile(r"#[0-9a-f]{6}")
 _REFERENCE = re.compile(r"url\(#(\w+)\)")
 
 
-def drawn(figure: Figure, name: str) -> Markup:
+def figure_element(figure: Figure, name: str) -> Markup:
     """A figure with its caption, as an element whose `id` is its name."""
     caption = caption_of(figure)
     picture = Markup(inlined(svg(figure), name, caption))  # XML, in which every text is escaped

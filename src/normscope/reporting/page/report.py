@@ -25,7 +25,7 @@ from normscope.reporting.page.elements import (
     table,
     table_data,
 )
-from normscope.reporting.page.inline_svg import drawn
+from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.published import Comparison
 from normscope.reporting.run_description import layers_label
 from normscope.reporting.run_facts import lost
@@ -150,7 +150,7 @@ def _section(name: str, findings: Findings) -> dict[str, Any]:
         "name": name,
         "title": _title(name),
         "figures": [
-            drawn(figure, f"{name}_{figure_name}")
+            figure_element(figure, f"{name}_{figure_name}")
             for figure_name, figure in findings.figures.items()
             if figure_name not in findings.text_pairs
         ],
