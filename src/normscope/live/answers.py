@@ -119,8 +119,7 @@ class Answers:
             "meaning": str(found.meaning),
             "target": target or next((name for name, _ in found.choices), ""),
         }
-        aim = found.aimed_at(target) if target else found.target
-        against = against or _unless_asked(found, target)
+        aim, against = _aimed(found, target, against)
         answer["against"] = against
         try:
             parts = attribute(model, given, aim, against=against or None, level=str(level))
@@ -147,8 +146,7 @@ class Answers:
         model = self._model(side)
         given = self._read(model, side).given
         found = prediction_of(model, given)
-        aim = found.aimed_at(target) if target else found.target
-        against = against or _unless_asked(found, target)
+        aim, against = _aimed(found, target, against)
         parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
         assert isinstance(parts, Attribution)
         grid = parts._head_grid
@@ -205,6 +203,11 @@ class Answers:
 
     def _model(self, side: Side) -> LoadedModel:
         return self.models[side.model - 1]
+
+
+def _aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
+    """What is attributed, and the answer that is subtracted; empty for none."""
+    return found.aimed_at(target) if target else found.target, against or _unless_asked(found, target)
 
 
 def _unless_asked(found: Prediction, target: str) -> str:

@@ -19,6 +19,7 @@ from normscope.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_readab
 from normscope.models.task_heads import Head, head_class
 from normscope.models.text_tower import text_tower
 from normscope.models.verification import output_probes, outputs_on_probes, require_same_outputs
+from normscope.models.weight_checks import shapes_of_safetensors
 from normscope.untrusted.files import MIB
 from normscope.untrusted.plain_data import json_mapping
 
@@ -108,8 +109,7 @@ class Adapter:
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise InputError(f"model.name={name}: expected {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
         try:
-            with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
-                shapes = {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+            shapes = shapes_of_safetensors(folder / ADAPTER_WEIGHTS)
         except (OSError, SafetensorError) as error:
             raise InputError(f"model.name={name}: its {ADAPTER_WEIGHTS} cannot be read: {one_line(error)}") from error
         return cls(

@@ -273,13 +273,21 @@ def _dtypes(file: Path) -> Iterator[tuple[str, str]]:
             yield key, names.get(value.dtype, str(value.dtype).removeprefix("torch."))
 
 
+def shapes_of_safetensors(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a file, by name, without reading the tensors.
+
+    Raises:
+        OSError | SafetensorError: If the file cannot be read.
+    """
+    with safe_open(file, framework="pt") as tensors:
+        return {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118 - not a mapping
+
+
 def _shapes(file: Path, name: str) -> Iterator[tuple[str, Sequence[int]]]:
     """The name and shape of every tensor in a weight file, without reading the tensors."""
     try:
         if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118 - not a mapping
-                    yield key, tensors.get_slice(key).get_shape()
+            yield from shapes_of_safetensors(file).items()
             return
         for key, value in torch.load(file, map_location="meta", weights_only=True).items():
             yield key, value.shape
