@@ -364,7 +364,7 @@ def _job_folder(hydra: Any) -> Path:
 def _sweep_folder(given: str | None) -> str:
     """`output_dir`, or a new dated folder below outputs/multirun/."""
     if given is not None:
-        SCHEMA.check_strings({"output_dir": given})
+        SCHEMA.check(RunOptions(output_dir=given))
     if not _is_first():
         return _scratch().name
     parent = Path("outputs/multirun")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses
-from normscope.config.rules import IS_PATH, SEED, at_least
+from normscope.config.rules import IS_PATH, SEED, at_least, rule
 from normscope.config.schema import Schema
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
@@ -40,6 +40,9 @@ else:
     )
 
 
+_LOCAL_FOLDER = IS_PATH | rule("a folder on this machine", lambda path: "://" not in path, ("http://x/y", "s3://x/y"))
+
+
 @dataclass
 class RunOptions:
     """The whole config."""
@@ -58,7 +61,7 @@ class RunOptions:
     measured. Words are those of the corpus if it is annotated, otherwise those of the tokenizer."""
     seed: int = field(default=0, metadata=SEED)
     """Seed of all random choices, unless a more specific one is set."""
-    output_dir: str | None = field(default=None, metadata=IS_PATH)
+    output_dir: str | None = field(default=None, metadata=_LOCAL_FOLDER)
     """The run directory itself; in a multirun, the sweep's directory."""
     resume: str | None = field(default=None, metadata=IS_PATH)
     """Directory of a stopped run to resume."""
