@@ -25,9 +25,9 @@ from normscope.attribution.similarities import compared, embedded_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
+from normscope.linear.passes import held_pass
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import ModelLayout
 from normscope.models.layouts import layout_of
 from normscope.models.model_info import ModelInfo
@@ -217,8 +217,8 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         mixing_ratios(model, inputs)
 
     def one_scalar() -> None:
-        with frozen_pass(model, layout, inputs) as passed:
-            attribute_scalars(passed, (passed.hidden * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
+        passed = held_pass(model, layout, inputs)
+        attribute_scalars(passed, (passed.returned * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
 
     def zeroed() -> None:
         model_maps(model, layout, inputs, [MapMethod.VALUE_ZEROING])

@@ -8,9 +8,9 @@ import torch
 from benchmarks.straightforward import decomposition
 from normscope.attribution import vectors as vectors_of_sources
 from normscope.attribution.scalars import attribute_scalars
-from normscope.attribution.vectors import carried, vector_maps
+from normscope.attribution.vectors import Sources, carried, vector_maps
+from normscope.linear.passes import held_pass
 from normscope.maths.choices import ValueBias
-from normscope.models.frozen_pass import frozen_pass
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
 
@@ -31,40 +31,35 @@ def inputs(family_model):
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
     tokens = inputs["attention_mask"].bool()
-    with frozen_pass(family_model, layout_of(family), inputs) as passed:
-        vectors = carried(passed, range(tokens.shape[1] + 1), rule)
-        hidden = passed.hidden.detach()
-        size = hidden[tokens].norm(dim=-1).max()
-        # BLOOM's GELU has √(2/π) with eight digits.
-        exact = {"rtol": 1e-7, "atol": 1e-9} if family == "bloom" else EXACT
-        torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **exact)
-        generator = torch.Generator().manual_seed(3)
-        direction = torch.randn(hidden.shape, generator=generator, dtype=torch.float64) * tokens.unsqueeze(-1)
-        found = attribute_scalars(passed, (passed.hidden * direction).sum(dim=(1, 2)), rule)
-        expected = torch.einsum("kbtm,btm->bk", vectors, direction)
-        scale = expected.abs().max()
-        torch.testing.assert_close(found.scores / scale, expected[:, :-1] / scale, **EXACT)
-        torch.testing.assert_close(found.bias / scale, expected[:, -1] / scale, **EXACT)
-        assert float(found.error.max()) < exact["atol"]
-        assert float(found.remainder.abs().max() / scale) < 1e-12
-        assert (found.scores[~tokens] == 0).all()
+    passed = held_pass(family_model, layout_of(family), inputs)
+    vectors, hidden = carried(family_model, layout_of(family), inputs, Sources(range(tokens.shape[1]), True), rule)
+    size = hidden[tokens].norm(dim=-1).max()
+    torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **EXACT)
+    generator = torch.Generator().manual_seed(3)
+    direction = torch.randn(hidden.shape, generator=generator, dtype=torch.float64) * tokens.unsqueeze(-1)
+    found = attribute_scalars(passed, (passed.returned * direction).sum(dim=(1, 2)), rule)
+    expected = torch.einsum("kbtm,btm->bk", vectors, direction)
+    scale = expected.abs().max()
+    torch.testing.assert_close(found.scores / scale, expected[:, :-1] / scale, **EXACT)
+    torch.testing.assert_close(found.bias / scale, expected[:, -1] / scale, **EXACT)
+    assert float(found.error.max()) < 1e-12
+    assert float(found.remainder.abs().max() / scale) < 1e-12
+    assert (found.scores[~tokens] == 0).all()
     shares = vector_maps(family_model, layout_of(family), inputs, rule).shares
     read = torch.einsum("kbtm,btm->btk", vectors, hidden / hidden.square().sum(dim=-1, keepdim=True))
     torch.testing.assert_close(shares[tokens], read[tokens], **EXACT)
-    torch.testing.assert_close(
-        shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=exact["rtol"]
-    )
+    torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama", "deberta"])
 @pytest.mark.parametrize("rule", ValueBias)
 def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
-    """Nine tokens and the bias: together, or at most three at a time, each of which passes a network alone."""
+    """Nine tokens and the bias: together, or at most three at a time."""
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     batch, layout = token_batch(model, LENGTHS), layout_of(model_type)
     whole = vector_maps(model, layout, batch, rule, keep=True)
     monkeypatch.setitem(vectors_of_sources.ENTRIES_AT_ONCE, "cpu", 1)
-    monkeypatch.setattr(vectors_of_sources, "_TOGETHER", 3)
+    monkeypatch.setattr(vectors_of_sources, "_FEWEST", 3)
     found = vector_maps(model, layout, batch, rule, keep=True)
     for layer, expected in zip((*found.norms, found.shares), (*whole.norms, whole.shares), strict=True):
         torch.testing.assert_close(layer, expected, **EXACT)
@@ -87,8 +82,9 @@ def test_vectors_are_those_built_explicitly(model_type):
             model(**inputs)
         handle.remove()
         expected = scaled(layout.normalisation(norm, torch.device("cpu")), expected, last[0])
-    with frozen_pass(model, layout, inputs) as passed:
-        vectors = carried(passed, range(tokens.shape[1]), ValueBias.token).permute(1, 2, 0, 3)
+    vectors = carried(model, layout, inputs, Sources(range(tokens.shape[1]), False), ValueBias.token).parts.permute(
+        1, 2, 0, 3
+    )
     exact = {"rtol": 1e-5, "atol": 1e-5} if rounds_inside(model, layout) else {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(vectors[tokens], expected[tokens], **exact)
 
@@ -97,8 +93,7 @@ def test_the_straightforward_decomposition_gives_the_same():
     """The benchmark's own implementation, which shares nothing with ours, bias and all."""
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
     inputs = token_batch(model, LENGTHS)
-    with frozen_pass(model, layout_of("bert"), inputs) as passed:
-        vectors = carried(passed, range(max(LENGTHS) + 1), ValueBias.token)
+    vectors = carried(model, layout_of("bert"), inputs, Sources(range(max(LENGTHS)), True), ValueBias.token).parts
     for row, expected in enumerate(decomposition(model, inputs)):
         length = LENGTHS[row]
         sources = [*range(length), max(LENGTHS)]
@@ -113,8 +108,8 @@ def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(
     torch.nn.init.zeros_(norm.weight)
     torch.nn.init.zeros_(norm.bias)
     inputs = token_batch(model, (5,))
-    with frozen_pass(model, layout, inputs) as passed:
-        found = attribute_scalars(passed, passed.hidden[:, 0, 3], rule)
+    passed = held_pass(model, layout, inputs)
+    found = attribute_scalars(passed, passed.returned[:, 0, 3], rule)
     credited = rule is ValueBias.decompx
     assert bool((found.scores != 0).all()) is credited
     with_value_bias = float(found.scores.sum() + found.bias)
@@ -126,8 +121,7 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = [parameter.requires_grad for parameter in family_model.parameters()]
     with torch.inference_mode():
         expected = family_model(**inputs).last_hidden_state
-    with frozen_pass(family_model, layout_of(family), inputs):
-        pass
+    held_pass(family_model, layout_of(family), inputs)
     assert [parameter.requires_grad for parameter in family_model.parameters()] == before
     assert torch.is_grad_enabled()
     with torch.inference_mode():

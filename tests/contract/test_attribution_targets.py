@@ -19,8 +19,8 @@ from normscope.api.targets import prepared
 from normscope.attribution.readouts import readout_of
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
+from normscope.linear.passes import held_pass
 from normscope.models.embedder_files import embedder_of
-from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.task_heads import Head, has_head
 from normscope.predictions import prediction_of
@@ -63,10 +63,10 @@ def test_heads_are_linear_once_their_slopes_are_fixed(auto, model_type):
     inputs = token_batch(head, (6, 4))
     with torch.inference_mode():
         expected = head(**inputs).logits
-    with frozen_pass(head.base_model, layout, inputs, head) as passed:
-        logits = passed.output.logits
-        targets = logits[:, 1] if logits.ndim == 2 else logits[:, 2, 5]
-        found = attribute_scalars(passed, targets)
+    passed = held_pass(head.base_model, layout, inputs, head)
+    logits = passed.output.logits
+    targets = logits[:, 1] if logits.ndim == 2 else logits[:, 2, 5]
+    found = attribute_scalars(passed, targets)
     rounded = 1e-5 if rounds_inside(head, layout) else 1e-10
     if logits.ndim == 3:
         logits, expected = (each[inputs["attention_mask"].bool()] for each in (logits, expected))
@@ -81,13 +81,14 @@ def test_the_head_of_bert_by_hand():
     """w_c · (tanh(u)/u ⊙ (W h + b)) + b_c, with u = W h + b."""
     head = with_head(AutoModelForSequenceClassification, "bert")
     inputs = token_batch(head, (5,))
-    with frozen_pass(head.base_model, layout_of("bert", config=head.config), inputs, head) as passed:
-        found = attribute_scalars(passed, passed.output.logits[:, 0])
-        pooler, classifier = head.bert.pooler.dense, head.classifier
-        u = pooler(passed.hidden[:, 0]).detach()
-        direction = (classifier.weight[0] * torch.tanh(u) / u) @ pooler.weight
-        bias = classifier.bias[0] + (classifier.weight[0] * torch.tanh(u) / u * pooler.bias).sum()
-        by_hand = attribute_scalars(passed, (passed.hidden[:, 0] * direction.detach()).sum(dim=-1))
+    passed = held_pass(head.base_model, layout_of("bert", config=head.config), inputs, head)
+    found = attribute_scalars(passed, passed.output.logits[:, 0])
+    pooler, classifier = head.bert.pooler.dense, head.classifier
+    alone = held_pass(head.base_model, layout_of("bert", config=head.config), inputs)
+    u = pooler(alone.returned[:, 0]).detach()
+    direction = (classifier.weight[0] * torch.tanh(u) / u) @ pooler.weight
+    bias = classifier.bias[0] + (classifier.weight[0] * torch.tanh(u) / u * pooler.bias).sum()
+    by_hand = attribute_scalars(alone, (alone.returned[:, 0] * direction.detach()).sum(dim=-1))
     torch.testing.assert_close(found.scores, by_hand.scores, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.bias, by_hand.bias + bias.detach(), rtol=1e-10, atol=1e-12)
 
@@ -408,7 +409,7 @@ def test_a_head_that_is_not_linear_is_refused():
     )
     whole = AutoModelForSequenceClassification.from_config(config).double().eval()
     whole.classifier = Squared(whole.classifier)
-    with pytest.raises(InputError, match="logit of the class LABEL_. cannot be attributed exactly"):
+    with pytest.raises(InputError, match=r"cannot be attributed: .* pow in classifier \(Squared\) is not linear"):
         normscope.attribute(normscope.wrap(whole), [5, 6, 7], normscope.Label())
 
 

@@ -9,19 +9,14 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from normscope.attribution.vectors import carried
-from normscope.errors import InputError
+from normscope.attribution.vectors import Sources, carried
 from normscope.maths.choices import NetworkBias, ValueBias
-from normscope.models import frozen_translation as frozen_translations
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.frozen_pass import frozen_pass
-from normscope.models.frozen_translation import frozen_translation
 from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
 from tests.architectures import tiny_architecture
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, token_batch
+from tests.tiny import token_batch
 
 LENGTHS = (9, 6)
 QUICK = ["mixtral", "qwen2_moe", "granitemoeshared", "cohere2_moe"]
@@ -137,9 +132,7 @@ def test_vectors_add_up_to_the_last_hidden_vectors(model):
     """DecompX's completeness with the router's weights held."""
     layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)
     tokens = inputs["attention_mask"].bool()
-    with frozen_pass(model, layout, inputs) as passed:
-        vectors = carried(passed, range(tokens.shape[1] + 1), ValueBias.token)
-        hidden = passed.hidden.detach()
+    vectors, hidden = carried(model, layout, inputs, Sources(range(tokens.shape[1]), True), ValueBias.token)
     close(vectors.sum(dim=0)[tokens], hidden[tokens], 1e-10)
 
 
@@ -164,19 +157,6 @@ def test_experts_with_biases_are_refused_with_the_reason():
     assert "its experts have biases" in layout.unknown_network
     assert "layer 1" in layout.unknown_network
     assert "mlp.experts" in layout.unknown_network
-
-
-def test_an_encoder_decoder_with_experts_is_refused(monkeypatch):
-    mixture = tiny_model(FAMILY_CONFIGS["mixtral"], torch.float64)
-    networks = bind_feed_forward(mixture, layout_of("mixtral"))
-    monkeypatch.setattr(frozen_translations, "bind_feed_forward", lambda *_: networks)
-    with (
-        pytest.raises(
-            InputError, match=r"^attribution through an encoder–decoder needs dense .* mixture of experts; set"
-        ),
-        frozen_translation(tiny_model(STACK_CONFIGS["t5"], torch.float64), {}),
-    ):
-        pass
 
 
 class Mixture(torch.nn.Module):

@@ -23,7 +23,7 @@ def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
     inputs = token_batch(family_model, LENGTHS)
 
     def scored(inputs):
-        maps = defined_methods(layout, None, MapStage.LAYER, family_model)
+        maps = defined_methods(layout, None, MapStage.LAYER)
         assert MapMethod.DECOMPX in maps
         found = model_maps(family_model, layout, inputs, maps)
         return token_scores(family_model, layout, inputs, readout, [*maps, *Baseline], found, steps=3)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from normscope.attribution import translations
-from normscope.attribution.translations import attribute_translation, attribute_words
-from normscope.models.frozen_translation import frozen_translation
+from normscope.attribution.scalars import attribute_scalars
+from normscope.attribution.translations import attribute_words
+from normscope.linear.passes import held_translation
 from tests.tiny import STACK_CONFIGS
 
 INPUTS = {
@@ -35,8 +35,8 @@ def test_scores_and_biases_add_up_to_the_logit(model_type):
     with torch.inference_mode():
         expected = model(**INPUTS).logits[0, -1, 7]
     implementation = model.config._attn_implementation
-    with frozen_translation(model, INPUTS) as passed:
-        found = attribute_translation(passed, passed.logits[0, -1, 7][None])
+    passed = held_translation(model, INPUTS)
+    found = attribute_scalars(passed, passed.output.logits[0, -1, 7][None])
     torch.testing.assert_close(found.target[0], expected.double(), rtol=1e-5, atol=1e-8)
     assert float(found.error.max()) < 1e-10
     assert found.scores.shape == (1, 8)
@@ -46,18 +46,16 @@ def test_scores_and_biases_add_up_to_the_logit(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "t5", "mt5", "umt5"])
-@pytest.mark.parametrize("at_once", [2**24, 1])
-def test_the_logits_of_all_tokens_of_a_target_are_those_of_one_after_the_other(model_type, at_once, monkeypatch):
-    monkeypatch.setattr(translations, "_LOGITS_AT_ONCE", at_once)
+def test_the_logits_of_all_tokens_of_a_target_are_those_of_one_after_the_other(model_type):
     model = translator(model_type)
     found = attribute_words(model, INPUTS)
     assert found.shape == (2, 8)
     for row, token in enumerate(INPUTS["decoder_input_ids"][0, 1:].tolist()):
         # The prefix alone: what follows must not matter.
         inputs = INPUTS | {"decoder_input_ids": INPUTS["decoder_input_ids"][:, : row + 1]}
-        with frozen_translation(model, inputs) as passed:
-            single = attribute_translation(passed, passed.logits[0, -1, token][None])
-            both = attribute_translation(passed, passed.logits[0, -1, [token, 7]])
+        passed = held_translation(model, inputs)
+        single = attribute_scalars(passed, passed.output.logits[0, -1, token][None])
+        both = attribute_scalars(passed, passed.output.logits[0, -1, [token, 7]])
         torch.testing.assert_close(found[row, : 6 + row], single.scores[0], rtol=1e-5, atol=1e-8)
         assert not found[row, 6 + row :].any()
         torch.testing.assert_close(both.scores[:1], single.scores, rtol=1e-10, atol=1e-12)
@@ -70,9 +68,9 @@ def test_marian_is_what_one_token_alone_makes_of_the_frozen_layers():
     model = translator("marian")
     with torch.inference_mode():
         seen = model(**INPUTS, output_attentions=True, output_hidden_states=True)
-    with frozen_translation(model, INPUTS) as passed:
-        found = attribute_translation(passed, passed.logits[0, -1, 7][None])
-        leaves = torch.cat([passed.source.detach(), passed.target.detach()], dim=1)[0]
+    passed = held_translation(model, INPUTS)
+    found = attribute_scalars(passed, passed.output.logits[0, -1, 7][None])
+    leaves = torch.cat([passed.sources[0].vectors, passed.sources[1].vectors], dim=1)[0]
     whole = torch.cat([seen.encoder_hidden_states[0], seen.decoder_hidden_states[0]], dim=1)[0]
     torch.testing.assert_close(leaves, whole, rtol=1e-12, atol=1e-12)
     by_hand = []

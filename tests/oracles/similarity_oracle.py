@@ -20,7 +20,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.stacks import ObservedStack
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
@@ -65,10 +65,10 @@ class PairSpecimen(Specimen):
     def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Findings:
         """What the analysis publishes."""
         loaded = self.loaded
-        freezer = LayerFreezer(loaded.model, loaded.layout)
+        observed = ObservedStack(loaded.model, loaded.layout)
         layers = range(1, loaded.layers + 1)
         return self.findings(
-            "similarity", options, layers, categories, freezer=freezer, own_embedder=lambda: Embedder(own)
+            "similarity", options, layers, categories, observed=observed, own_embedder=lambda: Embedder(own)
         )
 
 

@@ -11,7 +11,7 @@ from normscope.config.rules import size_in_bytes
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
-from normscope.models.frozen_pass import frozen_pass
+from normscope.linear.passes import held_pass
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loading import load
 from normscope.models.observer import Observer
@@ -64,11 +64,8 @@ def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
         assert torch.equal(got, wanted)
     assert verify(model, layout, family, feed_forward=True).error == error
     assert is_offloaded(model), "weights are let go again"
-    with (
-        pytest.raises(InputError, match=r"^device\.map=auto: attribution through all layers needs"),
-        frozen_pass(model, layout, INPUTS),
-    ):
-        pass
+    with pytest.raises(InputError, match=r"^device\.map=auto: attribution through all layers needs"):
+        held_pass(model, layout, INPUTS)
 
 
 @pytest.mark.parametrize("size", [0, 10**4, 10**9])

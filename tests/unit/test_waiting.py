@@ -30,9 +30,9 @@ from normscope.data.words import NO_WORD
 from normscope.maths.choices import NetworkBias
 from normscope.models import stored_weights
 from normscope.models.block_modules import bind_blocks
-from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.stacks import ObservedStack
 from normscope.running.memory import run_batch
 from tests.oracles.syntax_oracle import Sentences
 from tests.oracles.test_alignment_published import PAIRS
@@ -188,7 +188,7 @@ def test_syntax_does_not_wait(monkeypatch, model_type):
 @pytest.mark.parametrize("sums", [False, True])
 def test_similarity_does_not_wait(monkeypatch, sums):
     model, layout, _ = prepared("bert")
-    context = dataclasses.replace(context_of(model), freezer=LayerFreezer(model, layout))
+    context = dataclasses.replace(context_of(model), observed=ObservedStack(model, layout))
     pairing = Pairing((None, None), ((0, 0), (0, 0)), torch.zeros(4, dtype=torch.long))
     batch = dataclasses.replace(random_batch((4, 6), 99), rows=(1, 1, 2, 2), pairing=pairing)
     run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(sums=sums), context)], batch)

@@ -25,9 +25,9 @@ from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.models.stacks import ObservedStack
 from normscope.statistics.accumulator import Accumulator
 
 C = TypeVar("C", bound=AnalysisConfig)
@@ -64,10 +64,8 @@ class Requirements:
     pairs: bool = False
     """Whether it compares the texts of pairs: it sees each text as a separate sequence, one after the other in a batch. The
     other analyses of the run see other batches, in which a pair is one sequence."""
-    vectors_of_pairs: bool = False
-    """Whether it keeps a vector for each pair of tokens of a batch. Batches are then split so that these fit into memory."""
     keeps_layers: bool = False
-    """Whether it keeps every layer of a batch, held fixed. Batches are then split so that these fit into memory."""
+    """Whether it keeps what autograd records of a batch. Batches are then split so that this fits into memory."""
     prompts: Callable[[Callable[[], Embedder]], Prompts] | None = None
     """Returns the prompts of pairs of texts that are compared, given a function that returns the model's embedder."""
     words: Callable[[str], list[tuple[int, int]]] | None = None
@@ -102,8 +100,8 @@ class AnalysisContext:
     """Number of dimensions of the hidden vectors; by default, that of the blocks."""
     depth: int = 0
     """Number of layers of the model."""
-    freezer: LayerFreezer | None = None
-    """Holds the layers of the model fixed."""
+    observed: ObservedStack | None = None
+    """The base model, for passes of the analysis's own."""
     own_embedder: Callable[[], Embedder] = lambda: Embedder(Pooling.mean)
     """Returns what makes the model's embeddings, by its own files; raises InputError if they do not say."""
     dtype: torch.dtype = torch.float32

@@ -23,8 +23,8 @@ from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
+from normscope.linear.passes import HeldPass, held_pass
 from normscope.maths.choices import AnswerMeasure, ValueBias
-from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import require_unicode
 from normscope.rounding import counted
@@ -168,11 +168,8 @@ def _attribute(
         )
     encoding = BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
     batch = single_text(model, encoding, "attribute", level)
-    with (
-        frozen_pass(model.model, model.layout, batch.model_inputs(), head) as passed,
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
+    passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=direct is not None)
+    with torch.inference_mode(False), torch.enable_grad():
         values = _values(passed, len(asked) - 1, answer, measure)
         by_token = attribute_scalars(passed, values, bias) if target.matrix else None
         if direct is not None:
@@ -185,9 +182,7 @@ def _attribute(
     return _Found(batch, answer, parts, by_token.scores, None)
 
 
-def _values(
-    passed: FrozenPass, position: int, answer: Sequence[int], measure: AnswerMeasure
-) -> Float[Tensor, " answer"]:
+def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: AnswerMeasure) -> Float[Tensor, " answer"]:
     """What is attributed, for each token of the answer.
 
     A log-probability is linearised where it is, with the probabilities p of all tokens held:

@@ -18,14 +18,12 @@ from normscope.api.targets import Answer, Label, NextToken, Target, check_linear
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_supported
 from normscope.attribution.scalars import attribute_scalars
-from normscope.attribution.translations import attribute_translation
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
+from normscope.linear.passes import held_pass, held_translation
 from normscope.maths.choices import ValueBias
-from normscope.models.frozen_pass import frozen_pass
-from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type, is_single, plain_ids
 from normscope.running.token_maps import numbers_of, texts_of
@@ -194,11 +192,8 @@ def _of_scalars(
     if any(each.head is not ready[0].head for each in ready):
         raise InputError("target: expected a list of targets of one kind, such as several NextToken")
     _ = model.layers_verification
-    with (
-        frozen_pass(model.model, model.layout, batch.model_inputs(), ready[0].head) as passed,
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
+    passed = held_pass(model.model, model.layout, batch.model_inputs(), ready[0].head, parts=asked.columns is not None)
+    with torch.inference_mode(False), torch.enable_grad():
         values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)
         effects: Sequence[Effects | None] = [None] * len(values)
         constants = torch.cat([each.constant(passed) for each in ready])
@@ -327,10 +322,10 @@ def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Att
     batch = single_text(model, text, "attribute", asked.level)
     assert batch.source is not None
     number = token_number(model, target.token)
-    with frozen_translation(head, batch.model_inputs()) as passed:
-        logits = passed.logits[0, -1]
-        best = int(logits.argmax()) if number is None else number
-        parts = attribute_translation(passed, logits[best][None])
+    passed = held_translation(head, batch.model_inputs())
+    logits = passed.output.logits[0, -1]
+    best = int(logits.argmax()) if number is None else number
+    parts = attribute_scalars(passed, logits[best][None])
     source, tokens = texts_of(model, batch.source), texts_of(model, batch)
     return Attribution(
         tokens=(*source, *tokens),

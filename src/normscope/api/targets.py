@@ -15,11 +15,11 @@ from normscope.api.calls import checked
 from normscope.data.batching import Batch
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
+from normscope.linear.passes import HeldPass
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder, pooled
 from normscope.models.any_module import returned_vectors
 from normscope.models.block import full_precision
-from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
 from normscope.models.logit_meaning import LogitMeaning
 from normscope.models.text_batches import Text, describe_type, require_unicode
@@ -93,9 +93,9 @@ class PreparedTarget:
 
     head: PreTrainedModel | None
     """The model to run, if it is not the base model."""
-    evaluate: Callable[[FrozenPass], tuple[Float[Tensor, "1"], str]]
+    evaluate: Callable[[HeldPass], tuple[Float[Tensor, "1"], str]]
     """Returns the target's value and its description."""
-    constant: Callable[[FrozenPass], Float[Tensor, "1"]] = lambda passed: torch.zeros(1, device=passed.hidden.device)
+    constant: Callable[[HeldPass], Float[Tensor, "1"]] = lambda passed: torch.zeros(1, device=passed.hidden.device)
     """What biases outside the model and its head add to the value: those of the modules that make an embedding."""
     is_linear: bool = True
     """Whether the target is linear in the last hidden vectors, with what the head computes held fixed: no remainder."""
@@ -184,7 +184,7 @@ def _class(model: LoadedModel, target: Label, against: str | int | None) -> Prep
     def name(each: int) -> str:
         return f"{'' if is_value else 'the class '}{labels.get(each, each)}"
 
-    def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
+    def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
         return _chosen_logit(passed.output.logits[0], number, other, name, what="value" if is_value else "logit")
 
     return PreparedTarget(head, evaluate)
@@ -265,7 +265,7 @@ def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against
 
 
 def _logit(
-    model: LoadedModel, passed: FrozenPass, position: int, numbers: tuple[int | None, int | None], where: str
+    model: LoadedModel, passed: HeldPass, position: int, numbers: tuple[int | None, int | None], where: str
 ) -> tuple[Tensor, str]:
     def name(number: int) -> str:
         return repr(TokenTexts(model.tokenizer).of([number])[0])
@@ -312,11 +312,11 @@ def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     def cosine(vectors: Tensor, norm: Tensor) -> Tensor:
         return (vectors * direction).sum(dim=-1) / norm
 
-    def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
+    def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
         embedded = embedder.embedding(passed.returned, passed.token_mask)
         return cosine(embedded, torch.linalg.vector_norm(embedded.detach(), dim=-1)), "cosine similarity"
 
-    def constant(passed: FrozenPass) -> Tensor:
+    def constant(passed: HeldPass) -> Tensor:
         hidden = passed.returned.detach()
         whole = pooled(embedder.weights(hidden, passed.token_mask), hidden)
         parts, embedded = embedder.parts(torch.zeros_like(whole).unsqueeze(1), whole)

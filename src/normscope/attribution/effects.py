@@ -16,12 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.scalars import LastGradients, Note, ScalarAttribution, attribute_scalars
+from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
+from normscope.linear.passes import HeldPass
 from normscope.maths.choices import ValueBias
-from normscope.maths.frozen import LayerGradients
 from normscope.maths.tensors import wide
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.frozen_pass import FrozenPass
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +38,7 @@ class Effects:
 
 
 def attribute_with_effects(
-    passed: FrozenPass,
+    passed: HeldPass,
     targets: Float[Tensor, " scalar"],
     bias: ValueBias = ValueBias.token,
     *,
@@ -49,52 +47,25 @@ def attribute_with_effects(
 ) -> tuple[ScalarAttribution, list[Effects]]:
     """The parts of scalars by token, and the effects of all parts of the model on each of them.
 
-    They are recorded while gradients go back through the layers. For direct effects, a second gradient of each scalar goes back
-    beside the one that gives its scores.
-
     Args:
-        passed: A pass of one text.
-        targets: Scalars that autograd has recorded from `passed.hidden`.
+        passed: A pass of one text, recorded with its parts.
+        targets: Scalars that autograd has recorded from `passed.output`.
         bias: Where the value biases of the first layer go.
         direct: Which effects; see the module.
         constants: What biases outside the model add to each scalar; None for nothing.
     """
-    noted: list[_Noted] = []
-
-    def note(last: LastGradients) -> Note:
-        noted.append(_Noted(last.after))
-        return noted[-1]
-
-    found = attribute_scalars(passed, targets, bias, note, direct=direct, constants=constants)
-    return found, [effects for each in noted for effects in each.effects(direct=direct)]
+    outside = wide(torch.zeros_like(targets) if constants is None else constants).detach()
+    found = attribute_scalars(passed, targets, bias, constants=constants)
+    effects = [
+        _effects(passed, target, constant, direct=direct) for target, constant in zip(targets, outside, strict=True)
+    ]
+    return found, effects
 
 
-class _Noted:
-    """The effects of the layers on scalars that go back together, from the last layer to the first.
-
-    Args:
-        after: What constants behind the last hidden vectors add to each scalar.
-    """
-
-    def __init__(self, after: Float[Tensor, " scalar"]) -> None:
-        self._after = after
-        self._heads: list[Tensor] = []
-        self._networks: list[Tensor] = []
-        self._rest: list[Tensor] = []
-        self._bias: list[Tensor] = []
-
-    def __call__(self, block: FeedForwardBlock, parts: LayerGradients) -> None:
-        self._heads.append(wide((parts.values * block.attention.value).sum(dim=-1)))
-        self._networks.append(wide((parts.network * block.output).sum(dim=-1)))
-        self._rest.append(wide((parts.bypass * block.attention.inputs).sum(dim=-1)))
-        self._bias.append(wide(parts.bias) + self._after)
-
-    def effects(self, *, direct: bool) -> list[Effects]:
-        """The effects on each scalar."""
-        # Of direct effects: those of the first layer's inputs, and all constants.
-        rest, bias = (self._rest[-1:], self._bias[-1:]) if direct else (self._rest, self._bias)
-        parts = [torch.stack(part[::-1], dim=1) for part in (self._heads, self._networks, rest, bias)]
-        of_scalars = zip(*parts, strict=True)
-        return [
-            Effects(heads, networks, before, constants, direct) for heads, networks, before, constants in of_scalars
-        ]
+def _effects(passed: HeldPass, target: Tensor, constant: Tensor, *, direct: bool) -> Effects:
+    at_output, _ = passed.at_output(target)
+    layers = passed.effects(at_output, direct=direct)
+    heads, networks, before, bias = (torch.stack(part) for part in zip(*layers, strict=True))
+    if direct:  # those of the first layer's inputs, and all constants
+        before, bias = before[:1], bias[:1]
+    return Effects(heads, networks, before, bias + constant, direct)

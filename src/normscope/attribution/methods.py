@@ -3,12 +3,9 @@
 import enum
 from collections.abc import Collection
 
-from transformers.modeling_utils import PreTrainedModel
-
 from normscope.errors import InputError
 from normscope.maths.layer_composition import WHOLE_LAYER
 from normscope.models.block import GATED, NOT_LINEAR
-from normscope.models.frozen_layers import FrozenConvolutions
 from normscope.models.layout import ModelLayout
 from normscope.rounding import numbered
 
@@ -117,21 +114,18 @@ def check_defined(method: MapMethod, stage: MapStage, layout: ModelLayout, *, co
         raise InputError(f"stage={stage} is not defined for {layout.family}; expected one of {', '.join(stages)}")
 
 
-def defined_methods(
-    layout: ModelLayout, wanted: Collection[MapMethod] | None, stage: MapStage, model: PreTrainedModel | None = None
-) -> list[MapMethod]:
+def defined_methods(layout: ModelLayout, wanted: Collection[MapMethod] | None, stage: MapStage) -> list[MapMethod]:
     """The wanted methods, or all that are defined.
 
     Args:
         wanted: Methods that must be defined; None means all that are.
         stage: The stage of `norm_rollout`.
-        model: The base model, which shows whether it has a convolution; None assumes that it has none.
 
     Raises:
         InputError: If a wanted method or the stage is not defined, or attribution cannot follow the model.
     """
     check_supported(layout)
-    convolution = model is not None and bool(FrozenConvolutions(model, layout))
+    convolution = layout.stream.convolution is not None
     defined: list[MapMethod] = []
     for method in MapMethod if wanted is None else wanted:
         try:

@@ -14,7 +14,6 @@ from normscope.maths.choices import ValueBias
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.frozen_layers import FrozenConvolutions
 from normscope.models.layout import ModelLayout
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check
@@ -70,7 +69,7 @@ def model_maps(
     Raises:
         InputError: If a method is not defined for the family.
     """
-    convolution = bool(FrozenConvolutions(model, layout))
+    convolution = layout.stream.convolution is not None
     for method in methods:
         check_defined(method, stage, layout, convolution=convolution)
     chained = [method for method in methods if method is not MapMethod.DECOMPX]

@@ -8,22 +8,16 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873), for the vectors.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.linear.passes import HeldPass
 from normscope.maths.choices import ValueBias
-from normscope.maths.frozen import LayerGradients
 from normscope.maths.tensors import wide
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.frozen_pass import FrozenPass
-
-_TOKENS_AT_ONCE = 8192
-"""Tokens of gradients that go back through the layers together, so that many scalars of a long text fit into memory."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,71 +46,39 @@ def joined(parts: Sequence[ScalarAttribution]) -> ScalarAttribution:
     return ScalarAttribution(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields))
 
 
-class LastGradients(NamedTuple):
-    """The gradient of each scalar at the last hidden vectors, and what lies behind it."""
-
-    hidden: Float[Tensor, "scalar token model"]
-    """Zero at padding."""
-    after: Float[Tensor, " scalar"]
-    """What the biases after the last hidden vectors add to the scalar."""
-
-
-def last_gradients(passed: FrozenPass, targets: Float[Tensor, " scalar"]) -> LastGradients:
-    """The gradient of each scalar at the last hidden vectors.
-
-    Args:
-        targets: See `attribute_scalars`.
-    """
-    single, rows, after = len(passed.hidden) == 1, [], []
-    for number, target in enumerate(targets):
-        gradients = torch.autograd.grad(target, [passed.hidden, *passed.biases], retain_graph=True, allow_unused=True)
-        assert gradients[0] is not None
-        rows.append(gradients[0][0 if single else number])
-        parts = [
-            wide((gradient * parameter.detach()).sum())
-            for gradient, parameter in zip(gradients[1:], passed.biases, strict=True)
-            if gradient is not None
-        ]
-        after.append(sum(parts, wide(torch.zeros_like(target.detach()))))
-    return LastGradients(torch.stack(rows) * passed.token_mask.unsqueeze(-1), torch.stack(after))
-
-
-Note = Callable[[FeedForwardBlock, LayerGradients], None]
-"""Receives a layer and the gradients at its parts, of all scalars that go back together."""
-
-
 def attribute_scalars(
-    passed: FrozenPass,
+    passed: HeldPass,
     targets: Float[Tensor, " scalar"],
     bias: ValueBias = ValueBias.token,
-    note: Callable[[LastGradients], Note | None] = lambda _last: None,
     *,
-    direct: bool = False,
     constants: Float[Tensor, " scalar"] | None = None,
 ) -> ScalarAttribution:
     """Attribute scalars to the tokens of their sequences.
 
     Args:
-        targets: Scalars that autograd has recorded from `passed.hidden`: one of each sequence, or any number of a single one.
+        targets: Scalars that autograd has recorded from `passed.output`: one of each sequence, or any number of a single one.
         bias: Where the value biases of the first layer go.
-        note: Called with the last gradients of the scalars that go back together; returns what receives every layer, from the
-            last to the first, if anything does.
-        direct: Whether that receives the gradients along the residual connections and their norms alone.
         constants: What biases outside the model add to each scalar; None for nothing.
 
     Raises:
-        InputError: If the activation of a network is unknown, or the parts of a scalar do not add up to it.
+        InputError: If nothing can be attributed, or the parts of a scalar do not add up to it.
     """
-    single = len(passed.hidden) == 1
-    each = passed.hidden.shape[1] * (2 if direct else 1)
-    at_once = max(1, _TOKENS_AT_ONCE // each) if single else len(targets)
-    outside = torch.zeros_like(targets) if constants is None else constants
-    parts = joined(
-        [
-            _attribute_together(passed, some, of_some, bias, note, direct=direct)
-            for some, of_some in zip(targets.split(at_once), outside.detach().split(at_once), strict=True)
-        ]
-    )
+    outside = wide(torch.zeros_like(targets) if constants is None else constants).detach()
+    if len(passed.token_mask) == 1:
+        parts = joined(
+            [_of_scalar(passed, target, constant, bias) for target, constant in zip(targets, outside, strict=True)]
+        )
+    else:
+        parts = _of_batch(passed, targets, outside, bias)
+    return checked(passed, parts)
+
+
+def checked(passed: HeldPass, parts: ScalarAttribution) -> ScalarAttribution:
+    """The parts, if they add up.
+
+    Raises:
+        InputError: If they do not.
+    """
     error = 0.0 if parts.error.device.type == "meta" else float(parts.error.max())
     if error >= passed.check.bound:
         raise InputError(
@@ -126,21 +88,30 @@ def attribute_scalars(
     return parts
 
 
-def _attribute_together(
-    passed: FrozenPass,
-    targets: Float[Tensor, " scalar"],
-    constants: Float[Tensor, " scalar"],
-    bias: ValueBias,
-    note: Callable[[LastGradients], Note | None],
-    *,
-    direct: bool,
-) -> ScalarAttribution:
-    last = last_gradients(passed, targets)
-    gradient, after = last = last._replace(after=last.after + wide(constants))
-    # The direct gradients go back beside the others, so that each layer is rebuilt once.
-    both = torch.cat([gradient, gradient]) if direct else gradient
-    back = passed.transposed(both, note(last), direct=len(gradient) if direct else 0)
-    scores, from_biases = back.attributed(passed.embeddings, after, bias)
-    target = wide(targets.detach())
-    linear = wide((gradient.to(passed.embeddings.dtype) * passed.hidden.detach()).sum(dim=(-2, -1)))
-    return ScalarAttribution(scores * wide(passed.token_mask), from_biases, target - linear - after, target)
+def _of_scalar(passed: HeldPass, target: Tensor, constant: Tensor, bias: ValueBias) -> ScalarAttribution:
+    at_output, remainder = passed.at_output(target)
+    scores, ones = _scores(passed, at_output, bias)
+    return ScalarAttribution(scores, (ones + constant)[None], (remainder - constant)[None], wide(target.detach())[None])
+
+
+def _of_batch(passed: HeldPass, targets: Tensor, constants: Tensor, bias: ValueBias) -> ScalarAttribution:
+    """One backward pass for all texts. What constants add to each is what its tokens leave; that it is so is checked of the sum
+    over all texts, which autograd gives.
+    """
+    values = wide(targets.detach())
+    at_output, _ = passed.at_output(targets.sum())
+    linear = passed.linear(at_output)
+    scores, ones = _scores(passed, at_output, bias)
+    of_text = linear - scores.sum(dim=-1)
+    missing = (of_text.sum() - ones) / len(values)
+    return ScalarAttribution(scores, of_text + constants - missing, values - linear - constants, values)
+
+
+def _scores(passed: HeldPass, at_output: Sequence[Tensor], bias: ValueBias) -> tuple[Tensor, Tensor]:
+    """Gradient × input of each token, and what all other constants add to all texts."""
+    back = passed.back(at_output)
+    scores, constants = passed.of_tokens(back.inputs), back.ones
+    if bias is ValueBias.decompx and back.values is not None:
+        of_bias = passed.of_value_biases(back.values)
+        scores, constants = scores + of_bias, constants - of_bias.sum()
+    return scores, constants

@@ -1,6 +1,5 @@
 """The similarity of two embeddings, as a sum over pairs of tokens."""
 
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,9 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import pooled_vectors
+from normscope.linear.passes import carried_pass, held_pass
 from normscope.maths.choices import SimilarityFunction, ValueBias
-from normscope.maths.embedder import Embedder
+from normscope.maths.embedder import Embedder, pooled, pooled_parts
+from normscope.maths.tensors import wide
 from normscope.models.layout import ModelLayout
 
 
@@ -55,7 +57,7 @@ def embedded_parts(
     *,
     embedder: Embedder,
     bias: ValueBias = ValueBias.token,
-    prompt: int = 0,
+    prompt: int | Int[Tensor, " batch"] = 0,
 ) -> tuple[Float[Tensor, "batch source *token made"], Float[Tensor, "batch *token made"]]:
     """What each token of some texts, and last the bias, contributes to their embeddings, and the embeddings, in float64.
 
@@ -68,13 +70,62 @@ def embedded_parts(
         inputs: Keyword arguments of the model.
         embedder: How an embedding is made of the hidden vectors.
         bias: Where the value biases of the first layer go.
-        prompt: Number of tokens at the start of each text that a prompt takes.
+        prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
 
     Raises:
         InputError: If attribution cannot follow the model.
     """
-    weights = functools.partial(embedder.weights, prompt=prompt)
+
+    def weights(hidden: Tensor, mask: Tensor) -> Tensor | None:
+        return embedder.weights(hidden, mask, prompt)
+
     return embedder.parts(*pooled_vectors(model, layout, inputs, weights, bias))
+
+
+def sums_of_pairs(
+    model: PreTrainedModel,
+    layout: ModelLayout,
+    inputs: Mapping[str, Tensor],
+    *,
+    embedder: Embedder,
+    bias: ValueBias,
+    prompt: Int[Tensor, " batch"] | None = None,
+) -> PairSums:
+    """What each token of pairs of texts, one text after the other in a batch, adds to their cosine.
+
+    What a token of one text adds together with the whole other text is linear in the token's vector: gradient × input, from one
+    backward pass for all. What the biases of both texts add together is not linear, so they are carried through the layers.
+
+    Args:
+        model: A base model in evaluation mode.
+        inputs: Keyword arguments of the model.
+        embedder: How an embedding is made of the hidden vectors.
+        bias: Where the value biases of the first layer go.
+        prompt: Number of tokens at the start that a prompt takes, of each text.
+
+    Raises:
+        InputError: If attribution cannot follow the model.
+    """
+    passed = held_pass(model, layout, inputs)
+    mask = passed.token_mask
+    with torch.inference_mode(False), torch.enable_grad():
+        made = embedder.embedding(wide(passed.returned), mask, prompt)
+        still = made.detach()
+        lengths = product_of_lengths(still[0::2], still[1::2])
+        others = torch.stack([still[1::2], still[0::2]], dim=1).flatten(0, 1)
+        scalars = torch.linalg.vecdot(made, others) / lengths.repeat_interleave(2)
+    found = attribute_scalars(passed, scalars, bias)
+    # What the modules after pooling add that comes from no hidden vector is left.
+    added = torch.cat([found.scores, (found.bias + found.remainder)[:, None]], dim=1)
+    nothing = torch.zeros(0, *mask.shape, dtype=model.dtype, device=mask.device)
+    credited = bias is ValueBias.decompx
+    carried = carried_pass(model, layout, inputs, nothing, bias=True, credited=credited)
+    hidden = wide(carried.vectors)
+    weights = embedder.weights(hidden, mask, prompt)
+    constants, _ = embedder.parts(pooled_parts(weights, wide(carried.parts)), pooled(weights, hidden))
+    biases = torch.linalg.vecdot(constants[0::2, 0], constants[1::2, 0]) / lengths
+    value = torch.linalg.vecdot(still[0::2], still[1::2]) / lengths
+    return PairSums(added[0::2], added[1::2], value, biases)
 
 
 def compared(

@@ -17,9 +17,9 @@ from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import ModelMaps
 from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
+from normscope.linear.passes import held_pass
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
-from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import ModelLayout
 
 
@@ -47,15 +47,12 @@ def token_scores(
         InputError: If attribution cannot follow the model.
         ImportError: If a baseline is asked for and Captum is not installed.
     """
-    with (
-        frozen_pass(model, layout, inputs, readout.head) as passed,
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
-        mask = passed.token_mask
+    passed = held_pass(model, layout, inputs, readout.head)
+    mask = passed.token_mask
+    with torch.inference_mode(False), torch.enable_grad():
         answers = readout.answers(passed.output, inputs)
         scalars = readout.scalars(answers, answers.detach())
-        (gradient,) = torch.autograd.grad(scalars.sum(), passed.hidden, retain_graph=True)
+        gradient = passed.at_hidden(scalars.sum())
         sizes = torch.linalg.vector_norm(wide(gradient), dim=-1) * wide(mask)
         parts = attribute_scalars(passed, scalars, bias) if MapMethod.DECOMPX in methods else None
     weights = sizes / sizes.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)

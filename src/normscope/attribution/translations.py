@@ -10,51 +10,13 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.attribution.layer_maps import attention_map, cross_attention_map
 from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import ModelMaps, model_maps
-from normscope.attribution.scalars import ScalarAttribution, joined
+from normscope.attribution.scalars import attribute_scalars
+from normscope.linear.passes import held_translation
 from normscope.maths.contributions import decoder_layer_map, through_decoder_layer
-from normscope.maths.tensors import wide
 from normscope.models.block import AttentionBlock
-from normscope.models.frozen_translation import FrozenTranslation, frozen_translation
 from normscope.models.observer import Observer
 from normscope.models.stacks import stacks_of
 from normscope.models.text_check import Check
-
-_LOGITS_AT_ONCE = 2**24
-"""Number of entries of gradients at logits that go back together."""
-
-
-def attribute_translation(passed: FrozenTranslation, targets: Float[Tensor, " scalar"]) -> ScalarAttribution:
-    """Attribute scalars of one text to the tokens of the source, then to those of the target.
-
-    Gradient × input of the frozen model, as in `scalars.py`; the gradient reaches the source through the cross-attention of
-    every layer. All biases are one part.
-
-    Args:
-        passed: A pass of one text.
-        targets: Scalars that autograd has recorded, linear in the logits. Their gradients go back together.
-    """
-    at_once = max(1, _LOGITS_AT_ONCE // passed.logits[0].numel())
-    return joined([_attribute_together(passed, some) for some in targets.split(at_once)])
-
-
-def _attribute_together(passed: FrozenTranslation, targets: Float[Tensor, " scalar"]) -> ScalarAttribution:
-    leaves = [passed.source, passed.target, *passed.biases]
-    gradients = torch.autograd.grad(
-        targets,
-        leaves,
-        torch.eye(len(targets)).to(targets),
-        is_grads_batched=True,
-        retain_graph=True,
-        allow_unused=True,
-    )
-    zero = wide(torch.zeros_like(targets.detach()))
-    parts = [
-        zero[:, None] if gradient is None else (wide(gradient) * wide(leaf.detach())).sum(dim=-1)
-        for leaf, gradient in zip(leaves, gradients, strict=True)
-    ]
-    scores = torch.cat([part.reshape(len(targets), -1) for part in parts[:2]], dim=-1)
-    bias = sum((part.reshape(len(targets), -1).sum(dim=-1) for part in parts[2:]), zero)
-    return ScalarAttribution(scores, bias, zero, wide(targets.detach()))
 
 
 def attribute_words(head: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Float[Tensor, "target token"]:
@@ -71,9 +33,9 @@ def attribute_words(head: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Floa
         InputError: If attribution cannot follow the model.
     """
     following = inputs["decoder_input_ids"][0, 1:]
-    with frozen_translation(head, inputs) as passed:
-        logits = passed.logits[0, :-1].gather(-1, following[:, None].to(passed.logits.device))[:, 0]
-        return attribute_translation(passed, logits).scores
+    passed = held_translation(head, inputs)
+    logits = passed.output.logits[0, :-1]
+    return attribute_scalars(passed, logits.gather(-1, following[:, None].to(logits.device))[:, 0]).scores
 
 
 def translation_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> ModelMaps:

@@ -1,7 +1,7 @@
 """The vectors x_{i⇐k}: what each token, and the bias, contribute to each hidden vector, carried through every layer.
 
-Each is the response of the frozen model to the vector of one token alone. Tokens are carried in groups, so memory grows with
-the length of a text and the size of a group, not with the square of the length.
+Each is the response of the model to the vector of one token alone, with everything held fixed that is not linear. Tokens are
+carried in groups, so memory grows with the length of a text and the size of a group, not with the square of the length.
 
 Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import check_supported
+from normscope.linear.passes import Carried, carried_pass
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import pooled, pooled_parts
 from normscope.maths.shares import along
 from normscope.maths.tensors import pieces, wide
 from normscope.maths.words import WordGroups
 from normscope.models.block import full_precision
-from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import ModelLayout
 
 ENTRIES_AT_ONCE = {"cpu": 2**22}
@@ -30,12 +30,17 @@ ENTRIES_AT_ONCE = {"cpu": 2**22}
 ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
 """The same on other devices."""
 
-_TOGETHER = 16
-"""How many times as many sources are carried together as pass a feed-forward network at once: each layer is rebuilt once for
-all of them. Their vectors take 64 MiB in float32 on a CPU."""
+_FEWEST = 8
+"""Sources that are carried together at least, since each group takes a pass of the model."""
 
-_TOGETHER_ON_ACCELERATORS = 4
-"""The same on other devices: 512 MiB."""
+
+class Sources(NamedTuple):
+    """Some of what hidden vectors are made of."""
+
+    tokens: range
+    """Positions of tokens, or numbers of what tokens are merged into."""
+    bias: bool
+    """Whether the bias is one more, the last."""
 
 
 class VectorMaps(NamedTuple):
@@ -69,7 +74,7 @@ def vector_maps(
             the vectors of tokens.
     """
     by_group: list[list[Tensor]] = []
-    shares: list[Tensor] = []
+    products: list[Tensor] = []
     check_supported(layout)
     units = None if groups is None else groups.units.of_token
 
@@ -79,19 +84,18 @@ def vector_maps(
     def measured(vectors: Tensor) -> Tensor:
         return wide(torch.linalg.vector_norm(of_outputs(vectors), dim=-1))
 
-    with frozen_pass(model, layout, inputs) as passed:
-        direction = along(wide(of_outputs(full_precision(passed.hidden.detach()))))
-        for group in _carried_together(passed.embeddings, None if groups is None else groups.count):
-            norms: list[Tensor] = []
+    for group in _groups(model, inputs, None if groups is None else groups.count):
+        norms: list[Tensor] = []
 
-            def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
-                norms.append(measured(vectors))
+        def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
+            norms.append(measured(full_precision(vectors)))
 
-            last = carried(passed, group, bias, note if keep else None, units)
-            by_group.append([*norms[:-1], measured(last)])
-            shares.append(torch.linalg.vecdot(wide(of_outputs(last)), direction))
+        last, hidden = carried(model, layout, inputs, group, bias, note if keep else None, units)
+        by_group.append([*norms[:-1], measured(last)])
+        products.append(torch.linalg.vecdot(wide(of_outputs(last)), along(wide(of_outputs(hidden)))))
     norms = [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
-    return VectorMaps(norms, torch.cat(shares).movedim(0, -1))
+    shares = torch.cat(products).movedim(0, -1)
+    return VectorMaps(norms, shares)
 
 
 def pooled_vectors(
@@ -115,73 +119,61 @@ def pooled_vectors(
         Both in float64.
     """
     check_supported(layout)
-    with frozen_pass(model, layout, inputs) as passed:
-        passed.check_returned()
-        hidden = passed.hidden.detach()
-        chosen = weights(hidden, passed.token_mask)
+    mask = inputs["attention_mask"].bool()
+    found, whole = [], None
+    for group in _groups(model, inputs):
+        vectors, hidden = carried(model, layout, inputs, group, bias)
+        chosen = weights(hidden, mask)
         pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
-        parts = [
-            pooled_parts(pooling, wide(carried(passed, group, bias))) for group in _carried_together(passed.embeddings)
-        ]
-    return torch.cat(parts, dim=1), whole
+        found.append(pooled_parts(pooling, wide(vectors)))
+    assert whole is not None
+    return torch.cat(found, dim=1), whole
 
 
-def sources_at_once(embeddings: Float[Tensor, "batch token model"]) -> int:
-    """How many sources may pass a feed-forward network at once."""
-    at_once = ENTRIES_AT_ONCE.get(embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
-    # The network is about four times as wide as the model.
-    return max(1, at_once // (4 * embeddings.numel()))
-
-
-def _carried_together(embeddings: Float[Tensor, "batch token model"], sources: int | None = None) -> Iterator[range]:
+def _groups(model: PreTrainedModel, inputs: Mapping[str, Tensor], sources: int | None = None) -> Iterator[Sources]:
     """Tokens, and last the bias, in groups that are carried through the layers together.
 
     Args:
-        embeddings: What enters the first layer.
         sources: Number of sources without the bias, if not that of tokens.
     """
-    end = (embeddings.shape[1] if sources is None else sources) + 1
-    together = _TOGETHER if embeddings.device.type == "cpu" else _TOGETHER_ON_ACCELERATORS
-    for part in pieces(slice(0, end), together * sources_at_once(embeddings)):
-        yield range(part.start, part.stop)
+    ids = inputs["input_ids"]
+    at_once = ENTRIES_AT_ONCE.get(ids.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    # A network is about four times as wide as the model.
+    together = max(_FEWEST, at_once // (4 * ids.numel() * model.config.hidden_size))
+    end = ids.shape[1] if sources is None else sources
+    for part in pieces(slice(0, end + 1), together):
+        yield Sources(range(part.start, min(part.stop, end)), part.stop > end)
 
 
 def carried(
-    passed: FrozenPass,
-    sources: range,
+    model: PreTrainedModel,
+    layout: ModelLayout,
+    inputs: Mapping[str, Tensor],
+    sources: Sources,
     bias: ValueBias,
     visit: Callable[[Tensor], None] | None = None,
     units: Int[Tensor, "batch token"] | None = None,
-) -> Float[Tensor, "source batch token model"]:
-    """x_{i⇐k} of some sources k, at the model's last hidden vectors.
+) -> Carried:
+    """x_{i⇐k} of some sources k, at the vectors that the model returns, and these vectors.
 
     Args:
-        sources: Numbers of sources: positions of tokens, unless `units` says otherwise; the one after the last is the bias.
+        sources: Which k.
         bias: Where the value biases of the first layer go.
         visit: Called with the vectors after every layer.
         units: The source that each token belongs to, if sources are not tokens: the model is linear, so it carries the sum of
             their vectors like each of them.
     """
-    with torch.inference_mode():
-        embeddings = passed.embeddings
-        of_token = torch.arange(embeddings.shape[1], device=embeddings.device) if units is None else units
-        own = torch.tensor(sources, device=embeddings.device)[:, None, None] == of_token
-        last = int(of_token.max()) + 1
-        vectors = embeddings * own.unsqueeze(-1).to(embeddings.dtype)
-        parts = [*pieces(slice(0, len(sources)), sources_at_once(embeddings))]
-        credited = bias is ValueBias.decompx
-        for number in range(1, passed.layers + 1):
-            layer = passed.layer(number)
-            first = credited and number == 1
-            for part in parts:
-                vectors[part] = layer.linear(vectors[part], own[part].to(embeddings.dtype) if first else None)
-            if sources[-1] == last:
-                vectors[-1] += layer.constant(embeddings, value_bias=not first)
-            if visit is not None:
-                visit(vectors)
-        if passed.final_norm is not None:
-            vectors = passed.final_norm.linear(vectors)
-            if sources[-1] == last:
-                vectors[-1] += passed.final_norm.constant(embeddings)
-        return vectors
+    ids = inputs["input_ids"]
+    of_token = torch.arange(ids.shape[1], device=ids.device) if units is None else units
+    numbers = torch.arange(sources.tokens.start, sources.tokens.stop, device=ids.device)
+    own = (numbers[:, None, None] == of_token).expand(-1, len(ids), -1)
+    return carried_pass(
+        model,
+        layout,
+        inputs,
+        own.to(model.dtype),
+        bias=sources.bias,
+        credited=bias is ValueBias.decompx,
+        **({} if visit is None else {"visit": visit}),
+    )

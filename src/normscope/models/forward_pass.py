@@ -26,21 +26,6 @@ FeedForwardVisitor = Callable[[FeedForwardBlock], None]
 HiddenVisitor = Callable[[int, Tensor], None]
 
 
-class LayerCall(NamedTuple):
-    """The arguments of one call of a layer, with which it can run again."""
-
-    layer: int
-    """Counted from 1."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: Tensor
-    """The hidden vectors that the layer reads, (text, token, dimension)."""
-
-    def with_inputs(self, inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other hidden vectors, of the shape that the layer reads."""
-        return with_vectors(self.args, self.kwargs, inputs)
-
-
 def copy_of(output: Any) -> Any:
     """What a layer returned, a tensor or a tuple, with a copy of the hidden vectors."""
     return output.clone() if isinstance(output, Tensor) else (output[0].clone(), *output[1:])
@@ -63,7 +48,6 @@ class Replacement(NamedTuple):
         return torch.where(self.tokens(full_precision(vectors), token_mask).unsqueeze(-1), changed, vectors)
 
 
-_CACHES = frozenset({"past_key_values", "past_key_value"})
 """Keyword arguments of layers with the keys and values of earlier passes."""
 
 # The order of the visits to one layer.
@@ -123,8 +107,6 @@ class ForwardPass:
     check: PassCheck | None = None
     """Compares what is observed with what the model does; None if nothing is compared."""
     replacements: Mapping[int, Replacement] = dataclasses.field(default_factory=dict)
-    calls: list[LayerCall] | None = None
-    """Receives the arguments of every layer's call."""
     outputs: dict[int, Any] | None = None
     """Receives what its layers return, unless layers leave more than that for later ones."""
     whole: bool = False
@@ -170,10 +152,6 @@ class ForwardPass:
         if self.outputs is not None and _shares_state(args, kwargs):
             self.outputs.update(dict.fromkeys(self.outputs))
             self.outputs = None
-        if self.calls is not None:
-            # With a cache, a layer that runs again would count its keys twice.
-            again = kwargs | dict.fromkeys(_CACHES & kwargs.keys())
-            self.calls.append(LayerCall(layer, args, again, vectors))
         replaced = self.replacements.get(layer)
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)

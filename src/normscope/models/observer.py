@@ -19,7 +19,6 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.models.any_module import AnyModule
 from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import BlockParameters
 from normscope.models.block_modules import bind_blocks
@@ -30,7 +29,6 @@ from normscope.models.forward_pass import (
     FeedForwardVisitor,
     ForwardPass,
     HiddenVisitor,
-    LayerCall,
     Replacement,
     StopForward,
     Targets,
@@ -231,7 +229,6 @@ class Observer:
         on_host: Mapping[str, Tensor] | None = None,
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
-        calls: list[LayerCall] | None = None,
         outputs: dict[int, Any] | None = None,
         after: LayerOutput | None = None,
         check: Check = Check.SOME,
@@ -248,7 +245,6 @@ class Observer:
             replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
-            calls: Receives the arguments of each layer's call, for `run_layer`. A hook of the model may then turn gradients on.
             outputs: Receives what each of its layers returns, as `after` takes it. A value stays None if no pass can begin
                 after the layer, because no module runs it or because layers leave more for later ones than what they return.
             after: A layer and what it returned for these inputs, in a pass without replacements up to there: it and the layers
@@ -264,17 +260,14 @@ class Observer:
         """
         forward = self._begin(inputs, Visitors(visit, visit_hidden, visit_feed_forward))
         forward.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
-        forward.replacements, forward.calls, forward.whole = replacements or {}, calls, whole is not None
+        forward.replacements, forward.whole = replacements or {}, whole is not None
         forward.outputs = None if self._layout.stream.places else outputs
         ids = inputs["decoder_input_ids" if self._layout.reads_target else "input_ids"]
         forward.check = self.check.begin(check, forward.token_mask, forward.key_mask, on_host, ids)
         # Some attention modules have a softmax only if they are asked for their weights.
         weights = {} if self._layout.attention.registry or not self._returns_weights else {"output_attentions": True}
-        gradients = torch.inference_mode() if calls is None else torch.no_grad()
         with contextlib.nullcontext() if after is None else self._skipped(after):
-            output = self._forward(
-                forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights}
-            )
+            output = self._forward(forward, self._model if whole is None else whole, {**inputs, **weights})
         self._require_all_shown(forward, 1 if after is None else after.layer + 1)
         if forward.check is not None:
             self.check.require(forward.check.compared, forward.check.scores)
@@ -317,43 +310,18 @@ class Observer:
 
         return skipped(self._targets.entries, after, running, copied=self._layout.stream.changes_in_place)
 
-    def run_layer(
-        self,
-        call: LayerCall,
-        inputs: Mapping[str, Tensor],
-        visit: Visitor,
-        visit_feed_forward: FeedForwardVisitor | None = None,
-    ) -> None:
-        """Run one layer again and call `visit` with its block, as `run` did. The layer must be a single module.
-
-        Args:
-            call: The layer's call, from an earlier `run`.
-            inputs: The keyword arguments of that run.
-            visit: See `run`.
-            visit_feed_forward: See `run`.
-        """
-        forward = self._begin(inputs, Visitors(visit, None, visit_feed_forward))
-        forward.passed = call.layer - 1
-        inputs_again = self._layout.by_text(call.inputs)
-        args, kwargs = call.with_inputs(inputs_again.clone() if self._layout.stream.changes_in_place else inputs_again)
-        self._forward(forward, torch.inference_mode(), self._targets.entries[call.layer - 1], args, kwargs)
-
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
         token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
         key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else token_mask
         return ForwardPass(self._targets, visitors, token_mask, key_mask)
 
-    def _forward(
-        self, forward: ForwardPass, gradients: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _forward(self, forward: ForwardPass, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
         """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self.current = active.set(forward), forward
         own = contextlib.nullcontext() if self._layout.attention.registry else OwnAttention(forward)
-        part = isinstance(self._model, AnyModule) and module is not self._model
-        operations = self._model.operations() if part else contextlib.nullcontext()
         try:
-            with gradients, own, operations, model_code(module):
-                return module(*args, **kwargs)
+            with torch.inference_mode(), own, model_code(module):
+                return module(**inputs)
         except StopForward:
             return None
         finally:

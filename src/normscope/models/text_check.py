@@ -43,8 +43,6 @@ class Check(enum.Enum):
     NOTHING = enum.auto()
     SOME = enum.auto()
     """Some tokens of every text, new positions, and some token ids that no earlier pass has compared."""
-    TOKENS = enum.auto()
-    """All tokens."""
     TEXTS = enum.auto()
     """All tokens, and every layer with that of the untouched model."""
 

@@ -72,10 +72,10 @@ def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
         observer.run(batch.model_inputs(), lambda _block: None, visit_hidden, on_host=inputs, check=Check.NOTHING)
 
 
-PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}
-"""Numbers that analyses may keep for the tokens of a batch, or their pairs, by device: 256 MiB in float32."""
+ENTRIES_AT_ONCE = {"cpu": 2**26}
+"""Numbers that analyses may keep for the tokens of a batch, by device: 256 MiB in float32."""
 
-PAIR_ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**31
+ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**31
 """The same on other devices: 8 GiB in float32."""
 
 
@@ -88,9 +88,8 @@ class BatchRunner:
     Args:
         device: The model's device.
         analyses: Receive the blocks and hidden vectors.
-        pair_entries: Numbers kept for each pair of tokens of a batch. Batches are split so that these fit into memory; one that
+        token_entries: Numbers kept for each token of a batch. Batches are split so that these fit into memory; one that
             cannot be split is run as it is.
-        token_entries: The same for each token.
     """
 
     def __init__(
@@ -99,13 +98,10 @@ class BatchRunner:
         device: torch.device,
         analyses: Sequence[Analysis],
         *,
-        pair_entries: int = 0,
         token_entries: int = 0,
     ) -> None:
         self._observer, self._device, self._analyses = observer, device, analyses
-        at_once = PAIR_ENTRIES_AT_ONCE.get(device.type, PAIR_ENTRIES_AT_ONCE_ON_ACCELERATORS)
-        self._pairs = at_once // pair_entries if pair_entries else None
-        """Maximum number of pairs of tokens in a part of a batch, padding included; None without a limit."""
+        at_once = ENTRIES_AT_ONCE.get(device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
         self._largest = Size(0, 0)
         self._tokens = at_once // token_entries if token_entries else None
         """Maximum number of tokens in a part of a batch, padding included; None without a limit."""
@@ -133,8 +129,6 @@ class BatchRunner:
         width, rows = batch.token_mask.shape[1], batch.sequences
         if self._tokens is not None:
             rows = min(rows, self._tokens // width)
-        if self._pairs is not None:
-            rows = min(rows, self._pairs // width**2)
         return max(rows // batch.unit, 1) * batch.unit
 
     def _fits(self, batch: Batch) -> bool:

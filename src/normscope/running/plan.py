@@ -27,12 +27,12 @@ from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
 from normscope.maths.choices import NetworkBias
 from normscope.models.block import GATED, NOT_LINEAR
-from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.options import ModelStack
+from normscope.models.stacks import ObservedStack
 from normscope.models.verification import Verification
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.options import ReportOptions
@@ -292,10 +292,9 @@ def _view(
     encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], model: ModelInfo
 ) -> View:
     own = _of_view(needs, encoder)
-    pairs = model.hidden_size * sum(requirements.vectors_of_pairs for requirements in own.values())
     tokens = _KEPT_OF_LAYER * model.layers * model.hidden_size
     tokens *= sum(requirements.keeps_layers for requirements in own.values())
-    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], pairs, tokens)
+    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
@@ -351,7 +350,7 @@ def _context(
         has_position_terms=not model.layout.attention.registry and model.verification.position_terms,
         width=model.layout.stream.width,
         depth=model.layers,
-        freezer=LayerFreezer(model.model, model.layout),
+        observed=ObservedStack(model.model, model.layout),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,
         has_feed_forward=model.layout.has_networks,

@@ -19,8 +19,6 @@ class View:
 
     encoder: Encoder
     analyses: Sequence[Analysis]
-    pair_entries: int
-    """Numbers that these keep for each pair of tokens of a batch."""
     token_entries: int = 0
     """Numbers that these keep for each token of a batch."""
 
@@ -53,9 +51,7 @@ class ViewRunner:
 
     def __init__(self, observer: Observer, device: torch.device, views: Sequence[View]) -> None:
         self._runners = {
-            view.encoder.separate: BatchRunner(
-                observer, device, view.analyses, pair_entries=view.pair_entries, token_entries=view.token_entries
-            )
+            view.encoder.separate: BatchRunner(observer, device, view.analyses, token_entries=view.token_entries)
             for view in views
         }
 

@@ -72,7 +72,7 @@ class SampleAttribution:
         self._stage, self._bias = MapStage(str(options.stage)), options.bias
         wanted, baselines = methods_of(options)
         model = runner.model
-        self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
+        self._map_methods = defined_methods(model.layout, wanted, self._stage)
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
         self.readout = self._readout()
         removes = options.erasure is Erasure.remove or options.target is ReadoutTarget.loss

@@ -26,17 +26,13 @@ from normscope.analyses.similarity.tables import (
     span_table,
     token_table,
 )
-from normscope.attribution.carried_vectors import CarriedVectors, KeptLayers, LastVectors
 from normscope.attribution.methods import check_supported
-from normscope.attribution.similarities import PairSums
+from normscope.attribution.similarities import PairSums, cosine_parts, embedded_parts, sums_of_pairs
 from normscope.data.batching import Batch
 from normscope.data.encoders import NO_PROMPTS, Prompts
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from normscope.maths.frozen import FrozenNorm
-from normscope.models.block import full_precision
-from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_rows import KeptRows
@@ -46,17 +42,16 @@ from normscope.statistics.mean import Mean
 class SimilarityAnalysis(Analysis):
     """What tokens, spans and each pair of categories add to the cosine similarity of the texts of a pair.
 
-    The vectors x_{i⇐k} of DecompX are carried through the layers while the model runs, so that a batch needs one pass. For sums
-    alone, only the biases are carried, and one backward pass gives the rest.
+    The vectors x_{i⇐k} of DecompX are carried through the model's own code. For sums alone, only the biases are carried, and
+    one backward pass gives the rest.
     """
 
     info = SIMILARITY
 
     def __init__(self, options: SimilarityOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        assert context.freezer is not None
-        context.freezer.check(context.depth)
-        self._freezer = context.freezer
+        assert context.observed is not None
+        self._model = context.observed
         self._embedder = _embedder(options, context)
         self._rule, self._maps_wanted = options.bias, not options.sums
         self._columns = PairColumns((*context.names, "bias"))
@@ -65,16 +60,13 @@ class SimilarityAnalysis(Analysis):
         self._spans, self._tokens = PairSpans(context.vocabulary), PairTokens(context.vocabulary, context.names)
         self._cells = Mean(1, groups**2)
         self._maps = PairMaps(frozenset(options.rows), LONGEST)
-        self._followed: CarriedVectors | KeptLayers | None = None
-        self._sums: PairSums | None = None
-        self._matrix: Float[Tensor, "pair a b"] | None = None
         self.accumulators = {"pairs": self._pairs, "by_span": self._spans.sums, "by_token": self._tokens.sums}
         if self._maps_wanted:
             self.accumulators |= {"cells": self._cells, **self._maps.accumulators}
 
     @classmethod
     def requirements(cls, options: SimilarityOptions, model: ModelInfo) -> Requirements:
-        """Pairs of texts, and every layer with its feed-forward network.
+        """Pairs of texts.
 
         Raises:
             InputError: If vectors cannot be followed through all layers.
@@ -83,46 +75,13 @@ class SimilarityAnalysis(Analysis):
             check_supported(model.layout)
         return Requirements(
             pairs=True,
-            hidden=True,
-            feed_forward=True,
-            all_layers=True,
-            vectors_of_pairs=not options.sums,
             keeps_layers=options.sums,
             prompts=functools.partial(_prompts, options),
         )
 
-    def start_batch(self, _batch: Batch) -> None:
-        """Forget what was followed in a batch that did not fit."""
-        self._followed = self._sums = self._matrix = None
-
-    def update_feed_forward(self, block: FeedForwardBlock, _batch: Batch) -> None:
-        """Carry the vectors through a layer, or keep the layer."""
-        if self._followed is None:
-            follow = CarriedVectors if self._maps_wanted else KeptLayers
-            self._followed = follow(block.attention.inputs, self._rule)
-        self._followed.pass_layer(self._freezer.layer(block))
-
-    def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
-        """Split the cosines once the last hidden vectors are known."""
-        if layer < self.context.depth:
-            return
-        assert self._followed is not None
-        hidden, norm = full_precision(vectors), self._freezer.final_norm
-        if norm is not None:
-            self._followed.pass_norm(FrozenNorm(norm, norm.deviation(hidden)))
-            hidden = norm.normalised(hidden)
-        last = LastVectors(self._embedder, hidden, batch.token_mask, prompt_lengths(batch))
-        if isinstance(self._followed, CarriedVectors):
-            parts = self._followed.parts(last)
-            self._matrix, self._sums = parts.matrix, PairSums.of(parts)
-        else:
-            self._sums = self._followed.sums(last)
-        self._followed = None
-
     def end_batch(self, batch: Batch) -> None:
         """Add the cosines of a batch and what they are made of."""
-        sums, matrix = self._sums, self._matrix
-        assert sums is not None
+        sums, matrix = self._split(batch)
         members = self._members(batch).to(sums.a)
         first, second = members[0::2], members[1::2]
         if matrix is not None:
@@ -136,6 +95,17 @@ class SimilarityAnalysis(Analysis):
         self._spans.update(batch, halves)
         friends = self._tokens.update(batch, halves[:, :-1])
         self._pairs.update(self._columns.rows(batch, sums, categories, friends))
+
+    def _split(self, batch: Batch) -> tuple[PairSums, Float[Tensor, "pair a b"] | None]:
+        """What the tokens of each text add to the cosines and, unless only sums were asked for, what their pairs add."""
+        inputs, prompt = batch.model_inputs(), prompt_lengths(batch)
+        model, layout = self._model
+        if not self._maps_wanted:
+            found = sums_of_pairs(model, layout, inputs, embedder=self._embedder, bias=self._rule, prompt=prompt)
+            return found, None
+        parts, whole = embedded_parts(model, layout, inputs, embedder=self._embedder, bias=self._rule, prompt=prompt)
+        pairs = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
+        return PairSums.of(pairs), pairs.matrix
 
     def result(self) -> Findings:
         """What similarity comes from, and every pair's cosine."""

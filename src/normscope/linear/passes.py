@@ -1,0 +1,646 @@
+"""Forward passes of an untouched model, recorded as affine maps of its tokens' vectors.
+
+The model runs its own code, so every value is its own; `rules.py` says how gradients go back through it. That scores and
+constants add up to what the model computes is checked for every text.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter, tree_map
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.linear.rules import HeldFixed, Kind, NotAffineError, Stack, kind_of, marked, stack_of
+from normscope.maths.tensors import wide
+from normscope.models.any_module import returned_vectors
+from normscope.models.attention_function import attention_by
+from normscope.models.block import full_precision
+from normscope.models.block_modules import bind_blocks
+from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
+from normscope.models.identities import bound_of
+from normscope.models.layer_hooks import layer_hooks, vectors_in, with_vectors
+from normscope.models.layout import ModelLayout
+from normscope.models.layouts import layout_of
+from normscope.models.model_code import model_code
+from normscope.models.stored_weights import is_offloaded
+from normscope.models.untouched import reference_attention
+
+
+@dataclasses.dataclass(eq=False)
+class Stage:
+    """The vectors that enter a layer, and what its parts write: leaves from which autograd records what follows."""
+
+    inputs: Tensor
+    entered: Tensor | None
+    """The same vectors as what the layers before gave; None for the first layer."""
+    values: Tensor | None = None
+    """What attention adds up, (text, head, key, dimension)."""
+    from_inputs: Tensor | None = None
+    """The same values as what the layer made of its inputs."""
+    networks: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
+    """What each feed-forward network adds, as a leaf, and as what the network made of its inputs."""
+
+
+class Bound(NamedTuple):
+    """What rounding explains."""
+
+    name: str
+    """The model's, for messages."""
+    bound: float
+    """Relative to the sum of the sizes of the parts."""
+
+
+class Back(NamedTuple):
+    """Gradients of scalars at leaves."""
+
+    inputs: Sequence[Tensor]
+    """At what enters each stack, or the layer, with the axes of the model."""
+    values: Float[Tensor, "batch head token head_dim"] | None
+    """At what attention adds up; None without attention."""
+    ones: Float[Tensor, ""]
+    """At the constants from this layer on: what they add, in float64."""
+
+
+class Effects(NamedTuple):
+    """Gradient × value at the parts of a layer, for a single text, in float64."""
+
+    heads: Float[Tensor, "head token"]
+    """At what attention adds up, which includes b_V; zero in a layer without attention."""
+    networks: Float[Tensor, " token"]
+    """At what the feed-forward networks add."""
+    bypass: Float[Tensor, " token"]
+    """At the layer's input, by all ways but through attention."""
+    bias: Float[Tensor, ""]
+    """What constants add that come after the values."""
+
+
+class Source(NamedTuple):
+    """What enters a stack of layers: the vectors of its tokens."""
+
+    inputs: Tensor
+    """A leaf, with the axes of the model."""
+    token_mask: Bool[Tensor, "batch token"]
+    layout: ModelLayout
+
+    @property
+    def vectors(self) -> Float[Tensor, "batch token model"]:
+        """Each token's vector, with position, segment and the embedding norm's β."""
+        return self.layout.by_text(self.inputs.detach())
+
+    def scores(self, gradient: Tensor) -> Float[Tensor, "batch token"]:
+        """Gradient × input, in float64; 0 at padding."""
+        product = wide(self.layout.by_text(gradient)) * wide(self.vectors)
+        return product.sum(dim=-1) * wide(self.token_mask)
+
+
+@dataclasses.dataclass(eq=False)
+class HeldPass:
+    """A pass of a model, recorded with everything held fixed that is not linear."""
+
+    output: Any
+    """What the model has returned. Tensors that are affine in the tokens' vectors are leaves, from which autograd records what
+    is made of them."""
+    sources: Sequence[Source]
+    """What enters the model; of an encoder–decoder, the source's tokens, then the target's."""
+    stages: Sequence[Stage]
+    """The layers, in order; none of an encoder–decoder."""
+    hidden: Float[Tensor, "batch token model"]
+    """The last hidden vectors, after any final norm, as autograd has recorded them."""
+    value_bias: Float[Tensor, "head head_dim"] | None
+    """b_V of the first layer."""
+    check: Bound
+    _affine: Sequence[tuple[Tensor, Tensor]]
+    """The tensors of the output that are affine, and the leaves that take their place."""
+    _ones: Tensor
+    """A number, 1, of which every constant is a multiple."""
+    _why: Callable[[], str]
+    _parts: bool
+
+    @property
+    def token_mask(self) -> Bool[Tensor, "batch token"]:
+        """True at the tokens of the last stack, False at padding."""
+        return self.sources[-1].token_mask
+
+    @property
+    def returned(self) -> Float[Tensor, "batch token model"]:
+        """The last hidden vectors that the model returns."""
+        returned = returned_vectors(self.output)
+        assert returned is not None
+        return full_precision(returned)
+
+    def at_output(self, target: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The gradient of a scalar at what the model returns, and the part of the scalar that is not linear in that.
+
+        Args:
+            target: A scalar that autograd has recorded from `output`.
+
+        Raises:
+            InputError: If it does not depend on anything that is affine in the tokens' vectors.
+        """
+        leaves = [leaf for _, leaf in self._affine]
+        if not target.requires_grad:
+            raise self.not_affine()
+        gradients = list(torch.autograd.grad(target, leaves, retain_graph=True, materialize_grads=True))
+        linear = [(wide(g) * wide(leaf.detach())).sum() for g, leaf in zip(gradients, leaves, strict=True)]
+        return gradients, wide(target.detach()) - torch.stack(linear).sum()
+
+    def not_affine(self) -> NotAffineError:
+        """Why nothing can be attributed."""
+        return not_affine(self.check.name, self._why())
+
+    def linear(self, gradients: Sequence[Tensor]) -> Float[Tensor, " batch"]:
+        """Gradient × value of what the model returns, by text."""
+        parts = [
+            (wide(gradient) * wide(leaf.detach())).flatten(1).sum(dim=1)
+            for gradient, (_, leaf) in zip(gradients, self._affine, strict=True)
+            if len(leaf) == len(self.token_mask)
+        ]
+        return torch.stack(parts).sum(dim=0)
+
+    def of_tokens(self, gradients: Sequence[Tensor]) -> Float[Tensor, "batch token"]:
+        """Gradient × input of each token."""
+        parts = [source.scores(each) for source, each in zip(self.sources, gradients, strict=True)]
+        return torch.cat(parts, dim=-1)
+
+    def at_hidden(self, target: Float[Tensor, ""]) -> Float[Tensor, "batch token model"]:
+        """The gradient of a scalar at the last hidden vectors."""
+        gradients, _ = self.at_output(target)
+        made = [made for made, _ in self._affine]
+        (gradient,) = torch.autograd.grad(made, self.hidden, gradients, retain_graph=True, materialize_grads=True)
+        return gradient
+
+    def of_value_biases(self, gradient: Float[Tensor, "batch head token head_dim"]) -> Float[Tensor, "batch token"]:
+        """What b_V of each token's values in the first layer adds."""
+        assert self.value_bias is not None
+        return torch.einsum("bhtd,hd->bt", wide(gradient), wide(self.value_bias)) * wide(self.token_mask)
+
+    def back(self, gradients: Sequence[Tensor]) -> "Back":
+        """The gradients at the leaves of the first layer, and at the constants.
+
+        Args:
+            gradients: Those at what the model returns; see `at_output`.
+        """
+        if self._parts:
+            *_, (_, back) = self._staged(gradients, direct=False)
+            return back
+        values = [stage.values for stage in self.stages[:1] if stage.values is not None]
+        leaves = [*(source.inputs for source in self.sources), *values, self._ones]
+        made = [made for made, _ in self._affine]
+        found = torch.autograd.grad(made, leaves, gradients, retain_graph=True, materialize_grads=True)
+        return Back(found[: len(self.sources)], found[-2] if values else None, wide(found[-1]))
+
+    def effects(self, gradients: Sequence[Tensor], *, direct: bool) -> list[Effects]:
+        """What the parts of each layer add to a scalar. The pass must have been made with parts.
+
+        Args:
+            gradients: Those at what the model returns; see `at_output`.
+            direct: Whether they go back along the residual connections and their norms alone.
+        """
+        return [effects for effects, _ in self._staged(gradients, direct=direct)][::-1]
+
+    def _staged(self, gradients: Sequence[Tensor], *, direct: bool) -> Iterator[tuple[Effects, "Back"]]:
+        """Layer by layer, from the last to the first: its effects, and the gradients at its leaves."""
+        made: list[Tensor] = [made for made, _ in self._affine]
+        later = wide(torch.zeros_like(self._ones.detach()))
+        for stage in reversed(self.stages):
+            at = _Gradients.of(made, gradients, stage, self._ones)
+            if not direct:
+                for (_, written), gradient in zip(stage.networks, at.networks, strict=True):
+                    at = at.plus(_Gradients.of([written], [gradient], stage, self._ones))
+            later = later + wide(at.ones)
+            effects = self._effects(stage, at, later)
+            inputs = at.inputs
+            if not direct and stage.from_inputs is not None and at.values is not None:
+                through = _Gradients.of([stage.from_inputs], [at.values], stage, self._ones)
+                inputs, later = inputs + through.inputs, later + wide(through.ones)
+            yield effects, Back([inputs], at.values, later)
+            if stage.entered is not None:
+                made, gradients = [stage.entered], [inputs]
+
+    def _effects(self, stage: Stage, at: "_Gradients", later: Tensor) -> Effects:
+        tokens = self.token_mask.shape[1]
+        heads = wide(stage.inputs.new_zeros(self._heads, tokens))
+        if stage.values is not None and at.values is not None:
+            heads = (wide(at.values) * wide(stage.values.detach())).sum(dim=-1)[0]
+        networks = heads.new_zeros(tokens)
+        for (leaf, _), gradient in zip(stage.networks, at.networks, strict=True):
+            networks = networks + (wide(gradient) * wide(leaf.detach())).sum(dim=-1).flatten()
+        bypass = self.sources[0]._replace(inputs=stage.inputs).scores(at.inputs)[0]
+        return Effects(heads, networks, bypass, later)
+
+    @property
+    def _heads(self) -> int:
+        return 0 if self.value_bias is None else len(self.value_bias)
+
+
+class _Gradients(NamedTuple):
+    """Gradients at the leaves of a stage."""
+
+    inputs: Tensor
+    values: Tensor | None
+    networks: list[Tensor]
+    ones: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        made: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        stage: Stage,
+        ones: Tensor,
+    ) -> "_Gradients":
+        """Go back from some tensors to the leaves of their stage."""
+        leaves = [
+            stage.inputs,
+            *([] if stage.values is None else [stage.values]),
+            *(leaf for leaf, _ in stage.networks),
+        ]
+        found = torch.autograd.grad(
+            list(made), [*leaves, ones], list(gradients), retain_graph=True, materialize_grads=True
+        )
+        rest = list(found[1:-1])
+        return cls(found[0], None if stage.values is None else rest.pop(0), rest, found[-1])
+
+    def plus(self, other: "_Gradients") -> "_Gradients":
+        """Both together."""
+        values = self.values if self.values is None or other.values is None else self.values + other.values
+        networks = [one + two for one, two in zip(self.networks, other.networks, strict=True)]
+        return _Gradients(self.inputs + other.inputs, values, networks, self.ones + other.ones)
+
+
+def not_affine(name: str, why: str) -> NotAffineError:
+    """The refusal of a model whose output is no affine map of its tokens' vectors.
+
+    Args:
+        name: The model's.
+        why: The function that is not linear, and the module that calls it.
+    """
+    return NotAffineError(
+        f"{name} cannot be attributed: even with attention weights, deviations and slopes held fixed, {why} is not linear in "
+        "the tokens' vectors; its attention blocks can still be measured"
+    )
+
+
+def held_pass(
+    model: PreTrainedModel,
+    layout: ModelLayout,
+    inputs: Mapping[str, Tensor],
+    head: PreTrainedModel | None = None,
+    *,
+    parts: bool = False,
+) -> HeldPass:
+    """Run a model once, recorded by autograd, with everything held fixed that is not linear.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: Where its layers are.
+        inputs: Keyword arguments of the model.
+        head: A model that contains `model`; it is run instead.
+        parts: Whether what heads and networks write can be told apart, which a single text allows.
+
+    Raises:
+        InputError: If what the model returns is no affine map, or some of its weights are not on its device.
+    """
+    whole = model if head is None else head
+    if is_offloaded(whole):
+        raise InputError(
+            "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
+        )
+    networks = bind_feed_forward(model, layout) if parts else []
+    first = bind_blocks(model, layout)[0].parameters()
+    recorder = _Recorder(model, layout, networks, parts=parts)
+    fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
+    ran = _run(whole, inputs, [recorder], fused, recorder.values)
+    stages, mask = recorder.stages, inputs["attention_mask"].bool()
+    return HeldPass(
+        ran.output,
+        [Source(stages[0].inputs, mask, layout)],
+        stages,
+        recorder.hidden,
+        first.value_bias,
+        Bound(_name(model), bound_of(model, layout)),
+        ran.affine,
+        ran.ones,
+        ran.why,
+        parts,
+    )
+
+
+def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> HeldPass:
+    """Run an encoder–decoder once, recorded as by `held_pass`. Cross-attention is linear in the encoder's vectors.
+
+    Args:
+        model: The encoder–decoder with its head, in evaluation mode.
+        inputs: Its keyword arguments.
+
+    Raises:
+        InputError: If what the model returns is no affine map.
+    """
+    encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
+    recorders = [
+        _Recorder(model.get_encoder(), encoder, [], parts=False),
+        _Recorder(model.base_model, decoder, [], parts=False),
+    ]
+    ran = _run(model, inputs, recorders, [(model, reference_attention(model, decoder))], None)
+    tokens = inputs["decoder_input_ids"]
+    masks = inputs["attention_mask"].bool(), inputs.get("decoder_attention_mask", torch.ones_like(tokens)).bool()
+    sources = [
+        Source(recorder.stages[0].inputs, mask, layout)
+        for recorder, mask, layout in zip(recorders, masks, (encoder, decoder), strict=True)
+    ]
+    bound = max(bound_of(model, encoder), bound_of(model, decoder))
+    named = Bound(_name(model), bound)
+    return HeldPass(
+        ran.output, sources, [], recorders[1].hidden, None, named, ran.affine, ran.ones, ran.why, _parts=False
+    )
+
+
+class Carried(NamedTuple):
+    """What sources contribute to the vectors that a model returns."""
+
+    parts: Float[Tensor, "source batch token model"]
+    vectors: Float[Tensor, "batch token model"]
+    """The vectors themselves."""
+
+
+def carried_pass(
+    model: PreTrainedModel,
+    layout: ModelLayout,
+    inputs: Mapping[str, Tensor],
+    own: Float[Tensor, "source batch token"],
+    *,
+    bias: bool,
+    credited: bool = False,
+    visit: Callable[[Float[Tensor, "source batch token model"]], None] = lambda _parts: None,
+) -> Carried:
+    """Run a model once, and carry what some sources contribute through its code, with everything held fixed.
+
+    Stacks are made layer by layer, so that memory does not grow with depth.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: Where its layers are.
+        inputs: Keyword arguments of the model.
+        own: 1 for the tokens whose vectors make up a source.
+        bias: Whether to carry, as one source more, what all biases contribute.
+        credited: Whether the value biases of the first layer belong to the tokens whose values they are added to.
+        visit: Receives the parts after every layer.
+
+    Raises:
+        InputError: If the vectors that the model returns are no affine map of its tokens' vectors.
+    """
+    carrier = _Carrier(model, layout, own, visit, bias=bias, credited=credited)
+    mode = HeldFixed(model, carries=True, bias=bias, values=carrier.values if credited else None)
+    mode.texts = len(inputs["input_ids"])
+    fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
+    with contextlib.ExitStack() as exit_:
+        for whole, implementation in fused:
+            exit_.enter_context(attention_by(whole, implementation))
+        for handle in layer_hooks(model, layout, carrier.enter, carrier.leave):
+            exit_.callback(handle.remove)
+        exit_.enter_context(torch.inference_mode())
+        exit_.enter_context(model_code(model))
+        exit_.enter_context(mode)
+        output = model(**inputs)
+    returned = returned_vectors(output)
+    assert returned is not None
+    if kind_of(returned) is not Kind.LINEAR:
+        held_pass(model, layout, inputs)  # which says why
+        raise not_affine(_name(model), _because(returned))
+    with torch.inference_mode():
+        return Carried(full_precision(stack_of(returned)()), full_precision(returned))
+
+
+class _Carrier:
+    """Puts the stack of the sources under the vectors that enter the first layer, and makes it after every layer."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: ModelLayout,
+        own: Tensor,
+        visit: Callable[[Tensor], None],
+        *,
+        bias: bool,
+        credited: bool,
+    ) -> None:
+        self._layout, self._visit = layout, visit
+        last = own.new_zeros(1, *own.shape[1:])
+        self._own = torch.cat([own, last]) if bias else own
+        """Nothing enters the first layer from the biases."""
+        self._of_bias = torch.cat([own, last - 1]) if bias else own
+        """How often the value biases of the first layer belong to each source, beside what the model's code says."""
+        self._value_bias = bind_blocks(model, layout)[0].parameters().value_bias if credited else None
+        self._entered = False
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The vectors that enter the first layer."""
+        if self._entered:
+            return None
+        self._entered = True
+        with torch._C.DisableTorchFunction():
+            given = vectors_in(args, kwargs)
+            # A convolution reads the same tensor beside the layer.
+            vectors = given if self._layout.stream.convolution is not None else given.clone()
+            own = self._own.unsqueeze(-1).to(vectors.dtype)
+            by_text = self._layout.by_text(vectors) * own
+            axes = self._layout.stream.swapped.get("stream")
+            stack = by_text if axes is None else by_text.transpose(axes[0] + 1, axes[1] + 1)
+            marked(vectors, Kind.LINEAR)
+            vectors._stack = Stack(lambda: stack)  # type: ignore[attr-defined]
+            return None if vectors is given else with_vectors(args, kwargs, vectors)
+
+    def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """The vectors that leave a layer."""
+        vectors = output[0] if isinstance(output, tuple | list) else output
+        if kind_of(vectors) is not Kind.LINEAR:
+            return
+        with torch._C.DisableTorchFunction():
+            made = stack_of(vectors)()
+            axes = self._layout.stream.swapped.get("stream")
+            self._visit(made if axes is None else made.transpose(axes[0] + 1, axes[1] + 1))
+
+    def values(self, values: Tensor) -> Tensor:
+        """What attention of the first layer adds up, with its biases where they are credited."""
+        bias, self._value_bias = self._value_bias, None
+        if bias is None:
+            return values
+        with torch._C.DisableTorchFunction():
+            before, new = stack_of(values), marked(values.clone(), Kind.LINEAR)
+            credit = self._of_bias[:, :, None, :, None].to(bias.dtype) * bias[:, None]
+            new._stack = Stack(lambda: before() + credit.to(values.dtype))
+        return new
+
+
+class _Ran(NamedTuple):
+    """What a recorded pass has left."""
+
+    output: Any
+    affine: Sequence[tuple[Tensor, Tensor]]
+    ones: Tensor
+    why: Callable[[], str]
+    """Says what is not affine, after running the model again."""
+
+
+def _run(
+    whole: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    recorders: Sequence["_Recorder"],
+    attention: Sequence[tuple[PreTrainedModel, str]],
+    values: Callable[[Tensor], Tensor] | None,
+) -> _Ran:
+    """Run a model with everything held fixed.
+
+    Args:
+        whole: The model that runs.
+        recorders: Those of its stacks.
+        attention: Models that compute attention by a function of transformers' registry.
+        values: See `HeldFixed`.
+
+    Raises:
+        NotAffineError: If nothing of what it returns is affine.
+    """
+    ones = torch.ones((), dtype=whole.dtype, device=inputs["input_ids"].device, requires_grad=True)
+
+    def run(recorders: Sequence[_Recorder], *, explains: bool) -> Any:
+        mode = HeldFixed(whole, ones, values=values)
+        mode.texts, mode.explains = len(inputs["input_ids"]), explains
+        with contextlib.ExitStack() as exit_:
+            exit_.enter_context(_without_gradients(whole))
+            for model, implementation in attention:
+                exit_.enter_context(attention_by(model, implementation))
+            for recorder in recorders:
+                exit_.enter_context(recorder.hooks())
+            exit_.enter_context(torch.inference_mode(False))
+            exit_.enter_context(torch.enable_grad())
+            exit_.enter_context(model_code(whole))
+            exit_.enter_context(mode)
+            return whole(**{name: tensor.clone() for name, tensor in inputs.items()})
+
+    def why() -> str:
+        return _because(run([recorder.again() for recorder in recorders], explains=True))
+
+    output = run(recorders, explains=False)
+    affine: list[tuple[Tensor, Tensor]] = []
+
+    def leaf(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            return tensor
+        still = tensor.detach()
+        if kind_of(tensor) is Kind.LINEAR:
+            with torch.inference_mode(False):
+                affine.append((tensor, still.requires_grad_()))
+        return still
+
+    output = tree_map(leaf, output)
+    if not affine:
+        raise not_affine(_name(whole), why())
+    return _Ran(output, affine, ones, why)
+
+
+def _because(output: Any) -> str:
+    """Why what a model returns is held."""
+    reasons = (getattr(each, "_because", None) for each in tree_iter(output))
+    return next(filter(None, reasons), "what it returns")
+
+
+def _name(model: PreTrainedModel) -> str:
+    return model.config.name_or_path or type(model).__name__
+
+
+@contextlib.contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    """Context in which no gradient goes to the weights."""
+    asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asked:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asked:
+            parameter.requires_grad_(True)
+
+
+class _Recorder:
+    """Makes the vectors that enter the first layer leaves and, with parts, those that enter each layer and what parts write."""
+
+    def __init__(
+        self, model: PreTrainedModel, layout: ModelLayout, networks: Sequence[FeedForwardModules], *, parts: bool
+    ) -> None:
+        self._model, self._layout, self._networks, self._parts = model, layout, networks, parts
+        self.stages: list[Stage] = []
+        self._last: Tensor | None = None
+
+    def again(self) -> "_Recorder":
+        """One for another pass."""
+        return _Recorder(self._model, self._layout, self._networks, parts=self._parts)
+
+    @property
+    def hidden(self) -> Tensor:
+        """The last hidden vectors, by text."""
+        assert self._last is not None
+        return self._layout.by_text(self._last)
+
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Context in which a pass is recorded."""
+        final = self._layout.stream.final_norm
+        with contextlib.ExitStack() as exit_:
+            for handle in layer_hooks(self._model, self._layout, self._enter, self._leave):
+                exit_.callback(handle.remove)
+            if final is not None:
+                handle = attrgetter(final)(self._model).register_forward_hook(self._leave)
+                exit_.callback(handle.remove)
+            written = [
+                module
+                for network in self._networks
+                for module in (network.output, *([] if network.shared is None else [network.shared.output]))
+            ]
+            for module in {id(each): each for each in written}.values():
+                exit_.callback(module.register_forward_hook(self._wrote).remove)
+            yield
+
+    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.stages and not self._parts:
+            return None
+        with torch._C.DisableTorchFunction():  # the mode would take the leaf for a part of the model
+            vectors = vectors_in(args, kwargs)
+            entered = vectors.clone() if self.stages else None
+            if not self.stages and self._layout.stream.convolution is not None:
+                # A convolution reads the same tensor beside the layer.
+                self.stages.append(Stage(marked(vectors.requires_grad_(), Kind.LINEAR), None))
+                return None
+            leaf = vectors.detach().clone().requires_grad_()
+            self.stages.append(Stage(leaf, entered))
+            # The model may change what it is given in place.
+            return with_vectors(args, kwargs, marked(leaf.clone(), Kind.LINEAR))
+
+    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._last = output[0] if isinstance(output, tuple | list) else output
+
+    def values(self, values: Tensor) -> Tensor:
+        """Take what attention adds up in a layer."""
+        if not self.stages or self.stages[-1].values is not None:
+            return values
+        stage = self.stages[-1]
+        if not self._parts:
+            stage.values = values
+            return values
+        with torch._C.DisableTorchFunction():
+            stage.from_inputs, stage.values = values, values.detach().clone().requires_grad_()
+            return marked(stage.values.clone(), Kind.LINEAR)
+
+    def _wrote(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            vectors = output[0] if isinstance(output, tuple | list) else output
+            leaf = vectors.detach().clone().requires_grad_()
+            self.stages[-1].networks.append((leaf, vectors))
+            new = marked(leaf.clone(), Kind.LINEAR)
+        return type(output)((new, *output[1:])) if isinstance(output, tuple | list) else new

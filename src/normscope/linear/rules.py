@@ -1,0 +1,830 @@
+"""Which parts of a model's own code are linear in its tokens' vectors, and what is held fixed: one rule for each function.
+
+While the code runs, every tensor has a kind: linear (an affine map of the tokens' vectors), held (computed from them and kept
+at its value: α, 1/σ, slopes, gates, routes), or none (weights, masks). A rule splits a function into factors that are held, a
+linear function of its linear operands, and constants. A function without a rule gives a held tensor. Held tensors multiply
+linear ones and are never added to them. So what ends up linear is an affine map by construction, whatever the model looks like.
+
+Slopes of activations are g(u)/u; a gated product g(u) ⊙ w is split by the mean of g along the path from 0 to u (Kobayashi et
+al. 2024, arXiv:2302.00456), as DecompX does with slopes (Modarressi et al. 2023, arXiv:2306.02873).
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from normscope.errors import InputError
+from normscope.linear.held_attention import HeldAttention, by_head, side_by_side
+from normscope.maths.activations import Activation, Logistic, activation_of
+
+
+class Kind(Enum):
+    """What a tensor is, seen from the tokens' vectors."""
+
+    LINEAR = "linear"
+    HELD = "held"
+
+
+class NotAffineError(InputError):
+    """What a model returns is no affine map of its tokens' vectors, even with everything held fixed that is not linear."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MOVES = _names(
+    "view reshape permute transpose contiguous flatten unflatten unsqueeze squeeze expand chunk split tensor_split ravel flip "
+    "t split_with_sizes unbind narrow select __getitem__ clone repeat repeat_interleave roll swapaxes movedim moveaxis pad "
+    "gather index_select dropout sum mean cumsum neg __neg__ __get__ take_along_dim as_strided broadcast_to tile swapdims "
+    "expand_as view_as reshape_as unfold diagonal"
+)
+_LIKE = _names("expand_as view_as reshape_as")
+_IDENTITIES = _names("detach requires_grad_ cpu cuda")
+_BESIDE = _names("cat concat concatenate stack hstack vstack")
+_PRODUCTS = _names("matmul __matmul__ __rmatmul__ bmm mm einsum")
+_TIMES = _names("mul __mul__ __rmul__ __imul__ mul_ multiply")
+_DIVISIONS = _names("div __truediv__ __itruediv__ div_ divide true_divide")
+_SUMS = _names("add __add__ __radd__ __iadd__ add_ sub __sub__ __isub__ sub_ __rsub__ rsub subtract")
+_CASTS = _names("to float double type type_as half bfloat16")
+_INTO = _names(
+    "index_add_ scatter_add_ __setitem__ index_copy_ copy_ index_put_ index_add scatter_add index_copy index_put"
+)
+_NEW = _names(
+    "zeros_like empty_like ones_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor size dim "
+    "numel stride is_contiguous data_ptr is_floating_point"
+)
+_SLOPED = _names("gelu silu relu relu6 mish hardswish leaky_relu tanh relu_ silu_ tanh_")
+_CLIPPED = _names("clamp clip clamp_ clip_ hardtanh")
+
+
+def kind_of(value: object) -> Kind | None:
+    """The kind of a tensor; None for one that does not depend on the tokens' vectors, and for anything else."""
+    return getattr(value, "_kind", None) if isinstance(value, Tensor) else None
+
+
+def marked(values: Any, kind: Kind) -> Any:
+    """The same tensor or tensors, with a kind. Numbers of tokens or experts have none."""
+    for each in _tensors(values):
+        if each.is_floating_point():
+            each._kind = kind  # type: ignore[attr-defined]
+    return values
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors([*values.values()])
+
+
+def _mapped(values: Any, of: Callable[[Tensor], Any]) -> Any:
+    if isinstance(values, Tensor):
+        return of(values)
+    if isinstance(values, tuple | list) and not hasattr(values, "_fields"):
+        return type(values)(_mapped(each, of) for each in values)
+    return {key: _mapped(each, of) for key, each in values.items()} if isinstance(values, dict) else values
+
+
+def still(value: Any) -> Any:
+    """A tensor at its value, through which nothing goes back; anything else as it is."""
+    return value.detach() if isinstance(value, Tensor) and kind_of(value) else value
+
+
+Linear = Callable[..., Any]
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """A function as an affine map of its linear operands."""
+
+    apply: Linear
+    """The function itself, of its linear operands and then of its constants; everything else in it is held."""
+    operands: Sequence[Tensor]
+    constants: Sequence[Tensor] = ()
+    """What is added that comes from no token."""
+    stacked: Linear | None = None
+    """The linear part for stacks of operands, (source, *operand). By default, `apply` under vmap, without constants."""
+    activation: tuple[Tensor, Activation] | None = None
+    """What an activation was applied to, and which it is: the gate of a gated product."""
+    constant_part: Callable[[], Tensor] | None = None
+    """What the constants add. By default, what `apply` makes of zeros."""
+
+    def parts(self, stacks: Sequence[Tensor]) -> Any:
+        """The linear part of each source.
+
+        Args:
+            stacks: The parts of the operands.
+        """
+        if self.stacked is not None:
+            return self.stacked(*stacks)
+        nothing = [torch.zeros_like(each) for each in self.constants]
+        return torch.vmap(lambda *parts: self.apply(*parts, *nothing))(*stacks)
+
+    def constant(self) -> Any:
+        """The constant part."""
+        if self.constant_part is not None:
+            return self.constant_part()
+        return self.apply(*(torch.zeros_like(each) for each in self.operands), *self.constants)
+
+
+class Stack:
+    """What each source contributes to a linear tensor, computed when it is first asked for: for queries and keys, never."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make: Callable[[], Any] | None = make
+        self._made: Any = None
+
+    def at(self, number: int) -> "Stack":
+        """That of one of several tensors that a function gives."""
+        return Stack(lambda: self()[number])
+
+    def __call__(self) -> Any:
+        """(source, *tensor)."""
+        if self._make is not None:
+            self._made, self._make = self._make(), None
+        return self._made
+
+
+class _Transposed(torch.autograd.Function):
+    """The value of a function that is not linear, whose gradient goes back by the transpose of its linear part."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Callable[[], Tensor], back: Callable[[Tensor], Any], *_operands: Tensor) -> Tensor:
+        ctx.back = back
+        return value()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        back = ctx.back(gradients[0])
+        return (None, None, *(back if isinstance(back, tuple) else (back,)))
+
+
+def _held(value: Callable[[], Tensor], back: Callable[[Tensor], Any], *operands: Tensor) -> Tensor:
+    made: Tensor = _Transposed.apply(value, back, *operands)
+    return made
+
+
+_KNOWN: "weakref.WeakKeyDictionary[nn.Module, Activation]" = weakref.WeakKeyDictionary()
+_KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
+
+
+class HeldFixed(TorchFunctionMode):
+    """Runs a model's code with everything held fixed that is not linear, and keeps the kinds of its tensors.
+
+    Args:
+        model: The model, whose activations are recognised by what they compute.
+        ones: A number, 1, that multiplies all constants, through which autograd reads what they add up to.
+        carries: Whether linear tensors have a `Stack`.
+        bias: Whether the last source of stacks is the bias, to which constants are added.
+        values: Called with what attention adds up, (text, head, key, dimension), just before it does; returns what replaces it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ones: Tensor | None = None,
+        *,
+        carries: bool = False,
+        bias: bool = False,
+        values: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self._model, self.ones, self.carries, self._bias, self.values = model, ones, carries, bias, values
+        self._replaced: list[nn.Module] = []
+        self.explains = False
+        """Whether held tensors say which function, in which module, made them of linear ones."""
+        self.texts: int | None = None
+        """Number of texts in the batch, for attention whose texts and heads share an axis."""
+
+    def __enter__(self) -> "HeldFixed":
+        self._replaced = [module for module in self._model.modules() if _may_be_an_activation(module)]
+        for module in self._replaced:
+            module.forward = functools.partial(self._activation, module)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        for module in self._replaced:
+            del module.forward
+
+    def _activation(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(type(module).forward, module)
+        if len(args) == 1 and not kwargs and kind_of(args[0]) is Kind.LINEAR:
+            with torch._C.DisableTorchFunction():
+                if module not in _KNOWN and (found := _recognised(own, args[0])) is not None:
+                    _KNOWN[module] = found
+                if module in _KNOWN:
+                    return self.done(_sloped(own, args[0], _KNOWN[module]))
+        return own(*args, **kwargs)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")
+        if name in _NEW:
+            return function(*args, **kwargs)
+        given = [*_tensors((args, kwargs))]
+        kinds = {kind_of(each) for each in given}
+        if None in kinds and any(kind_of(each) is None and each.requires_grad and not each.is_leaf for each in given):
+            raise NotAffineError(f"{name} reads a tensor that depends on the tokens, but is neither linear nor held")
+        if kinds <= {None}:
+            return function(*args, **kwargs)
+        if any(kind_of(each) is Kind.LINEAR and each.dtype is torch.float64 for each in given):
+            # Families that round to float32 inside a float64 model would not be linear to its precision.
+            if name in _CASTS and kind_of(args[0]) is Kind.LINEAR:
+                target = function(*args, **kwargs)
+                return args[0] if target.is_floating_point() else target
+            args, kwargs = _mapped(args, _doubled), _mapped(kwargs, _doubled)
+        rule = _RULES.get(name) if Kind.LINEAR in kinds else None
+        step = None if rule is None else rule(self, _Call(name, function, args, kwargs))
+        if step is not None:
+            return self.done(step) if isinstance(step, Step) else step[0]
+        if name in _INTO:
+            marked(args[0], Kind.HELD)
+        made = marked(function(*_mapped(args, still), **_mapped(kwargs, still)), Kind.HELD)
+        if self.explains:
+            for each in _tensors(made):
+                each._because = self._reason(name, given)  # type: ignore[attr-defined]
+        return made
+
+    def done(self, step: Step) -> Any:
+        """What a step gives, marked as linear."""
+        # What the step may change in place lies before it.
+        whole = self.stack(step) if self.carries else None
+        constants = step.constants
+        if self.ones is not None:
+            constants = [each * self.ones.to(each.dtype) for each in constants]
+        made = marked(step.apply(*step.operands, *constants), Kind.LINEAR)
+        if step.activation is not None:
+            made._activation = step.activation
+        if whole is not None:
+            for number, each in enumerate(made if isinstance(made, tuple | list) else (made,)):
+                each._stack = whole if isinstance(made, Tensor) else whole.at(number)
+        return made
+
+    def stack(self, step: Step) -> Stack:
+        """What each source contributes to what a step gives."""
+        return Stack(functools.partial(self._parts, step, [stack_of(each) for each in step.operands]))
+
+    def _parts(self, step: Step, stacks: Sequence[Stack]) -> Any:
+        made = step.parts([each() for each in stacks])
+        if not self._bias or not step.constants:
+            return made
+        return torch.cat([made[:-1], (made[-1] + step.constant()).unsqueeze(0)])
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Context in which functions that a rule calls have rules themselves."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+
+    def _reason(self, name: str, given: Sequence[Tensor]) -> str:
+        """Why a tensor is held: the function that made it of linear ones, or that of the held one it was made of."""
+        earlier = [each._because for each in given if hasattr(each, "_because")]
+        if earlier:
+            return str(earlier[0])
+        frame: FrameType | None = sys._getframe()
+        paths = {module: path for path, module in self._model.named_modules()}
+        while frame is not None and frame.f_locals.get("self") not in paths:
+            frame = frame.f_back
+        if frame is None:
+            return name
+        module = frame.f_locals["self"]
+        return f"{name} in {paths[module] or 'the model'} ({type(module).__name__})"
+
+
+def _may_be_an_activation(module: nn.Module) -> bool:
+    return (
+        next(module.children(), None) is None
+        and sum(parameter.numel() for parameter in module.parameters()) <= 1
+        and not isinstance(module, nn.Identity | nn.Dropout | nn.Embedding)
+        and "forward" not in vars(module)
+    )
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype is torch.float32 else tensor
+
+
+def stack_of(tensor: Tensor) -> Stack:
+    """The stack of a linear tensor of a mode that carries."""
+    stack: Stack = tensor._stack  # type: ignore[attr-defined]
+    return stack
+
+
+class _Call(NamedTuple):
+    """One call of a torch function."""
+
+    name: str
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it changes its first operand."""
+        return self.name.endswith("_") and not self.name.startswith("__")
+
+    def run(self, *args: Any) -> Any:
+        return self.function(*args, **self.kwargs)
+
+
+_Rule = Callable[[HeldFixed, _Call], Any]
+_RULES: dict[str, _Rule] = {}
+
+
+def _rule(*names: str | frozenset[str]) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
+        for each in names:
+            _RULES.update(dict.fromkeys([each] if isinstance(each, str) else each, rule))
+        return rule
+
+    return register
+
+
+def _are(kind: Kind, *values: Any) -> bool:
+    return any(kind_of(each) is kind for each in _tensors(values))
+
+
+@_rule(_MOVES)
+def _moved(_mode: HeldFixed, call: _Call) -> Any:
+    """Elements that change places, or are added up."""
+    one, *rest = call.args
+    if call.name in _LIKE and kind_of(one) is None:
+        return (call.run(one, *rest),)
+    if _are(Kind.HELD, one):
+        return None
+    if call.name == "__get__":  # of an attribute
+        made = call.run(one, *rest)
+        if not isinstance(made, Tensor):
+            return (made,)
+    return Step(lambda vectors: call.run(vectors, *rest), [one])
+
+
+@_rule(_IDENTITIES)
+def _same(_mode: HeldFixed, call: _Call) -> Any:
+    return (call.args[0],)
+
+
+@_rule(_CASTS)
+def _cast(_mode: HeldFixed, call: _Call) -> Any:
+    one, *rest = call.args
+    if kind_of(one) is not Kind.LINEAR:
+        return None
+    made = call.run(one, *rest)
+    if made is one or not made.is_floating_point():
+        return (made,)
+    return Step(lambda vectors: call.run(vectors, *rest), [one])
+
+
+@_rule(_BESIDE)
+def _beside(_mode: HeldFixed, call: _Call) -> Any:
+    """Tensors beside each other: those that are not linear are constants."""
+    tensors, *rest = call.args
+    if _are(Kind.HELD, tensors):
+        return None
+    places = [place for place, each in enumerate(tensors) if kind_of(each)]
+    others = [place for place, each in enumerate(tensors) if not kind_of(each)]
+
+    def put(*given: Tensor) -> Any:
+        of_place = dict(zip([*places, *others], given, strict=True))
+        return call.run([of_place[place] for place in range(len(tensors))], *rest)
+
+    return Step(put, [tensors[place] for place in places], [tensors[place] for place in others])
+
+
+@_rule(_PRODUCTS)
+def _product(mode: HeldFixed, call: _Call) -> Any:
+    """A product with something held or plain. That of two linear tensors, such as q·k, is held."""
+    places = [place for place, each in enumerate(call.args) if kind_of(each) is Kind.LINEAR]
+    if len(places) != 1 or call.kwargs:
+        return None
+    (place,) = places
+    before, after = [*map(still, call.args[:place])], [*map(still, call.args[place + 1 :])]
+    value = call.args[place]
+    if mode.values is not None and any(kind_of(each) is Kind.HELD for each in call.args):
+        with mode.again():
+            value = by_head(call.name, call.args, place, mode.texts, mode.values)
+    stacked = None
+    if len(call.args) == 2 and place == 1 and call.name != "einsum" and before[0].ndim == value.ndim:
+        stacked = functools.partial(side_by_side, before[0])
+    return Step(lambda vectors: call.run(*before, vectors, *after), [value], stacked=stacked)
+
+
+@_rule(_TIMES)
+def _times(mode: HeldFixed, call: _Call) -> Any:
+    one, other = call.args
+    if kind_of(one) is kind_of(other) is Kind.LINEAR:
+        return _gated(one, other) or _gated(other, one)
+    linear, factor = (one, other) if kind_of(one) is Kind.LINEAR else (other, one)
+    gate = _logistic(linear, factor)
+    if gate is not None:
+        return _sloped(lambda inner: inner * still(factor), linear, gate)
+    if linear is not one:
+        return Step(lambda vectors: still(one) * vectors, [other])
+    return _scaled(mode, call)
+
+
+def _logistic(linear: Tensor, factor: object) -> Activation | None:
+    """The activation u σ(β u), if that is what a product computes."""
+    inner = getattr(factor, "_logistic_of", None)
+    if inner is None:
+        return None
+    base, times = getattr(inner, "_multiple_of", (inner, 1.0))
+    return Logistic(times) if base is linear else None
+
+
+@_rule("sigmoid")
+def _sigmoid(_mode: HeldFixed, call: _Call) -> Any:
+    """A gate, which is held; with what it is a function of, it may be an activation."""
+    if kind_of(call.args[0]) is not Kind.LINEAR:
+        return None
+    made = marked(call.run(call.args[0].detach()), Kind.HELD)
+    made._logistic_of = call.args[0]
+    return (made,)
+
+
+def _gated(gate: Tensor, factor: Tensor) -> Step | None:
+    """g(u) ⊙ w as u ⊙ A + w ⊙ B, if the gate is g(u). Otherwise it is a square, as in a norm's variance, and held."""
+    known: tuple[Tensor, Activation] | None = getattr(gate, "_activation", None)
+    if known is None or getattr(factor, "_activation", None) is not None:
+        return None
+    inner, activation = known
+    fixed = inner.detach()
+    mean = activation.path_slope(fixed)
+    of_inner, of_factor = factor.detach() * (_slope(gate.detach(), fixed, activation) - mean), mean * fixed
+    value = gate.detach() * factor.detach()
+
+    def apply(u: Tensor, w: Tensor) -> Tensor:
+        return _held(lambda: value, lambda g: (_shaped(g * of_inner, u), _shaped(g * of_factor, w)), u, w)
+
+    return Step(apply, [inner, factor], stacked=lambda u, w: u * of_inner + w * of_factor)
+
+
+def _shaped(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
+
+
+@_rule(_DIVISIONS)
+def _divided(mode: HeldFixed, call: _Call) -> Any:
+    return None if kind_of(call.args[0]) is not Kind.LINEAR or call.kwargs else _scaled(mode, call)
+
+
+def _scaled(mode: HeldFixed, call: _Call) -> Any:
+    """A linear tensor times, or divided by, what is not."""
+    one, factor = call.args[0], still(call.args[1])
+    divides = call.name in _DIVISIONS
+
+    def scaled(vectors: Tensor) -> Tensor:
+        return vectors / factor if divides else vectors * factor
+
+    # A factor with more axes than the vectors would be taken for one with sources.
+    stacked = scaled if not isinstance(factor, Tensor) or factor.ndim <= one.ndim else None
+    step = Step(scaled, [one], stacked=stacked)
+    if isinstance(factor, float | int) and not divides and not call.in_place:
+        made = mode.done(step)
+        made._multiple_of = one, float(factor)
+        return (made,)
+    if not call.in_place:
+        return step
+    return (_changed(mode, call, step, one),)
+
+
+def _changed(mode: HeldFixed, call: _Call, step: Step, one: Tensor) -> Tensor:
+    """A tensor that the model changes in place into what a step gives."""
+    if one._is_view() and mode.carries:
+        raise NotAffineError(f"{call.name} changes a part of a tensor in place")
+    made = mode.done(step)
+    one.copy_(made)
+    marked(one, Kind.LINEAR)
+    if mode.carries:
+        one._stack = stack_of(made)  # type: ignore[attr-defined]
+    return one
+
+
+@_rule(_SUMS)
+def _sum(mode: HeldFixed, call: _Call) -> Any:
+    one, other = call.args
+    if Kind.HELD in (kind_of(one), kind_of(other)):
+        return None
+    function = _OUT_OF_PLACE.get(call.name, call.function)
+    kwargs = call.kwargs
+    if kind_of(one) is kind_of(other) is Kind.LINEAR:
+
+        def added(a: Tensor, b: Tensor) -> Tensor:
+            return function(a, b, **kwargs)
+
+        step = Step(added, [one, other], stacked=added if one.ndim == other.ndim else None)
+    else:
+        linear, plain = (one, other) if kind_of(one) else (other, one)
+        constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
+        first = kind_of(one) is not None
+        step = Step(lambda a, b: function(*((a, b) if first else (b, a)), **kwargs), [linear], [constant])
+    return (_changed(mode, call, step, one),) if call.in_place else step
+
+
+_OUT_OF_PLACE = {
+    "add_": Tensor.add,
+    "sub_": Tensor.sub,
+    "__iadd__": Tensor.add,
+    "__isub__": Tensor.sub,
+}
+
+
+@_rule(_INTO)
+def _into(mode: HeldFixed, call: _Call) -> Any:
+    """Linear vectors that are written, or added, into a part of a tensor."""
+    base, *rest = call.args
+    kwargs = dict(call.kwargs)
+    written = [each for each in _tensors((rest, kwargs)) if kind_of(each)]
+    if kind_of(base) is Kind.HELD or len(written) > 1 or _are(Kind.HELD, written):
+        return None
+
+    def put(to: Tensor, *vectors: Tensor) -> Tensor:
+        def replaced(each: Tensor) -> Tensor:
+            return vectors[0] if vectors and each is written[0] else each
+
+        new = to.clone() if call.in_place else to
+        made = call.function(new, *_mapped(rest, replaced), **_mapped(kwargs, replaced))
+        return new if call.in_place else made
+
+    plain = kind_of(base) is None
+    if plain and base.requires_grad:
+        raise NotAffineError(f"{call.name} writes into a parameter")
+    before = base.clone() if call.in_place else base
+    # A plain tensor that is written into is a constant; most are zeros.
+    if plain:
+
+        def stacked(vectors: Tensor) -> Tensor:
+            return torch.vmap(put)(before.new_zeros(len(vectors), *before.shape), vectors)
+
+        step = Step(lambda vectors, to: put(to, vectors), written, [before], stacked=stacked)
+    else:
+        step = Step(put, [base, *written])
+    if not call.in_place:
+        return step
+    stack = mode.stack(step) if mode.carries else None
+    if plain and mode.ones is not None:
+        base.copy_(before * mode.ones.to(base.dtype))
+    call.function(base, *rest, **kwargs)
+    marked(base, Kind.LINEAR)
+    if stack is not None:
+        base._stack = stack
+    return (None if call.name == "__setitem__" else base,)
+
+
+@_rule(_SLOPED)
+def _activated(_mode: HeldFixed, call: _Call) -> Any:
+    one, *rest = call.args
+    if kind_of(one) is not Kind.LINEAR or (call.kwargs.get("inplace") is True and call.in_place):
+        return None
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "inplace"}
+    name = call.name.rstrip("_")
+    function = getattr(F, name, None) or getattr(torch, name)
+    key = (name, *rest, *kwargs.items(), one.dtype, one.device)
+    if key not in _KNOWN_FUNCTIONS:
+        _KNOWN_FUNCTIONS[key] = _recognised(lambda probe: function(probe, *rest, **kwargs), one)
+    known = _KNOWN_FUNCTIONS[key]
+    return None if known is None else _sloped(lambda inner: function(inner, *rest, **kwargs), one, known)
+
+
+def _recognised(function: Callable[[Tensor], Tensor], like: Tensor) -> Activation | None:
+    probe = torch.empty(0, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+    try:
+        return activation_of(function, probe)
+    except Exception:  # somebody else's function, which is none of single numbers
+        return None
+
+
+def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activation) -> Step:
+    """g(u) as u times its slope."""
+    fixed = inner.detach()
+    value = function(fixed)
+    slope = _slope(value, fixed, known)
+    return Step(
+        lambda u: _held(lambda: value, lambda gradient: gradient * slope, u),
+        [inner],
+        stacked=lambda u: u * slope,
+        activation=(inner, known),
+    )
+
+
+def _slope(value: Tensor, inner: Tensor, known: Activation) -> Tensor:
+    """g(u)/u, from what the model's own function gives; g′(0) at 0."""
+    return torch.where(inner == 0, known.slope(inner.new_zeros(())), value / inner.masked_fill(inner == 0, 1))
+
+
+@_rule(_CLIPPED)
+def _clipped(_mode: HeldFixed, call: _Call) -> Any:
+    """A value within limits, as a multiple of what it was."""
+    one, *rest = call.args
+    if _are(Kind.HELD, rest, dict(call.kwargs)) or _are(Kind.LINEAR, rest, dict(call.kwargs)):
+        return None
+    fixed = one.detach().clone()
+    value = call.run(one.detach().clone(), *rest)
+    slope = torch.where(fixed == 0, 1.0, value / fixed.masked_fill(fixed == 0, 1))
+    return Step(
+        lambda u: _held(lambda: value, lambda gradient: gradient * slope, u), [one], stacked=lambda u: u * slope
+    )
+
+
+@_rule("masked_fill", "masked_fill_")
+def _masked(mode: HeldFixed, call: _Call) -> Any:
+    one, mask, value = call.args
+    if kind_of(one) is not Kind.LINEAR or kind_of(value):
+        return None
+    constant = torch.as_tensor(value, dtype=one.dtype, device=one.device)
+    step = Step(
+        lambda vectors, to: torch.where(mask, to, vectors), [one], [constant], stacked=lambda v: v.masked_fill(mask, 0)
+    )
+    return (_changed(mode, call, step, one),) if call.in_place else step
+
+
+@_rule("where")
+def _chosen(_mode: HeldFixed, call: _Call) -> Any:
+    condition, one, other = call.args
+    if Kind.HELD in (kind_of(one), kind_of(other)) or kind_of(condition):
+        return None
+    if kind_of(one) is kind_of(other):
+        return Step(functools.partial(torch.where, condition), [one, other])
+    first = kind_of(one) is Kind.LINEAR
+    linear, plain = (one, other) if first else (other, one)
+    constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
+    return Step(lambda v, c: torch.where(condition, *((v, c) if first else (c, v))), [linear], [constant])
+
+
+@_rule("linear")
+def _linear(_mode: HeldFixed, call: _Call) -> Any:
+    vectors, weight, bias = _arguments(call, "input", "weight", "bias")
+    if kind_of(weight) or kind_of(bias) or kind_of(vectors) is not Kind.LINEAR:
+        return None
+    return Step(
+        lambda v, *b: F.linear(v, weight, *b),
+        [vectors],
+        [] if bias is None else [bias],
+        stacked=lambda v: F.linear(v, weight),
+    )
+
+
+@_rule("addmm")
+def _addmm(_mode: HeldFixed, call: _Call) -> Any:
+    bias, vectors, weight = _arguments(call, "input", "mat1", "mat2")
+    if kind_of(vectors) is not Kind.LINEAR or kind_of(weight) or kind_of(bias) or len(call.kwargs):
+        return None
+    return Step(lambda v, b: torch.addmm(b, v, weight), [vectors], [bias], stacked=lambda v: v @ weight)
+
+
+@_rule("baddbmm", "baddbmm_")
+def _baddbmm(_mode: HeldFixed, _call: _Call) -> None:
+    """Scores: held."""
+
+
+@_rule("conv1d", "conv2d")
+def _convolved(_mode: HeldFixed, call: _Call) -> Any:
+    given: list[Any] = [*call.args, *[None] * (3 - len(call.args))]
+    vectors, weight, bias, *rest = given
+    kwargs = dict(call.kwargs)
+    weight, bias = kwargs.pop("weight", weight), kwargs.pop("bias", bias)
+    if kind_of(vectors) is not Kind.LINEAR or kind_of(weight):
+        return None
+    function = call.function
+    return Step(
+        lambda v, *b: function(v, weight, b[0] if b else None, *rest, **kwargs),
+        [vectors],
+        [] if bias is None else [bias],
+    )
+
+
+def _arguments(call: _Call, *names: str) -> list[Any]:
+    """The arguments of a function by their names; None for those that are left out."""
+    given = dict(zip(names, call.args, strict=False)) | {
+        name: call.kwargs.get(name) for name in names[len(call.args) :]
+    }
+    return [given[name] for name in names]
+
+
+@_rule("layer_norm")
+def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
+    x, shape, weight, bias, eps = _arguments(call, "input", "normalized_shape", "weight", "bias", "eps")
+    eps = 1e-5 if eps is None else eps
+    if len(shape) != 1 or kind_of(weight) or kind_of(bias):
+        return None
+    fixed = x.detach()
+    wide = fixed.to(torch.promote_types(fixed.dtype, torch.float32))
+    scale = (wide.var(dim=-1, correction=0, keepdim=True) + eps).rsqrt().to(fixed.dtype)
+
+    def scaled(vectors: Tensor) -> Tensor:
+        return vectors * scale if weight is None else vectors * weight * scale
+
+    def normed(vectors: Tensor) -> Tensor:
+        return scaled(vectors - vectors.mean(dim=-1, keepdim=True))
+
+    def back(gradient: Tensor) -> Any:
+        centred = scaled(gradient)
+        centred = centred - centred.mean(dim=-1, keepdim=True)
+        return (centred, gradient.flatten(0, -2).sum(dim=0)) if bias is not None else centred
+
+    def apply(vectors: Tensor, *constant: Tensor) -> Tensor:
+        return _held(lambda: F.layer_norm(fixed, shape, weight, bias, eps), back, vectors, *constant)
+
+    return Step(
+        apply,
+        [x],
+        [] if bias is None else [bias],
+        stacked=normed,
+        constant_part=None if bias is None else lambda: bias.expand_as(fixed),
+    )
+
+
+@_rule("rms_norm")
+def _rms_norm(_mode: HeldFixed, call: _Call) -> Any:
+    x, shape, weight, eps = _arguments(call, "input", "normalized_shape", "weight", "eps")
+    if len(shape) != 1 or kind_of(weight):
+        return None
+    fixed = x.detach()
+    wide = fixed.to(torch.promote_types(fixed.dtype, torch.float32))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt().to(fixed.dtype)
+
+    def scaled(vectors: Tensor) -> Tensor:
+        return vectors * scale if weight is None else vectors * weight * scale
+
+    value = call.function(fixed, shape, weight, eps)
+    return Step(lambda v: _held(lambda: value, scaled, v), [x], stacked=scaled)
+
+
+@_rule("scaled_dot_product_attention")
+def _attention(mode: HeldFixed, call: _Call) -> Any:
+    """Fused attention, whose weights are computed again in strips of queries where they are needed."""
+    names = "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+    query, key, value, mask, dropout, causal, scale, grouped = _arguments(call, *names)
+    if kind_of(value) is not Kind.LINEAR or dropout or kind_of(mask) is Kind.LINEAR:
+        return None
+    query, key, mask = still(query), still(key), still(mask)
+    output = call.function(query, key, value.detach(), mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped))
+    if grouped:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+        value = mode.done(_repeated(value, query.shape[-3] // value.shape[-3]))
+    if mode.values is not None and value.ndim == 4:
+        value = mode.values(value)
+    attention = HeldAttention(query, key, mask, causal=bool(causal), scale=scale)
+    return Step(lambda v: _held(lambda: output, attention.transposed, v), [value], stacked=attention.stacked)
+
+
+def _repeated(value: Tensor, times: int) -> Step:
+    return Step(lambda v: v.repeat_interleave(times, dim=-3), [value])
+
+
+@_rule("multi_head_attention_forward")
+def _multi_head_attention(mode: HeldFixed, call: _Call) -> Any:
+    """torch's function, whose inputs have the axes (token, text, dimension), in functions that have rules."""
+    given = inspect.signature(F.multi_head_attention_forward).bind(*call.args, **call.kwargs)
+    given.apply_defaults()
+    of = given.arguments
+    if of["bias_k"] is not None or of["add_zero_attn"] or of["use_separate_proj_weight"] or of["static_k"] is not None:
+        return None
+    inputs = of["query"], of["key"], of["value"]
+    together = inputs[0].ndim == 3
+    biases = (None,) * 3 if of["in_proj_bias"] is None else of["in_proj_bias"].chunk(3)
+    with mode.again():
+        q, k, v = (
+            F.linear(x.transpose(0, 1) if together else x[None], w, b)
+            .unflatten(-1, (of["num_heads"], -1))
+            .transpose(1, 2)
+            for x, w, b in zip(inputs, of["in_proj_weight"].chunk(3), biases, strict=True)
+        )
+        scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+        padding = of["key_padding_mask"]
+        mask = of["attn_mask"]
+        if mask is not None and mask.ndim == 3:
+            mask = mask.view(-1, of["num_heads"], *mask.shape[-2:])
+        for term in (mask, None if padding is None else padding[:, None, None]):
+            if term is not None:
+                scores = scores.masked_fill(term, -torch.inf) if term.dtype is torch.bool else scores + term
+        weights = torch.softmax(scores, dim=-1)
+        made = torch.matmul(weights, v).transpose(1, 2).flatten(2)
+        made = F.linear(made, of["out_proj_weight"], of["out_proj_bias"])
+        made = made.transpose(0, 1) if together else made[0]
+    shown = None
+    if of["need_weights"]:
+        shown = still(weights).mean(dim=1) if of["average_attn_weights"] else still(weights)
+        marked(shown, Kind.HELD)
+    return ((made, shown),)
