@@ -43,15 +43,6 @@ def test_targets_that_share_a_pass(model_type, bias, tokenizer):
     assert [each.what for each in together[1:]] == [each.what for each in list(together)[1:]]
 
 
-def test_gradients_go_back_in_groups_that_fit_into_memory(model, monkeypatch):
-    targets = [normscope.NextToken(position=number) for number in range(4)]
-    together = normscope.attribute(model, PROMPT, targets)
-    monkeypatch.setattr("normscope.attribution.scalars._TOKENS_AT_ONCE", 15)
-    in_groups = normscope.attribute(model, PROMPT, targets)
-    for one, other in zip(together, in_groups, strict=True):
-        np.testing.assert_allclose(one.scores, other.scores, **EXACT)
-
-
 def test_several_texts(model):
     texts = [PROMPT, "onions"]
     found = normscope.attribute(model, texts, normscope.NextToken("film"))

@@ -554,6 +554,7 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
     """Linear vectors that are written, or added, into a part of a tensor."""
     base, *rest = call.args
     kwargs = dict(call.kwargs)
+    in_place = call.in_place or call.name == "__setitem__"
     written = [each for each in _tensors((rest, kwargs)) if kind_of(each)]
     if kind_of(base) is Kind.HELD or len(written) > 1 or _are(Kind.HELD, written):
         return None
@@ -562,14 +563,14 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
         def replaced(each: Tensor) -> Tensor:
             return vectors[0] if vectors and each is written[0] else each
 
-        new = to.clone() if call.in_place else to
-        made = call.function(new, *_mapped(rest, replaced), **_mapped(kwargs, replaced))
-        return new if call.in_place else made
+        new = to.clone() if in_place else to
+        made: Tensor = call.function(new, *_mapped(rest, replaced), **_mapped(kwargs, replaced))
+        return new if in_place else made
 
     plain = kind_of(base) is None
     if plain and base.requires_grad:
         raise NotAffineError(f"{call.name} writes into a parameter")
-    before = base.clone() if call.in_place else base
+    before = base.clone() if in_place else base
     # A plain tensor that is written into is a constant; most are zeros.
     if plain:
 
@@ -579,7 +580,7 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
         step = Step(lambda vectors, to: put(to, vectors), written, [before], stacked=stacked)
     else:
         step = Step(put, [base, *written])
-    if not call.in_place:
+    if not in_place:
         return step
     stack = mode.stack(step) if mode.carries else None
     if plain and mode.ones is not None:
@@ -604,6 +605,18 @@ def _activated(_mode: HeldFixed, call: _Call) -> Any:
         _KNOWN_FUNCTIONS[key] = _recognised(lambda probe: function(probe, *rest, **kwargs), one)
     known = _KNOWN_FUNCTIONS[key]
     return None if known is None else _sloped(lambda inner: function(inner, *rest, **kwargs), one, known)
+
+
+@_rule("square", "pow", "__pow__")
+def _powered(_mode: HeldFixed, call: _Call) -> Any:
+    """A power of an activation may be one itself, such as ReLU². Any other is held, as in a norm's variance."""
+    known: tuple[Tensor, Activation] | None = getattr(call.args[0], "_activation", None)
+    if known is None:
+        return None
+    inner, first = known
+    found = _recognised(lambda probe: call.function(first.value(probe), *call.args[1:]), inner)
+    value = call.args[0].detach()
+    return None if found is None else _sloped(lambda _inner: call.function(value, *call.args[1:]), inner, found)
 
 
 def _recognised(function: Callable[[Tensor], Tensor], like: Tensor) -> Activation | None:
@@ -769,6 +782,35 @@ def _rms_norm(_mode: HeldFixed, call: _Call) -> Any:
 
     value = call.function(fixed, shape, weight, eps)
     return Step(lambda v: _held(lambda: value, scaled, v), [x], stacked=scaled)
+
+
+@_rule("normalize")
+def _unit_length(_mode: HeldFixed, call: _Call) -> Any:
+    """A vector divided by its length."""
+    x, p, dim, eps = _arguments(call, "input", "p", "dim", "eps")
+    fixed = x.detach()
+    dim, eps = 1 if dim is None else dim, 1e-12 if eps is None else eps
+    length = torch.linalg.vector_norm(fixed, 2.0 if p is None else p, dim, keepdim=True).clamp(min=eps)
+    return Step(
+        lambda v: _held(lambda: call.function(fixed, *call.args[1:], **call.kwargs), lambda g: g / length, v),
+        [x],
+        stacked=lambda v: v / length,
+    )
+
+
+@_rule("_grouped_mm")
+def _of_experts(_mode: HeldFixed, call: _Call) -> Any:
+    """Products of groups of vectors with a matrix each."""
+    _, weight, *rest = map(still, call.args)
+    if kind_of(call.args[0]) is not Kind.LINEAR or kind_of(call.args[1]):
+        return None
+    kwargs = {name: still(value) for name, value in call.kwargs.items()}
+
+    def product(v: Tensor) -> Tensor:
+        made: Tensor = call.function(v, weight, *rest, **kwargs)
+        return made
+
+    return Step(product, [call.args[0]], stacked=lambda stack: torch.stack([product(each) for each in stack]))
 
 
 @_rule("scaled_dot_product_attention")
