@@ -132,8 +132,9 @@ def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model
         InputError, match="layer 1 of this .* has no softmax attention; expected layers that have it: 2, 4"
     ):
         layout.check_attends("layers", 1)
-    with pytest.raises(InputError, match="layers 1, 3 of this .* have no softmax attention"):
-        defined_methods(layout, None, MapStage.BLOCK)
+    assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.DECOMPX]
+    with pytest.raises(InputError, match="layers 1, 3 have no softmax attention; use decompx"):
+        defined_methods(layout, [MapMethod.ROLLOUT], MapStage.BLOCK)
 
 
 def test_decompx_through_gates_is_complete():
@@ -317,8 +318,11 @@ def test_latent_attention_has_no_weights_of_values():
     assert (layout.attention.key, layout.attention.value) == (None, None)
     with pytest.raises(InputError, match="no single linear layer maps what attention reads to the values"):
         _ = blocks[0].parameters.value_weight
-    with pytest.raises(InputError, match="but no single linear layer maps what attention reads to the values"):
-        defined_methods(layout, None, MapStage.BLOCK)
+    assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
+    with pytest.raises(
+        InputError, match="alti is not defined .* no single linear layer maps what attention reads to the values"
+    ):
+        defined_methods(layout, [MapMethod.ALTI], MapStage.BLOCK)
 
 
 class Mixed(torch.nn.Module):
@@ -351,10 +355,10 @@ def wrapped(model_type):
 
 TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [5, 9, 14, 20, 7]]
 RUN = {
-    "bamba": ["mixing", "norms", "outliers", "score", "sinks", "feedforward"],
+    "bamba": ["mixing", "norms", "outliers", "score", "sinks", "feedforward", "attribution"],
     "afmoe": ["mixing", "outliers", "score", "sinks", "attribution"],
-    "youtu": ["mixing", "norms", "outliers", "sinks", "feedforward"],
-    "mobilebert": ["mixing", "norms", "outliers", "sinks", "frequency"],
+    "youtu": ["mixing", "norms", "outliers", "sinks", "feedforward", "attribution"],
+    "mobilebert": ["mixing", "norms", "outliers", "sinks", "frequency", "attribution"],
 }
 """The analyses that each kind of model allows."""
 
@@ -381,7 +385,6 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
         ("afmoe", "feedforward", {}, "feedforward is not defined for .* gate that depends on the query"),
         ("afmoe", "mixing", {"level": "word"}, "level='?word'? is not defined for .* gate that depends on the query"),
         ("youtu", "score", {}, "score is not defined for .* no single linear layer maps .* to the queries or keys"),
-        ("youtu", "attribution", {}, "but no single linear layer maps what attention reads to the values"),
         (
             "mobilebert",
             "score",
@@ -389,13 +392,6 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
             "score is not defined for .* no single linear layer maps .* to the queries or keys",
         ),
         ("mobilebert", "feedforward", {}, "layer 1: its attention block lies inside a bottleneck"),
-        (
-            "mobilebert",
-            "attribution",
-            {},
-            "in those of this mobilebert more than a network follows the attention block",
-        ),
-        ("bamba", "attribution", {}, "layers 1, 3 of this bamba have no softmax attention"),
         ("bamba", "mixing", {"layers": [1]}, "layer 1 of this bamba has no softmax attention"),
     ],
 )

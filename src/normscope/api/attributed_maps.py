@@ -21,7 +21,7 @@ from normscope.attribution.methods import (
     MapMethod,
     MapStage,
     check_defined_for_translations,
-    check_supported,
+    check_followed,
 )
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.translations import translation_maps
@@ -229,7 +229,7 @@ def attribution_maps(
         if of_level is Level.word:
             raise InputError("level=word is not defined for maps of translations; use level=token")
         return _of_translation(model, text, wanted)
-    check_supported(model.layout)
+    check_followed(model.layout)
     batch = single_text(model, text, "attribution_maps", of_level)
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
         _ = model.layers_verification

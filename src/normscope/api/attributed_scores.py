@@ -16,7 +16,7 @@ from normscope.api.calls import checked, exclusive
 from normscope.api.spans import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
 from normscope.attribution.effects import Effects, attribute_with_effects
-from normscope.attribution.methods import check_supported
+from normscope.attribution.methods import check_followed
 from normscope.attribution.scalars import attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
@@ -167,7 +167,7 @@ def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attributio
         raise InputError(f"target: expected {what} by itself, got a list of {len(targets)}")
     if model.layout.reads_target:
         return [_next_of_translation(model, text, asked._replace(target=targets[0]))]
-    check_supported(model.layout)
+    check_followed(model.layout)
     batch = single_text(model, text, "attribute", asked.level)
     if isinstance(asked.against, tuple):
         return [_against_pair(model, text, target, asked.against, asked) for target in targets]
@@ -191,7 +191,6 @@ def _of_scalars(
     ready = [prepared(model, batch, target, asked.against) for target in targets]
     if any(each.head is not ready[0].head for each in ready):
         raise InputError("target: expected a list of targets of one kind, such as several NextToken")
-    _ = model.layers_verification
     passed = held_pass(model.model, model.layout, batch.model_inputs(), ready[0].head, parts=asked.columns is not None)
     with torch.inference_mode(False), torch.enable_grad():
         values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)

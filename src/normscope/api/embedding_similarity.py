@@ -13,7 +13,7 @@ from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, exclusive
 from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import chosen_embedder
-from normscope.attribution.methods import check_supported
+from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import Scored, compared, embedded_parts, late_parts, met
 from normscope.data.batching import Batch
 from normscope.data.encoders import prompt_length
@@ -92,7 +92,7 @@ def similarity(
     Raises:
         InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """
-    check_supported(model.layout)
+    check_followed(model.layout)
     rule = chosen("bias", bias, ValueBias)
     embedder = model.any_embedder if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
@@ -102,7 +102,6 @@ def similarity(
             raise InputError("similarity: expected at least one text, got none")
     if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
         raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
-    _ = model.layers_verification
     first, second = (_Embedding(model, embedder, rule, kind) for kind in _KINDS)
     side_a = repeat(first.of(text_a, of_a)) if texts_a is None else (first.of(text, of_a) for text in texts_a)
     side_b = repeat(second.of(text_b, of_b)) if texts_b is None else (second.of(text, of_b) for text in texts_b)
@@ -137,8 +136,7 @@ def embedded_text(model: LoadedModel, text: Text, kind: str = "query") -> Embedd
     Raises:
         InputError: If the model's embeddings cannot be split into parts, or the text is too long.
     """
-    check_supported(model.layout)
-    _ = model.layers_verification
+    check_followed(model.layout)
     return _Embedding(model, model.any_embedder, ValueBias.token, kind).of(text, None)
 
 

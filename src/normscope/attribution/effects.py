@@ -1,4 +1,4 @@
-"""What heads and networks add to a scalar output: gradient × what they write, in the frozen model.
+"""What heads and networks add to a scalar output: gradient × what they write, with everything held fixed.
 
 With everything held fixed that `scalars.py` holds fixed, the scalar is affine in what any head or network writes. Two
 gradients answer two questions:

@@ -40,7 +40,7 @@ class MapStage(enum.StrEnum):
     """After the whole layer, the family's last stage."""
 
 
-NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapMethod.DECOMPX})
+NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING})
 """The methods that need the layers' feed-forward networks."""
 
 
@@ -56,58 +56,60 @@ def check_defined_for_translations(method: MapMethod) -> None:
         )
 
 
-def check_supported(layout: ModelLayout) -> None:
-    """Check that attribution can follow a stack from its first layer to its last.
+def check_followed(layout: ModelLayout) -> None:
+    """Check that vectors can be followed through a stack from its first layer to its last.
 
     Raises:
-        InputError: If it cannot; the message says why.
+        InputError: If they cannot; the message says why.
     """
     if layout.stack in ("decoder", "cross"):
         raise InputError(
             f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
             "alternates self-attention and cross-attention; set stack=encoder, or attribute translations with stack=cross"
         )
+
+
+def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
+    """Why a family has no maps of a method; None if it has them."""
+    if method is MapMethod.DECOMPX:  # which follows the model's own code
+        return None
     if layout.stream.without:
-        raise InputError(
-            f"attribution follows vectors through every layer, but layers {numbered(layout.stream.without)} of this "
-            f"{layout.family} have no softmax attention; use mixing or decompose, which measure single layers"
-        )
+        return f"layers {numbered(layout.stream.without)} have no softmax attention; use decompx"
     if layout.inner:
-        raise InputError(
-            f"attribution follows vectors through every layer, but in those of this {layout.family} more than a network "
-            "follows the attention block; use mixing or decompose, which measure single blocks"
-        )
+        return "more than a network follows the attention block of a layer; use decompx"
+    if layout.stream.convolution is not None:
+        return "a convolution beside its first layer mixes tokens past attention; use decompx"
+    if method is MapMethod.ROLLOUT:
+        return None
     if layout.attention.value is None:
-        raise InputError(
-            f"attribution holds attention weights fixed and follows values, but {NOT_LINEAR.format('values')}; use mixing or "
-            "decompose"
+        return f"{NOT_LINEAR.format('values')}; use rollout or decompx"
+    if layout.attention.gate is not None and method in NEEDS_VECTORS_OF_KEYS:
+        return f"{GATED}; use rollout or decompx"
+    if not layout.has_networks and method in NEEDS_FEED_FORWARD:
+        why = layout.unknown_network or "its layers have no feed-forward network that can be observed"
+        return f"{why}; use rollout, norm_rollout, alti or decompx"
+    if method is MapMethod.GLOBENC and layout.residual.norm_position != "post":
+        return (
+            "it needs layer normalisations that follow both residual connections (post-LN), and this family normalises "
+            "elsewhere; use norm_rollout, alti or decompx"
         )
+    return None
 
 
-def check_defined(method: MapMethod, stage: MapStage, layout: ModelLayout, *, convolution: bool) -> None:
+def check_defined(method: MapMethod, stage: MapStage, layout: ModelLayout) -> None:
     """Check that a method is defined for a family.
 
     Args:
         stage: The stage for `norm_rollout`.
         layout: The family's layout.
-        convolution: Whether the model has a convolution beside its first layer.
 
     Raises:
         InputError: If it is not; the message says why.
     """
-    check_supported(layout)
-    if layout.attention.gate is not None and method in NEEDS_VECTORS_OF_KEYS:
-        raise InputError(f"{method} is not defined for this {layout.family}: {GATED}; use rollout or decompx")
-    if convolution and method is not MapMethod.DECOMPX:
-        raise InputError(
-            f"{method} is not defined for this {layout.family}: a convolution beside its first layer mixes tokens past "
-            "attention; use decompx"
-        )
-    if method is MapMethod.GLOBENC and layout.residual.norm_position != "post":
-        raise InputError(
-            "globenc is defined where both layer normalisations follow a residual connection (post-LN); "
-            f"{layout.family} normalises elsewhere; use norm_rollout, alti or decompx"
-        )
+    check_followed(layout)
+    why = _why_undefined(method, layout)
+    if why is not None:
+        raise InputError(f"{method} is not defined for this {layout.family}: {why}")
     always = (MapStage.BLOCK, MapStage.LAYER)
     stages = [each for each in MapStage if each in always or str(each) in map(str, layout.methods)]
     if method is MapMethod.NORM_ROLLOUT and stage not in stages:
@@ -122,18 +124,10 @@ def defined_methods(layout: ModelLayout, wanted: Collection[MapMethod] | None, s
         stage: The stage of `norm_rollout`.
 
     Raises:
-        InputError: If a wanted method or the stage is not defined, or attribution cannot follow the model.
+        InputError: If a wanted method or the stage is not defined, or vectors cannot be followed through the stack.
     """
-    check_supported(layout)
-    convolution = layout.stream.convolution is not None
-    defined: list[MapMethod] = []
-    for method in MapMethod if wanted is None else wanted:
-        try:
-            check_defined(method, stage, layout, convolution=convolution)
-        except InputError:
-            depends_on_the_family = convolution or layout.attention.gate is not None or method is MapMethod.GLOBENC
-            if wanted is not None or not depends_on_the_family:
-                raise
-        else:
-            defined.append(method)
-    return defined
+    check_followed(layout)
+    methods = [each for each in MapMethod if _why_undefined(each, layout) is None] if wanted is None else [*wanted]
+    for method in methods:
+        check_defined(method, stage, layout)
+    return methods

@@ -69,9 +69,8 @@ def model_maps(
     Raises:
         InputError: If a method is not defined for the family.
     """
-    convolution = layout.stream.convolution is not None
     for method in methods:
-        check_defined(method, stage, layout, convolution=convolution)
+        check_defined(method, stage, layout)
     chained = [method for method in methods if method is not MapMethod.DECOMPX]
     maps = _chained_maps(model, layout, inputs, chained, stage, keep=keep) if chained else {}
     if groups is not None:

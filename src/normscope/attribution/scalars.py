@@ -1,4 +1,4 @@
-"""Attribution of a scalar output to tokens: gradient × input of the frozen model, by one forward and one backward pass.
+"""Attribution of a scalar output to tokens: gradient × input with everything held fixed that is not linear.
 
 With attention weights, deviations and slopes held fixed, the model is affine in the vectors of its input tokens. Of a scalar
 target ⟨g, h⟩ with gradient g at the last hidden vectors h, the part of token k is then ⟨gradient at x_k, x_k⟩, which is the sum

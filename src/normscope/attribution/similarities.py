@@ -63,7 +63,7 @@ def embedded_parts(
 
     For late interaction, the embeddings are the vectors of all tokens.
 
-    It takes as many frozen passes as the texts have tokens.
+    The vector of each token passes the model once.
 
     Args:
         model: A base model in evaluation mode.

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.attribution.methods import check_supported
+from normscope.attribution.methods import check_followed
 from normscope.linear.passes import Carried, carried_pass
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import pooled, pooled_parts
@@ -75,7 +75,7 @@ def vector_maps(
     """
     by_group: list[list[Tensor]] = []
     products: list[Tensor] = []
-    check_supported(layout)
+    check_followed(layout)
     units = None if groups is None else groups.units.of_token
 
     def of_outputs(vectors: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def pooled_vectors(
     Returns:
         Both in float64.
     """
-    check_supported(layout)
+    check_followed(layout)
     mask = inputs["attention_mask"].bool()
     found, whole = [], None
     for group in _groups(model, inputs):

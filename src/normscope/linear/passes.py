@@ -113,8 +113,8 @@ class HeldPass:
     """The layers, in order; none of an encoder–decoder."""
     hidden: Float[Tensor, "batch token model"]
     """The last hidden vectors, after any final norm, as autograd has recorded them."""
-    value_bias: Float[Tensor, "head head_dim"] | None
-    """b_V of the first layer."""
+    value_bias: Callable[[], Float[Tensor, "head head_dim"]]
+    """Returns b_V of the first layer."""
     check: Bound
     _affine: Sequence[tuple[Tensor, Tensor]]
     """The tensors of the output that are affine, and the leaves that take their place."""
@@ -178,8 +178,7 @@ class HeldPass:
 
     def of_value_biases(self, gradient: Float[Tensor, "batch head token head_dim"]) -> Float[Tensor, "batch token"]:
         """What b_V of each token's values in the first layer adds."""
-        assert self.value_bias is not None
-        return torch.einsum("bhtd,hd->bt", wide(gradient), wide(self.value_bias)) * wide(self.token_mask)
+        return torch.einsum("bhtd,hd->bt", wide(gradient), wide(self.value_bias())) * wide(self.token_mask)
 
     def back(self, gradients: Sequence[Tensor]) -> "Back":
         """The gradients at the leaves of the first layer, and at the constants.
@@ -237,7 +236,7 @@ class HeldPass:
 
     @property
     def _heads(self) -> int:
-        return 0 if self.value_bias is None else len(self.value_bias)
+        return next(stage.values.shape[1] for stage in self.stages if stage.values is not None)
 
 
 class _Gradients(NamedTuple):
@@ -313,8 +312,12 @@ def held_pass(
         raise InputError(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
+    if parts and (layout.inner or layout.stream.without):
+        raise InputError(
+            f"effects of heads and networks need layers of one attention block and one feed-forward network, which those of "
+            f"this {layout.family} are not; leave out by="
+        )
     networks = bind_feed_forward(model, layout) if parts else []
-    first = bind_blocks(model, layout)[0].parameters()
     recorder = _Recorder(model, layout, networks, parts=parts)
     fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
     ran = _run(whole, inputs, [recorder], fused, recorder.values)
@@ -324,7 +327,7 @@ def held_pass(
         [Source(stages[0].inputs, mask, layout)],
         stages,
         recorder.hidden,
-        first.value_bias,
+        lambda: bind_blocks(model, layout)[0].parameters().value_bias,
         Bound(_name(model), bound_of(model, layout)),
         ran.affine,
         ran.ones,
@@ -355,10 +358,17 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> He
         Source(recorder.stages[0].inputs, mask, layout)
         for recorder, mask, layout in zip(recorders, masks, (encoder, decoder), strict=True)
     ]
-    bound = max(bound_of(model, encoder), bound_of(model, decoder))
-    named = Bound(_name(model), bound)
     return HeldPass(
-        ran.output, sources, [], recorders[1].hidden, None, named, ran.affine, ran.ones, ran.why, _parts=False
+        ran.output,
+        sources,
+        [],
+        recorders[1].hidden,
+        lambda: bind_blocks(model.get_encoder(), encoder)[0].parameters().value_bias,
+        Bound(_name(model), max(bound_of(model, encoder), bound_of(model, decoder))),
+        ran.affine,
+        ran.ones,
+        ran.why,
+        _parts=False,
     )
 
 
@@ -437,6 +447,7 @@ class _Carrier:
         """Nothing enters the first layer from the biases."""
         self._of_bias = torch.cat([own, last - 1]) if bias else own
         """How often the value biases of the first layer belong to each source, beside what the model's code says."""
+        credited = credited and 1 in layout.attends
         self._value_bias = bind_blocks(model, layout)[0].parameters().value_bias if credited else None
         self._entered = False
 

@@ -26,7 +26,7 @@ from normscope.analyses.similarity.tables import (
     span_table,
     token_table,
 )
-from normscope.attribution.methods import check_supported
+from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import PairSums, cosine_parts, embedded_parts, sums_of_pairs
 from normscope.data.batching import Batch
 from normscope.data.encoders import NO_PROMPTS, Prompts
@@ -72,7 +72,7 @@ class SimilarityAnalysis(Analysis):
             InputError: If vectors cannot be followed through all layers.
         """
         if model.layout is not None and model.layout.stack is None:
-            check_supported(model.layout)
+            check_followed(model.layout)
         return Requirements(
             pairs=True,
             keeps_layers=options.sums,
