@@ -19,11 +19,11 @@ from normscope.running.reduction import Reduction
 from normscope.running.shares import CHECKPOINT, Share
 from normscope.running.state_file import checksum, received
 from normscope.statistics.counts import Counts
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
 
@@ -37,7 +37,7 @@ class Counting(Analysis):
         Counting.built += 1
         self.accumulators = {
             "tally": Counts(2, 3),
-            "tokens": TokenMeans(11, 2),
+            "tokens": KeyedMeans(1, 2),
             "rows": PerExampleTensors(2, torch.float32),
             "sample": UniformSample(4, 1, 0),
             "sequences": SequenceSample(2, 0),
@@ -51,7 +51,8 @@ class Counting(Analysis):
         made = torch.Generator().manual_seed(number)
         values, rows = torch.rand(1, 1, 3, 3, generator=made), torch.rand(3, 1, generator=made)
         self.accumulators["tally"].update(number % 2, torch.tensor([number, 1, 2]))
-        self.accumulators["tokens"].update(torch.tensor([number % 11, 3]), torch.rand(2, 2, generator=made))
+        tokens = torch.tensor([[number % 11], [3]])
+        self.accumulators["tokens"].update(tokens, torch.rand(2, 2, generator=made), torch.tensor([1, 1]))
         self.accumulators["rows"].update(number % 2, number, torch.rand(2, generator=made))
         self.accumulators["sample"].update((number,), 3, lambda places: rows[places])
         tokens, token_mask = torch.randint(9, (1, 1, 4), generator=made), torch.ones(1, 4, dtype=torch.bool)

@@ -15,7 +15,6 @@ from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
-from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.uniform_sample import UniformSample
 
@@ -24,19 +23,6 @@ F64 = torch.float64
 
 def tensor(*values):
     return torch.tensor(values, dtype=F64)
-
-
-def test_means_of_sequences_weigh_by_length_and_once_each():
-    means = SequenceMeans(2, 1, 2)
-    for layer in (0, 1):
-        means.update(layer, tensor([[1.0, 10.0], [4.0, 40.0]]) + layer, torch.tensor([1, 3]))
-        means.update(layer, tensor([[7.0, 70.0]]) + layer, torch.tensor([2]))
-    summary = means.compute()
-    assert summary.sequences == 3
-    for layer in (0, 1):
-        # (1·1 + 3·4 + 2·7) / 6 and (1 + 4 + 7) / 3
-        torch.testing.assert_close(summary.mean[layer], tensor([27 / 6, 270 / 6]) + layer)
-        torch.testing.assert_close(summary.sequence_mean[layer], tensor([4.0, 40.0]) + layer)
 
 
 def test_pooled_means_divide_each_group_by_its_own_terms():
