@@ -17,13 +17,11 @@ from normscope.statistics import keyed_means
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairsPart
-from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
-from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.uniform_sample import UniformSample
 
 
@@ -74,19 +72,10 @@ def _feed_tally(accumulator: Counts, values: torch.Tensor) -> None:
         accumulator.update(layer, (values > 0).sum(dim=(1, 2)))
 
 
-def _feed_rows(accumulator: PerExampleTensors, values: torch.Tensor) -> None:
-    for sequence in values[0]:
-        for layer in (0, 1):
-            accumulator.update(layer, int(sequence[0].abs() * 2**30), sequence + layer)
-
-
-def _feed_kept(accumulator: KeptRows, values: torch.Tensor) -> None:
-    accumulator.update(values[0, :, :3])
-
-
-def _feed_sequence_sample(accumulator: SequenceSample, values: torch.Tensor) -> None:
-    tokens = (values * 1000).long()
-    accumulator.update(tuple(tokens[0, :, 0].abs().tolist()), tokens, values[0] > -1)
+def _feed_kept(accumulator: KeptTensors, values: torch.Tensor) -> None:
+    lengths = (values[0] > -1).sum(dim=-1)
+    tensors = [values[:, row, :length] for row, length in enumerate(lengths.tolist())]
+    accumulator.update(values[0, :, 0].abs().tolist(), tensors)
 
 
 def _feed_keyed(accumulator: KeyedMeans, values: torch.Tensor) -> None:
@@ -102,10 +91,9 @@ CASES = {
     "KeyedMeans": Case(lambda: KeyedMeans(2, 2), _feed_keyed),
     "KeyedMeans of the smallest keys": Case(lambda: KeyedMeans(2, 2, size=3), _feed_keyed),
     "Mean": Case(lambda: Mean(2, 2, 2), _feed_pooled),
-    "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
+    "KeptTensors": Case(lambda: KeptTensors(torch.float64), _feed_kept),
+    "KeptTensors of the smallest numbers": Case(lambda: KeptTensors(torch.float64, size=3), _feed_kept),
     "Counts": Case(lambda: Counts(2, 2), _feed_tally),
-    "PerExampleTensors": Case(lambda: PerExampleTensors(2, torch.float64), _feed_rows),
-    "KeptRows": Case(lambda: KeptRows(3), _feed_kept),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
 
