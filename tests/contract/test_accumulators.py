@@ -57,7 +57,7 @@ def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:
     for sequence in values[0]:
         rows = torch.stack([torch.zeros_like(sequence), sequence * 2, sequence], dim=-1)
         name = int(sequence[0].abs() * 2**30)
-        accumulator.update((name,), len(rows), lambda positions, rows=rows: rows[positions])
+        accumulator.update([((name,), len(rows))], lambda _, positions, rows=rows: rows[positions])
 
 
 def _feed_pooled(accumulator: Mean, values: torch.Tensor) -> None:
@@ -286,7 +286,7 @@ def test_a_sample_is_uniform():
         sample = UniformSample(4, 1, seed)
         for name, (start, stop) in enumerate([(0, 3), (3, 20), (20, 40)]):
             numbers = torch.arange(start, stop, dtype=torch.float64)
-            sample.update((name,), stop - start, lambda positions, numbers=numbers: numbers[positions][:, None])
+            sample.update([((name,), stop - start)], lambda _, positions, numbers=numbers: numbers[positions][:, None])
         drawn[sample.compute().long().flatten().numpy()] += 1
     assert drawn.sum() == 3200
     assert ((drawn - 80) ** 2 / 80).sum() < 72.1  # 99.9th percentile at 39 degrees of freedom

@@ -53,7 +53,7 @@ class Counting(Analysis):
         tokens = torch.tensor([[number % 11], [3]])
         self.accumulators["tokens"].update(tokens, torch.rand(2, 2, generator=made), torch.tensor([1, 1]))
         self.accumulators["rows"].update([number], [torch.rand(2, generator=made)])
-        self.accumulators["sample"].update((number,), 3, lambda places: rows[places])
+        self.accumulators["sample"].update([((number,), 3)], lambda _, places: rows[places])
         self.accumulators["sequences"].update([number % 3 / 4], [torch.randint(9, (1, 4), generator=made)])
         groups = torch.zeros(1, 3, dtype=torch.int64)
         self.accumulators["ranks"].update(0, torch.rand(1, 1, 3, generator=made), groups, [PairsPart(values)])

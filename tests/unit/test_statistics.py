@@ -98,14 +98,14 @@ def test_a_seed_draws_the_same_rows_for_ever():
     """A later version must not draw another sample from the same corpus."""
     sample = UniformSample(5, 1, seed=3)
     for number in (2, 3):
-        sample.update((1, number), 1000, lambda rows, at=1000 * number: torch.from_numpy(rows + at)[:, None])
+        sample.update([((1, number), 1000)], lambda _, rows, at=1000 * number: torch.from_numpy(rows + at)[:, None])
     assert sample.compute()[:, 0].tolist() == [3295, 2256, 3180, 3426, 3142]
 
 
 def test_populations_of_one_row_and_of_none_are_offered_too():
     sample = UniformSample(9, 1, seed=0)
-    for number, population in enumerate([1, 0, 1, 2]):
-        sample.update((number,), population, lambda rows, at=10 * number: torch.from_numpy(rows + at)[:, None])
+    populations = [((number,), population) for number, population in enumerate([1, 0, 1, 2])]
+    sample.update(populations, lambda which, rows: torch.from_numpy(10 * which + rows)[:, None])
     assert sorted(sample.compute()[:, 0].tolist()) == [0, 20, 30, 31]
 
 

@@ -56,7 +56,6 @@ class RatioTable:
         self.shares = Mean(len(context.layers), len(categories), len(shared), len(PARTS))
         # By sequence. After the methods, by category: sums of the last method's ratios, and numbers of terms.
         self.sequences = KeyedMeans(1, len(methods) + len(shared) + 2 * len(categories), size=SEQUENCES)
-        """All three are the state, for the analysis's `accumulators`."""
 
     @property
     def accumulators(self) -> dict[str, Accumulator]:

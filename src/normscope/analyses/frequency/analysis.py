@@ -188,7 +188,7 @@ class FrequencyAnalysis(Analysis):
             return ordinary_rows[torch.from_numpy(before[which] + positions)]
 
         names = [(fingerprint,) for fingerprint in batch.fingerprints]
-        self._sample.update_all(list(zip(names, counts.tolist(), strict=True)), take)
+        self._sample.update(list(zip(names, counts.tolist(), strict=True)), take)
 
     def _by_token(self) -> pd.DataFrame:
         types = self._types.compute()
