@@ -13,19 +13,15 @@ import torch
 from hypothesis import given, settings
 
 from normscope import statistics
+from normscope.statistics import keyed_means
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairsPart
-from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
-from normscope.statistics.sequence_means import SequenceMeans
-from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.sequence_totals import SequenceTotals
-from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
 
@@ -45,12 +41,6 @@ def _feed_grouped(accumulator: GroupedMoments, values: torch.Tensor) -> None:
         accumulator.update(layer, values + layer, members)
 
 
-def _feed_sequences(accumulator: SequenceMeans, values: torch.Tensor) -> None:
-    lengths = (values[0] > -1).sum(dim=-1)
-    for layer in (0, 1):
-        accumulator.update(layer, values[:, :, :2] + layer, lengths)
-
-
 AXES = (Axis(-20, 4, 5), Axis(-4, 4, 6))
 
 
@@ -67,7 +57,7 @@ def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:
     for sequence in values[0]:
         rows = torch.stack([torch.zeros_like(sequence), sequence * 2, sequence], dim=-1)
         name = int(sequence[0].abs() * 2**30)
-        accumulator.update((name,), len(rows), lambda positions, rows=rows: rows[positions])
+        accumulator.update([((name,), len(rows))], lambda _, positions, rows=rows: rows[positions])
 
 
 def _feed_pooled(accumulator: Mean, values: torch.Tensor) -> None:
@@ -82,50 +72,28 @@ def _feed_tally(accumulator: Counts, values: torch.Tensor) -> None:
         accumulator.update(layer, (values > 0).sum(dim=(1, 2)))
 
 
-def _feed_tokens(accumulator: TokenMeans, values: torch.Tensor) -> None:
-    token_mask = values[0] > -1
-    accumulator.update((values[0][token_mask] * 2).long() + 2, values[:, token_mask])
-
-
-def _feed_rows(accumulator: PerExampleTensors, values: torch.Tensor) -> None:
-    for sequence in values[0]:
-        for layer in (0, 1):
-            accumulator.update(layer, int(sequence[0].abs() * 2**30), sequence + layer)
-
-
-def _feed_kept(accumulator: KeptRows, values: torch.Tensor) -> None:
-    accumulator.update(values[0, :, :3])
-
-
-def _feed_sequence_sample(accumulator: SequenceSample, values: torch.Tensor) -> None:
-    tokens = (values * 1000).long()
-    accumulator.update(tuple(tokens[0, :, 0].abs().tolist()), tokens, values[0] > -1)
-
-
-def _feed_totals(accumulator: SequenceTotals, values: torch.Tensor) -> None:
-    names = tuple((values[0, :, 0].abs() * 2**30).long().tolist())
-    for layer in (0, 1):
-        # Sums that binary fractions hold exactly, in whatever order they are added.
-        accumulator.update(names, (values * 2**10).round().sum(dim=-1) + layer, (values[0] > -1).sum(dim=-1) + 1)
+def _feed_kept(accumulator: KeptTensors, values: torch.Tensor) -> None:
+    lengths = (values[0] > -1).sum(dim=-1)
+    tensors = [values[:, row, :length] for row, length in enumerate(lengths.tolist())]
+    accumulator.update(values[0, :, 0].abs().tolist(), tensors)
 
 
 def _feed_keyed(accumulator: KeyedMeans, values: torch.Tensor) -> None:
     token_mask = values[0] > -1
-    accumulator.update((values[:, token_mask] * 2).long().T, values[:, token_mask].T)
+    numbers = values[:, token_mask].T
+    accumulator.update((numbers * 2).long(), numbers, 1 + (numbers[:, 0] > 0).long())
+    accumulator.settle()
 
 
 CASES = {
     "GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped),
-    "SequenceMeans": Case(lambda: SequenceMeans(2, 2, 2), _feed_sequences),
     "RankCorrelation": Case(lambda: RankCorrelation(2, 2, *AXES), _feed_pairs),
     "KeyedMeans": Case(lambda: KeyedMeans(2, 2), _feed_keyed),
+    "KeyedMeans of the smallest keys": Case(lambda: KeyedMeans(2, 2, size=3), _feed_keyed),
     "Mean": Case(lambda: Mean(2, 2, 2), _feed_pooled),
-    "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
-    "SequenceTotals": Case(lambda: SequenceTotals(3, 2), _feed_totals),
+    "KeptTensors": Case(lambda: KeptTensors(torch.float64), _feed_kept),
+    "KeptTensors of the smallest numbers": Case(lambda: KeptTensors(torch.float64, size=3), _feed_kept),
     "Counts": Case(lambda: Counts(2, 2), _feed_tally),
-    "TokenMeans": Case(lambda: TokenMeans(12, 2), _feed_tokens),
-    "PerExampleTensors": Case(lambda: PerExampleTensors(2, torch.float64), _feed_rows),
-    "KeptRows": Case(lambda: KeptRows(3), _feed_kept),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
 
@@ -158,23 +126,9 @@ def values(seed: int, sequences: int = 4, tokens: int = 5) -> torch.Tensor:
     return torch.randn(2, sequences, tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def comparable(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state in which what has no order is ordered: pairs that are kept come in the order of the stream."""
-    ordered = dict(state)
-    for name, tensor in state.items():
-        if name.startswith("first_"):
-            layer = name.removeprefix("first")
-            keys = [state[part + layer].double() for part in ("group", "second", "first")]
-            order = torch.arange(len(tensor))
-            for key in reversed(keys):
-                order = order[key[order].argsort(stable=True)]
-            ordered |= {part + layer: state[part + layer][order] for part in ("group", "second", "first")}
-    return ordered
-
-
 def assert_same(first: Accumulator, second: Accumulator) -> None:
     """States agree: integers exactly, sums to the last bits."""
-    left, right = comparable(first.state_dict()), comparable(second.state_dict())
+    left, right = first.state_dict(), second.state_dict()
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], rtol=1e-12, atol=1e-12, msg=name)
@@ -260,19 +214,30 @@ def test_grouped_moments_equal_numpy():
     assert summary.count[0, 0] == token_mask.sum()
 
 
-def test_token_means_equal_numpy():
-    data = values(3)
-    tokens, numbers = (data[0] * 2).long().flatten() + 5, data.flatten(1)
-    means = TokenMeans(12, 2)
-    means.update(tokens, numbers)
-    mean, count = means.compute()
-    for token in range(12):
-        own = numbers[:, tokens == token].numpy()
-        assert count[token] == own.shape[1]
-        if own.size:
-            np.testing.assert_allclose(mean[token], own.mean(axis=1))
-        else:
-            assert torch.isnan(mean[token]).all()
+def test_keyed_means_equal_numpy():
+    data = values(3).flatten(1).T
+    keys, counts = (data * 2).long(), torch.arange(1, 1 + len(data))
+    means = KeyedMeans(2, 2)
+    means.update(keys, data, counts)
+    found = means.compute()
+    assert found.keys.tolist() == np.unique(keys.numpy(), axis=0).tolist()
+    for key, mean, count in zip(found.keys, found.mean, found.count, strict=True):
+        own = (keys == key).all(dim=1)
+        assert count == counts[own].sum()
+        np.testing.assert_allclose(mean, data[own].sum(dim=0) / counts[own].sum())
+
+
+@pytest.mark.parametrize("held_back", [0, 7, 1000])
+def test_only_the_smallest_keys_are_kept(monkeypatch, held_back):
+    monkeypatch.setattr(keyed_means, "_FEWEST_ADDED", held_back)
+    means = KeyedMeans(1, 1, size=3)
+    for keys in ([50, 10, 40], [20, 10], [30, 50, 10, 20]):
+        numbers = torch.tensor(keys)[:, None]
+        means.update(numbers, numbers / 2, torch.ones(len(keys), dtype=torch.long))
+        means.settle()
+    found = means.compute()
+    assert (found.keys[:, 0].tolist(), found.mean[:, 0].tolist()) == ([10, 20, 30], [5, 10, 15])
+    assert found.count.tolist() == [3, 2, 1]
 
 
 def test_padding_may_hold_anything():
@@ -321,7 +286,7 @@ def test_a_sample_is_uniform():
         sample = UniformSample(4, 1, seed)
         for name, (start, stop) in enumerate([(0, 3), (3, 20), (20, 40)]):
             numbers = torch.arange(start, stop, dtype=torch.float64)
-            sample.update((name,), stop - start, lambda positions, numbers=numbers: numbers[positions][:, None])
+            sample.update([((name,), stop - start)], lambda _, positions, numbers=numbers: numbers[positions][:, None])
         drawn[sample.compute().long().flatten().numpy()] += 1
     assert drawn.sum() == 3200
     assert ((drawn - 80) ** 2 / 80).sum() < 72.1  # 99.9th percentile at 39 degrees of freedom

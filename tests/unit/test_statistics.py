@@ -10,13 +10,12 @@ import scipy.stats
 import torch
 
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
+from normscope.data.batching import Batch
 from normscope.statistics.counts import Counts
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
-from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
-from normscope.statistics.sequence_means import SequenceMeans
-from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.uniform_sample import UniformSample
 
 F64 = torch.float64
@@ -24,19 +23,6 @@ F64 = torch.float64
 
 def tensor(*values):
     return torch.tensor(values, dtype=F64)
-
-
-def test_means_of_sequences_weigh_by_length_and_once_each():
-    means = SequenceMeans(2, 1, 2)
-    for layer in (0, 1):
-        means.update(layer, tensor([[1.0, 10.0], [4.0, 40.0]]) + layer, torch.tensor([1, 3]))
-        means.update(layer, tensor([[7.0, 70.0]]) + layer, torch.tensor([2]))
-    summary = means.compute()
-    assert summary.sequences == 3
-    for layer in (0, 1):
-        # (1·1 + 3·4 + 2·7) / 6 and (1 + 4 + 7) / 3
-        torch.testing.assert_close(summary.mean[layer], tensor([27 / 6, 270 / 6]) + layer)
-        torch.testing.assert_close(summary.sequence_mean[layer], tensor([4.0, 40.0]) + layer)
 
 
 def test_pooled_means_divide_each_group_by_its_own_terms():
@@ -59,49 +45,67 @@ def test_a_tally_adds_each_layer_by_itself():
     assert Counts(2, 3).merge(tally).compute().tolist() == [[1, 0, 2], [5, 5, 5]]
 
 
-def test_rows_are_kept_by_number_whatever_their_shapes():
-    rows = PerExampleTensors(2, F64)
-    rows.update(1, 7, tensor([1.0, 2.0], [3.0, 4.0]))
-    rows.update(0, 2, tensor([5.0]))
-    rows.update(0, 7, tensor([6.0, 6.0], [6.0, 6.0]))
-    rows.update(1, 2, tensor([8.0]))
-    again = PerExampleTensors(2, F64)
-    again.load_state_dict(rows.state_dict())
-    for kept in (rows, again, PerExampleTensors(2, F64).merge(rows), rows.merge(PerExampleTensors(2, F64))):
-        found = kept.compute()
-        assert list(found) == [2, 7]
-        assert found[2].tolist() == [[[5]], [[8]]]
-        assert found[7].tolist() == [[[6, 6], [6, 6]], [[1, 2], [3, 4]]]
+def test_tensors_are_kept_by_number_whatever_their_shapes():
+    first, second, third = tensor([1.0, 2.0], [3.0, 4.0]), tensor([5.0]), torch.zeros(2, 0, dtype=F64)
+    kept = KeptTensors(F64)
+    kept.update((7, 2), (first, second))
+    kept.update((4,), (third,))
+    again = KeptTensors(F64)
+    again.load_state_dict(kept.state_dict())
+    for each in (kept, again, KeptTensors(F64).merge(kept), kept.merge(KeptTensors(F64))):
+        found = each.compute()
+        assert found.numbers == [2, 4, 7]
+        assert [one.tolist() for one in found.tensors] == [second.tolist(), third.tolist(), first.tolist()]
+        assert list(found.by_number()) == [2, 4, 7]
+
+
+def test_a_kept_tensor_does_not_change_with_the_one_it_was_copied_from():
+    kept, values = KeptTensors(F64), tensor(1.0, 2.0)
+    kept.update([0], [values])
+    values += 1
+    assert kept.compute().tensors[0].tolist() == [1, 2]
+
+
+def test_tensors_with_equal_numbers_are_all_kept_in_the_order_of_the_stream():
+    kept = KeptTensors(F64, size=3)
+    kept.update([1, 0, 1], [tensor(1.0), tensor(2.0), tensor(3.0)])
+    kept.update([1, 0], [tensor(4.0), tensor(5.0)])
+    assert [one.item() for one in kept.compute().tensors] == [2, 5, 1]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9])
-def test_a_sample_of_sequences_is_those_of_the_smallest_priorities(cut):
-    names = list(range(20, 30))
-    tokens = torch.arange(2 * 10 * 3).view(2, 10, 3)
-    token_mask = torch.arange(3) < torch.tensor([1 + name % 3 for name in names])[:, None]
-    sample = SequenceSample(4, seed=3)
-    for part in (slice(cut), slice(cut, None)):
-        sample.update(tuple(names[part]), tokens[:, part], token_mask[part])
-    priorities = {n: np.random.default_rng([3, name]).random() for n, name in enumerate(names)}
-    expected = sorted(priorities, key=priorities.__getitem__)[:4]
-    again = SequenceSample(4, seed=0)
+def test_a_sample_of_sequences_is_those_of_the_smallest_random_numbers(cut):
+    input_ids, names = torch.arange(10 * 3).view(10, 3), tuple(range(20, 30))
+    lengths = [1 + name % 3 for name in names]
+    token_mask = torch.arange(3) < torch.tensor(lengths)[:, None]
+    batch = Batch(input_ids, None, token_mask, torch.zeros_like(input_ids), names)
+    sample = KeptTensors(torch.int64, size=4)
+    for part in (batch.part(0, cut), batch.part(cut, 10)):
+        sample.update(*part.for_samples(3))
+    numbers = {n: np.random.default_rng([3, name]).random() for n, name in enumerate(names)}
+    expected = sorted(numbers, key=numbers.__getitem__)[:4]
+    again = KeptTensors(torch.int64)
     again.load_state_dict(sample.state_dict())
-    for found in (sample.compute(), again.compute(), SequenceSample(4, seed=3).merge(sample).compute()):
-        assert [sequence.tolist() for sequence in found] == [tokens[:, n, token_mask[n]].tolist() for n in expected]
+    for kept in (sample, again, KeptTensors(torch.int64, size=4).merge(sample)):
+        found = kept.compute()
+        assert found.numbers == [numbers[n] for n in expected]
+        assert [sequence[0].tolist() for sequence in found.tensors] == [
+            input_ids[n, : lengths[n]].tolist() for n in expected
+        ]
 
 
 def test_a_seed_draws_the_same_rows_for_ever():
     """A later version must not draw another sample from the same corpus."""
     sample = UniformSample(5, 1, seed=3)
     for number in (2, 3):
-        sample.update((1, number), 1000, lambda rows, at=1000 * number: torch.from_numpy(rows + at)[:, None])
+        sample.update([((1, number), 1000)], lambda _, rows, at=1000 * number: torch.from_numpy(rows + at)[:, None])
     assert sample.compute()[:, 0].tolist() == [3295, 2256, 3180, 3426, 3142]
 
 
 def test_populations_of_one_row_and_of_none_are_offered_too():
     sample = UniformSample(9, 1, seed=0)
-    for number, population in enumerate([1, 0, 1, 2]):
-        sample.update((number,), population, lambda rows, at=10 * number: torch.from_numpy(rows + at)[:, None])
+    populations = [((number,), population) for number, population in enumerate([1, 0, 1, 2])]
+    sample.update(populations, lambda which, rows: torch.from_numpy(10 * which + rows)[:, None])
     assert sorted(sample.compute()[:, 0].tolist()) == [0, 20, 30, 31]
 
 

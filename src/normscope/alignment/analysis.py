@@ -21,8 +21,8 @@ from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.counts import Counts
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
-from normscope.statistics.per_example import PerExampleTensors
 
 # Maps are kept for this many sentence pairs unless `sentences` selects some.
 _DEFAULT_SENTENCES = 3
@@ -51,12 +51,15 @@ class AlignmentAnalysis(Analysis):
         # Number of links, and of those that are sure and possible.
         self._counts = Counts(layers, len(METHODS), len(SETTINGS), maps, 3)
         self._norms = Mean(layers, 1, len(METHODS), maps)
-        self._links = PerExampleTensors(layers, torch.int16)
-        self._maps = PerExampleTensors(layers, torch.float64)  # a few sentences, whatever the precision of the run
+        self._links = KeptTensors(torch.int16)
+        self._maps = KeptTensors(torch.float64)  # a few sentences, whatever the precision of the run
         self._dropped = Counts(1, 2)
         # The current batch's numbers of target and source words, and its sure and possible links.
         self._word_counts = 0, 0
         self._batch_gold = torch.zeros(2, 0, 0, 0, dtype=torch.bool)
+        # The current batch's links, and the maps of its selected sentences by row, layer by layer.
+        self._batch_links: list[Tensor] = []
+        self._batch_maps: dict[int, list[Tensor]] = {}
         self.accumulators = {
             "counts": self._counts,
             "norms": self._norms,
@@ -80,11 +83,11 @@ class AlignmentAnalysis(Analysis):
         self._word_counts = int(target.max()) + 1, int(source.max()) + 1
         gold = _gold(pairs, self._word_counts[0], self._word_counts[1] + 1)
         self._batch_gold = to_device(gold, batch.input_ids.device)
+        self._batch_links, self._batch_maps = [], {row: [] for row in batch.rows if row in self._selected}
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Align the words of a batch by the maps of one layer, and count the links that agree with the reference."""
         layer = self.context.index(block.layer)
-        pairs = [self._reference.pairs[row] for row in batch.rows]
         target, source = _word_tensors(batch)
         maps = _maps(block)
         self._add_norms(layer, maps, block)
@@ -95,27 +98,31 @@ class AlignmentAnalysis(Analysis):
         # Axes: batch, method, setting, map (the whole layer, then its heads), target word.
         aligned = aligned_words(words.flatten(1, 3)).unflatten(1, words.shape[1:4])
         self._counts.update(layer, _agreement(aligned, self._batch_gold))
-        for index, (row, pair) in enumerate(zip(batch.rows, pairs, strict=True)):
-            self._links.update(layer, row, _padded(aligned[index, :, :, 0], len(pair.target), -1.0))
-            if row in self._selected:
-                ends = words[index, ..., -1:]
-                columns = torch.cat([_padded(words[index, ..., :-1], len(pair.source), 0.0), ends], dim=-1)
-                self._maps.update(
-                    layer, row, _padded(columns.transpose(-1, -2), len(pair.target), 0.0).transpose(-1, -2)
-                )
+        self._batch_links.append(aligned[:, :, :, 0].to(torch.int16))
+        for row, by_layer in self._batch_maps.items():
+            pair, of_pair = self._reference.pairs[row], words[batch.rows.index(row)]
+            columns = torch.cat([_padded(of_pair[..., :-1], len(pair.source), 0.0), of_pair[..., -1:]], dim=-1)
+            by_layer.append(_padded(columns.transpose(-1, -2), len(pair.target), 0.0).transpose(-1, -2))
+
+    def end_batch(self, batch: Batch) -> None:
+        """Keep the links of a batch, and the maps of the selected sentences."""
+        lengths = [len(self._reference.pairs[row].target) for row in batch.rows]
+        links = torch.stack(self._batch_links, dim=1).cpu()
+        self._links.update(batch.rows, (_padded(*own, -1.0) for own in zip(links, lengths, strict=True)))
+        self._maps.update(self._batch_maps, (torch.stack(by_layer) for by_layer in self._batch_maps.values()))
 
     def result(self) -> Findings:
         """Error rates, links, and the maps of a few sentences."""
         norms = self._norms.compute().mean[:, 0]
         require_finite(norms, "the activations of layer {layer}", self.context.layers)
-        links = self._links.compute()
+        links = self._links.compute().by_number()
         return AlignmentReport(
             layers=self.context.layers,
             reference=self._reference,
             counts=self._counts.compute(),
             norms=norms,
             links=links,
-            maps=self._maps.compute() if links.keys() & set(self._selected) else {},
+            maps=self._maps.compute().by_number() if links.keys() & set(self._selected) else {},
             dropped=self._dropped.compute()[0],
         ).findings()
 

@@ -17,8 +17,8 @@ from normscope.maths.shares import PARTS, Shares
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.intervals import FEWEST, Sample, mean_test
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
-from normscope.statistics.sequence_totals import SequenceTotals
 from normscope.statistics.tidy import tidy
 
 _COLUMNS = {"others": "share"}
@@ -26,6 +26,9 @@ _COLUMNS = {"others": "share"}
 
 SEQUENCES = 10_000
 """Sequences whose means are kept, so that they can be resampled."""
+
+_BITS = 62
+"""Bits of a fingerprint that tell sequences apart; they fit into an integer of 64 bits."""
 
 _RESAMPLES = 999
 """Resamples of an interval in the terminal; comparisons of runs, which report p-values, draw more."""
@@ -51,9 +54,8 @@ class RatioTable:
         self._methods, self._shared = methods, shared
         self.moments = GroupedMoments(len(context.layers), len(methods), len(categories))
         self.shares = Mean(len(context.layers), len(categories), len(shared), len(PARTS))
-        # After the methods, by category: sums of the last method's ratios, and numbers of terms.
-        self.sequences = SequenceTotals(SEQUENCES, len(methods) + len(shared) + 2 * len(categories))
-        """All three are the state, for the analysis's `accumulators`."""
+        # By sequence. After the methods, by category: sums of the last method's ratios, and numbers of terms.
+        self.sequences = KeyedMeans(1, len(methods) + len(shared) + 2 * len(categories), size=SEQUENCES)
 
     @property
     def accumulators(self) -> dict[str, Accumulator]:
@@ -80,7 +82,8 @@ class RatioTable:
         kept = torch.cat([values[: len(ratios)], values[len(ratios) :: len(PARTS)]])  # of parts, the first: the others
         by_category = torch.einsum("gbt,bt->gb", members, values[len(ratios) - 1])
         sums = torch.cat([kept.sum(dim=-1), by_category, counts])
-        self.sequences.update(batch.fingerprints, sums, mask.sum(dim=-1))
+        sequences = torch.tensor([[fingerprint % 2**_BITS] for fingerprint in batch.fingerprints])
+        self.sequences.update(sequences, sums.T, mask.sum(dim=-1))
 
     def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
         """Means over the tokens and layers of single sequences, by the names of the metrics that average them.
@@ -91,12 +94,12 @@ class RatioTable:
         Returns:
             The columns sequence, count (of tokens), `<method>/mean` for each method, and `<method>/share` if it has shares.
         """
-        totals, layers = self.sequences.compute(), len(self._counted.layers)
-        columns = {"sequence": totals.sequences.numpy(), "count": (totals.counts // layers).numpy()}
+        means, layers = self.sequences.compute(), len(self._counted.layers)
+        columns = {"sequence": means.keys[:, 0].numpy(), "count": (means.count // layers).numpy()}
         names = [(method, "mean") for method in self._methods] + [(method, "share") for method in self._shared]
         for place, (method, name) in enumerate(names):
             if method in methods:
-                columns[f"{method}/{name}"] = totals.means[:, place].numpy()
+                columns[f"{method}/{name}"] = means.mean[:, place].numpy()
         return pd.DataFrame(columns)
 
     def by_category(self) -> pd.DataFrame:
@@ -107,10 +110,10 @@ class RatioTable:
             no interval is valid: with fewer than FEWEST sequences, or if nothing varies between them. Sequences beyond
             the first SEQUENCES narrow no interval.
         """
-        table, totals = self.compute(), self.sequences.compute()
+        table, means = self.compute(), self.sequences.compute()
         table = table[table["method"] == self._methods[-1]]
         first = len(self._methods) + len(self._shared)
-        sums, terms = (totals.means[:, first:] * totals.counts[:, None]).numpy().T.reshape(2, -1, len(totals.counts))
+        sums, terms = (means.mean[:, first:] * means.count[:, None]).numpy().T.reshape(2, -1, len(means.count))
         rows = {}
         for place, category in enumerate(self._counted.categories):
             of_category = table[table["category"] == category]

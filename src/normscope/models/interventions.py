@@ -72,7 +72,7 @@ class InterventionRunner:
         return self._model
 
     def batches(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> list[Batch]:
-        """Batches of sequences that a `SequenceSample` has kept, on the model's device."""
+        """Batches of sequences that were sampled by `Batch.for_samples`, on the model's device."""
         unpacked_sequences = [unpacked(kinds) for kinds in sequences]
         return [
             batch.to(self._model.device) for batch in batches_of(unpacked_sequences, self._encoder, self._batch_tokens)

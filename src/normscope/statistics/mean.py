@@ -34,11 +34,6 @@ class Mean(TensorAccumulator):
         self._shape = (layers, groups, *values)
         self.reset()
 
-    @property
-    def groups(self) -> int:
-        """Number of groups."""
-        return self._shape[1]
-
     def reset(self) -> None:
         """Return to the empty state."""
         self._total = torch.zeros(self._shape, dtype=torch.float64)

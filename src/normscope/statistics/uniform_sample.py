@@ -44,18 +44,6 @@ class UniformSample(Accumulator):
         self._entered: list[tuple[Tensor, Tensor]] = []
 
     def update(
-        self, name: tuple[int, ...], population: int, take: Callable[[np.ndarray], Float[Tensor, "row column"]]
-    ) -> None:
-        """Offer the rows of one population.
-
-        Args:
-            name: Non-negative numbers that identify the population.
-            population: Number of rows in the population.
-            take: Returns the rows at given positions; called with those that enter.
-        """
-        self.update_all([(name, population)], lambda _, positions: take(positions))
-
-    def update_all(
         self,
         populations: Sequence[tuple[tuple[int, ...], int]],
         take: Callable[[np.ndarray, np.ndarray], Float[Tensor, "row column"]],
@@ -63,7 +51,7 @@ class UniformSample(Accumulator):
         """Offer the rows of several populations.
 
         Args:
-            populations: The name and the number of rows of each.
+            populations: The name of each, some non-negative numbers, and its number of rows.
             take: Returns the rows that enter, given the number of each row's population, from 0, and its position there.
         """
         draws = [self._draws(name, population, self._limit) for name, population in populations]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 
 from normscope.analyses.attribution.erasures import MEASURES
@@ -28,7 +29,7 @@ from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
 from normscope.rounding import counted
-from normscope.statistics.sequence_sample import SequenceSample
+from normscope.statistics.kept_tensors import KeptTensors
 
 
 class AttributionAnalysis(Analysis):
@@ -48,7 +49,7 @@ class AttributionAnalysis(Analysis):
             raise InputError(
                 "analysis.attribution.erasure=mask: the tokenizer has no mask token; set analysis.attribution.erasure=remove"
             )
-        self._sample = SequenceSample(options.sequences, options.seed)
+        self._sample = KeptTensors(torch.int64, options.sequences)
         self.accumulators = {"sample": self._sample}
 
     @classmethod
@@ -78,7 +79,7 @@ class AttributionAnalysis(Analysis):
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample."""
         if self._pairs is None:
-            self._sample.update(*batch.for_samples)
+            self._sample.update(*batch.for_samples(self.options.seed))
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Attribute the sample."""
@@ -93,7 +94,9 @@ class AttributionAnalysis(Analysis):
             texts = [SampledText(*answered) for answered in found if answered is not None]
             self._left_out = len(found) - len(texts)
         else:
-            texts = [SampledText(batch) for kinds in self._sample.compute() for batch in runner.batches([kinds])]
+            texts = [
+                SampledText(batch) for kinds in self._sample.compute().tensors for batch in runner.batches([kinds])
+            ]
         self._attributed.run(texts)
 
     def token_maps(

@@ -1,5 +1,7 @@
 """Mixing through the whole layer, with the feed-forward network (Kobayashi et al. 2024)."""
 
+import torch
+
 from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.feedforward.figures import describe_figures
 from normscope.analyses.feedforward.maps import MapFindings, compare_maps
@@ -17,7 +19,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
-from normscope.statistics.sequence_sample import SequenceSample
+from normscope.statistics.kept_tensors import KeptTensors
 
 
 class FeedForwardAnalysis(Analysis):
@@ -35,7 +37,7 @@ class FeedForwardAnalysis(Analysis):
             self._attention.remove("attnres_n")
         stages = [f"{stage}_n" for stage in self._stages]
         self._ratios = RatioTable([*self._attention, *stages], context, stages)
-        self._sample = SequenceSample(options.sequences, options.seed)
+        self._sample = KeptTensors(torch.int64, options.sequences)
         self._rule = options.bias
         self._maps: MapFindings | None = None
         self.accumulators = {**self._ratios.accumulators, "sample": self._sample}
@@ -47,7 +49,7 @@ class FeedForwardAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""
-        self._sample.update(*batch.for_samples)
+        self._sample.update(*batch.for_samples(self.options.seed))
 
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:
         """Add the mixing ratios of a layer's tokens."""
@@ -62,7 +64,7 @@ class FeedForwardAnalysis(Analysis):
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Compare the maps of the sample."""
-        self._maps = compare_maps(runner, self._sample.compute(), self.context, self.options)
+        self._maps = compare_maps(runner, self._sample.compute().tensors, self.context, self.options)
 
     def result(self) -> Findings:
         """Ratios by layer and category, changes by step, and the pairs that the network amplifies."""

@@ -23,9 +23,9 @@ from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
-from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
 
@@ -55,7 +55,6 @@ class _Tokens(NamedTuple):
     on_host: Int[Tensor, " token"]
     places: Int[Tensor, " token"]
     """Their indices into the flattened batch, padding included."""
-    on_device: Int[Tensor, " token"]
     ranks: Int[Tensor, " token"]
     groups: Sequence[Int[Tensor, "measure token"]]
     """With and without special tokens: the group of each measure of each token; −1 for none."""
@@ -79,7 +78,7 @@ class FrequencyAnalysis(Analysis):
         groups = len(self._measures) * len(SPECIALS)
         # The mean over layers, then every layer.
         self._ranks = RankCorrelation(1 + len(context.layers), groups, rounded(MEASURE_AXIS, context.dtype), RANK_AXIS)
-        self._types = TokenMeans(len(frequencies.rank), len(self._measures))
+        self._types = KeyedMeans(1, len(self._measures))  # by token id
         self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
         self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
         self._tokens: _Tokens | None = None
@@ -104,7 +103,7 @@ class FrequencyAnalysis(Analysis):
             for offset, counted in enumerate((ranks > 0, (ranks > 0) & ~special))
         ]
         places = to_device(host.token_mask.flatten().nonzero()[:, 0], device)
-        self._tokens = _Tokens(tokens, places, to_device(tokens, device), to_device(ranks, device), groups)
+        self._tokens = _Tokens(tokens, places, to_device(ranks, device), groups)
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the measures of a block."""
@@ -127,8 +126,9 @@ class FrequencyAnalysis(Analysis):
         assert self._tokens is not None
         means = self._sums / len(self.context.layers)
         self._correlate(0, means, self._tokens)
-        self._types.update(self._tokens.on_device, means)
-        self._add_to_sample(means.cpu(), self._tokens.on_host, batch)
+        tokens, on_host = self._tokens.on_host, means.cpu()
+        self._types.update(tokens[:, None], on_host.T, torch.ones_like(tokens))
+        self._add_to_sample(on_host, tokens, batch)
 
     def result(self) -> Findings:
         """Correlations for all layers together and by layer, and the means of every token type."""
@@ -188,19 +188,19 @@ class FrequencyAnalysis(Analysis):
             return ordinary_rows[torch.from_numpy(before[which] + positions)]
 
         names = [(fingerprint,) for fingerprint in batch.fingerprints]
-        self._sample.update_all(list(zip(names, counts.tolist(), strict=True)), take)
+        self._sample.update(list(zip(names, counts.tolist(), strict=True)), take)
 
     def _by_token(self) -> pd.DataFrame:
-        means, count = self._types.compute()
-        seen = count.nonzero().flatten().numpy()
+        types = self._types.compute()
+        seen = types.keys[:, 0].numpy()
         return pd.DataFrame(
             {
                 "token": [self.context.vocabulary.text(token) for token in seen.tolist()],
                 "token_id": seen,
                 "rank": pd.Series(self._frequencies.rank[seen]).replace(0, None).astype("Int64"),
                 "reference_count": self._frequencies.count[seen],
-                "count": count[seen].numpy(),
-                **{measure: means[seen, column].numpy() for column, measure in enumerate(self._measures)},
+                "count": types.count.numpy(),
+                **{measure: types.mean[:, column].numpy() for column, measure in enumerate(self._measures)},
             }
         ).sort_values(["count", "token_id"], ascending=[False, True], ignore_index=True)
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
@@ -22,9 +24,9 @@ from normscope.maths.norms import expansion_rate
 from normscope.models.block import NOT_LINEAR, AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import by_axes, roll_up
-from normscope.statistics.accumulator import EmptyAccumulatorError
+from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.sequence_means import SequenceMeans
+from normscope.statistics.mean import Mean
 from normscope.statistics.tidy import tidy
 
 
@@ -39,11 +41,12 @@ class NormsAnalysis(Analysis):
         self._groups = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=self._groups)
         layers, heads = len(context.layers), context.heads
-        self._shares = SequenceMeans(layers, 3 * heads, len(self._groups))
+        # Over sequences: α, ‖αf(x)‖ and the share, by head and category.
+        self._shares = Mean(layers, 1, 3, heads, len(self._groups))
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._pairs = PairCorrelation(options, layers, len(context.names), context.dtype)
-        self._alike = SequenceMeans(layers, 1, 1)
+        self._alike = Mean(layers, 1)
         self._sample = PairSample(options.scatter_pairs, options.seed)
         self.accumulators = {
             "shares": self._shares,
@@ -74,12 +77,13 @@ class NormsAnalysis(Analysis):
         others = torch.cat([pairs.received_norms, received_shares.to(pairs.received_norms)], dim=1)
         received = torch.cat([weights, others / lengths[:, None, None]], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
-        self._shares.update(layer, shares, lengths)
+        sequences = torch.tensor([len(lengths)])
+        self._shares.update(layer, _sums(shares.transpose(0, 1)).unflatten(1, (3, -1)), sequences)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
         if (alike := pairs.received_alike) is not None:
             means = torch.einsum("bhk,bk->b", norms, alike) / (norms.shape[1] * lengths)
-            self._alike.update(layer, means[None, :, None], lengths)
+            self._alike.update(layer, _sums(means), sequences)
         self._sample.update(pairs)
 
     def result(self) -> Findings:
@@ -135,14 +139,14 @@ class NormsAnalysis(Analysis):
     def _with_equal_weights(self) -> dict[str, float]:
         """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
         try:
-            return {"f/uniform": float(self._alike.compute().sequence_mean.mean())}
+            return {"f/uniform": float(self._alike.compute().mean.mean())}
         except EmptyAccumulatorError:
             return {}
 
     def _of_heads(self) -> pd.DataFrame:
         """Weights, norms and shares by head, for all categories."""
         norms = self._norms.compute()
-        alpha, alpha_f, share = self._shares.compute().sequence_mean.split(self.context.heads, dim=1)
+        alpha, alpha_f, share = self._shares.compute().mean[:, 0].unbind(dim=1)
         table = tidy(
             {
                 "alpha": alpha,
@@ -215,6 +219,11 @@ class NormsAnalysis(Analysis):
             affine = weights.value_weight, weights.value_bias, weights.output_weight
             rates.append((layer, expansion_rate(*affine), expansion_rate(*affine, weights.output_bias)))
         return pd.DataFrame(rates, columns=["layer", "rate", "rate_with_output_bias"])
+
+
+def _sums(values: Float[Tensor, "batch *shape"]) -> Float[Tensor, "1 *shape"]:
+    """Sums over the sequences of a batch, in float64."""
+    return values.to(accumulation_device(values.device)).double().sum(dim=0, keepdim=True)
 
 
 def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:

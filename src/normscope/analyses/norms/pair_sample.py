@@ -50,7 +50,7 @@ class PairSample:
             ((fingerprint, block.layer), heads * int(number))
             for fingerprint, number in zip(batch.fingerprints, pairs, strict=True)
         ]
-        self.accumulator.update_all(populations, take)
+        self.accumulator.update(populations, take)
 
     def table(self, categories: Sequence[str]) -> pd.DataFrame:
         """One row per pair.

@@ -38,8 +38,8 @@ from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
-from normscope.statistics.sequence_sample import SequenceSample
 
 
 class ScoreAnalysis(Analysis):
@@ -56,7 +56,7 @@ class ScoreAnalysis(Analysis):
         # After the dimensions: the contribution of b_K to the spread, and the spread itself.
         self._spread = Mean(layers, 1, heads, model + 2)
         sizes = [options.intervention_sequences, options.ablation_sequences, options.sequences or 0]
-        self._sample = SequenceSample(max(sizes), options.seed)
+        self._sample = KeptTensors(torch.int64, max(sizes))
         self._interventions: pd.DataFrame | None = None
         self._ablations: PropagatedEffects | None = None
         self.accumulators = {
@@ -74,7 +74,7 @@ class ScoreAnalysis(Analysis):
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for interventions, and find the tokens of each category."""
         self.context.parts(batch)
-        self._sample.update(*batch.for_samples)
+        self._sample.update(*batch.for_samples(self.options.seed))
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the scores of a block, unless they are averaged over a sample."""
@@ -88,7 +88,7 @@ class ScoreAnalysis(Analysis):
     def intervene(self, runner: InterventionRunner) -> None:
         """Measure contributions, if they are averaged over a sample; then run the interventions and the ablations."""
         options, context = self.options, self.context
-        sample = self._sample.compute()
+        sample = self._sample.compute().tensors
         if options.sequences is not None:
             for batch in runner.batches(sample[: options.sequences]):
                 runner.observe(batch, lambda block, batch=batch: self._add(block, batch))  # type: ignore[misc]

@@ -35,7 +35,7 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up
-from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
 
 
@@ -56,7 +56,7 @@ class SimilarityAnalysis(Analysis):
         self._rule, self._maps_wanted = options.bias, not options.sums
         self._columns = PairColumns((*context.names, "bias"))
         groups = len(self._columns.categories)
-        self._pairs = KeptRows(len(self._columns.names))
+        self._pairs = KeptTensors(torch.float64)  # a row of numbers for each pair
         self._spans, self._tokens = PairSpans(context.vocabulary), PairTokens(context.vocabulary, context.names)
         self._cells = Mean(1, groups**2)
         self._maps = PairMaps(frozenset(options.rows), LONGEST)
@@ -94,7 +94,7 @@ class SimilarityAnalysis(Analysis):
         halves = torch.stack([sums.a, sums.b], dim=1).flatten(0, 1) / 2
         self._spans.update(batch, halves)
         friends = self._tokens.update(batch, halves[:, :-1])
-        self._pairs.update(self._columns.rows(batch, sums, categories, friends))
+        self._pairs.update(batch.rows[0::2], self._columns.rows(batch, sums, categories, friends))
 
     def _split(self, batch: Batch) -> tuple[PairSums, Float[Tensor, "pair a b"] | None]:
         """What the tokens of each text add to the cosines and, unless only sums were asked for, what their pairs add."""
@@ -109,7 +109,7 @@ class SimilarityAnalysis(Analysis):
 
     def result(self) -> Findings:
         """What similarity comes from, and every pair's cosine."""
-        kept, columns = self._pairs.compute(), self._columns
+        kept, columns = torch.stack(self._pairs.compute().tensors), self._columns
         require_finite(columns.of(kept, "value"), "the cosine similarities")
         pairs, parts = pair_table(kept, columns), columns.parts(kept)
         tables = {

@@ -10,7 +10,7 @@ from normscope.analyses.findings import TextPair
 from normscope.data.batching import Batch
 from normscope.rounding import number, numbered
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
-from normscope.statistics.per_example import PerExampleTensors
+from normscope.statistics.kept_tensors import KeptTensors
 
 
 class PairMaps:
@@ -22,9 +22,9 @@ class PairMaps:
 
     def __init__(self, rows: frozenset[int], longest: int) -> None:
         self._rows, self._longest = rows, longest
-        self._matrices = PerExampleTensors(1, torch.float64)
-        self._tokens = PerExampleTensors(1, torch.int64)
-        self._too_long = PerExampleTensors(1, torch.int64)
+        self._matrices = KeptTensors(torch.float64)
+        self._tokens = KeptTensors(torch.int64)
+        self._too_long = KeptTensors(torch.int64)
         self.accumulators: Mapping[str, Accumulator] = {
             "matrices": self._matrices,
             "tokens": self._tokens,
@@ -41,12 +41,12 @@ class PairMaps:
             sides = (2 * pair, 2 * pair + 1)
             first, second = (lengths[side] for side in sides)
             if max(first, second) > self._longest:
-                self._too_long.update(0, row, torch.tensor([first, second]))
+                self._too_long.update([row], [torch.tensor([first, second])])
                 continue
             # The bias is last, after the padding.
             kept = matrix[pair][[*range(first), -1]][:, [*range(second), -1]]
-            self._matrices.update(0, row, kept)
-            self._tokens.update(0, row, torch.cat([batch.input_ids[side, : lengths[side]].cpu() for side in sides]))
+            self._matrices.update([row], [kept])
+            self._tokens.update([row], [torch.cat([batch.input_ids[side, : lengths[side]] for side in sides])])
 
     def texts(self, token: Callable[[int], str]) -> tuple[dict[str, TextPair], list[str]]:
         """The maps by the names of their figures, and notes about rows without one.
@@ -56,8 +56,8 @@ class PairMaps:
         """
         matrices, tokens, too_long = (_of(each) for each in (self._matrices, self._tokens, self._too_long))
         maps = {}
-        for row, (matrix,) in matrices.items():
-            words, first = [token(identifier) for identifier in tokens[row][0].tolist()], len(matrix) - 1
+        for row, matrix in matrices.items():
+            words, first = [token(identifier) for identifier in tokens[row].tolist()], len(matrix) - 1
             title = f"pair {row}: cosine {number(float(matrix.sum()))}"
             maps[f"pair_{row}"] = TextPair(title, words[:first], words[first:], matrix.numpy())
         if not too_long:
@@ -69,8 +69,8 @@ class PairMaps:
         return maps, [note]
 
 
-def _of(kept: PerExampleTensors) -> dict[int, Tensor]:
+def _of(kept: KeptTensors) -> dict[int, Tensor]:
     try:
-        return kept.compute()
+        return kept.compute().by_number()
     except EmptyAccumulatorError:
         return {}

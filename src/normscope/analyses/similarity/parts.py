@@ -11,6 +11,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES, FIRST
 from normscope.data.vocabulary import Vocabulary
 from normscope.maths.tensors import to_device
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 
 SPANS = ("special", "prompt", "text", "bias")
@@ -64,7 +65,7 @@ class PairTokens:
     def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
         self._special = np.array(sorted(vocabulary.special), dtype=np.int64)
         self._no_words = [number for number, name in enumerate(names) if name in _NO_WORDS]
-        self.sums = Mean(1, max(vocabulary.size, 1))
+        self.sums = KeyedMeans(1, 1)
         """By token."""
 
     def update(self, batch: Batch, added: Float[Tensor, "batch token"]) -> Float[np.ndarray, "pair number"]:
@@ -79,9 +80,8 @@ class PairTokens:
         """
         host = batch.host
         mask, ids, values = host.token_mask.numpy(), host.input_ids.numpy(), added.cpu().numpy()
-        size = self.sums.groups
-        sums = np.bincount(ids[mask], values[mask], minlength=size)
-        self.sums.update(0, torch.from_numpy(sums), torch.from_numpy(np.bincount(ids[mask], minlength=size)))
+        keys = torch.from_numpy(ids[mask])[:, None]
+        self.sums.update(keys, torch.from_numpy(values[mask])[:, None], torch.ones(len(keys), dtype=torch.long))
         words = mask & ~np.isin(ids, self._special) & ~np.isin(host.categories.numpy(), self._no_words)
         assert batch.pairing is not None
         words &= np.arange(mask.shape[1]) >= batch.pairing.prompts.numpy()[:, None]

@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope.analyses.similarity.parts import FRIENDS, SPANS
 from normscope.attribution.similarities import PairSums
 from normscope.data.batching import Batch
+from normscope.statistics.keyed_means import KeyedSummary
 from normscope.statistics.mean import MeanSummary
 from normscope.statistics.tidy import tidy
 
@@ -127,7 +128,7 @@ def span_table(spans: MeanSummary, pairs: int, cosine: float) -> pd.DataFrame:
     return table[table["count"] > 0].reset_index(drop=True)
 
 
-def token_table(tokens: MeanSummary, pairs: int, text: Callable[[int], str]) -> pd.DataFrame:
+def token_table(tokens: KeyedSummary, pairs: int, text: Callable[[int], str]) -> pd.DataFrame:
     """One row per token that occurs, the largest contribution first.
 
     Args:
@@ -135,8 +136,7 @@ def token_table(tokens: MeanSummary, pairs: int, text: Callable[[int], str]) -> 
         pairs: Number of pairs of texts.
         text: Returns the text of a token.
     """
-    ids = np.flatnonzero(tokens.count[0].numpy())
-    mean, count = tokens.mean[0].numpy()[ids], tokens.count[0].numpy()[ids]
+    ids, mean, count = tokens.keys[:, 0].numpy(), tokens.mean[:, 0].numpy(), tokens.count.numpy()
     table = pd.DataFrame({"token": _texts(ids, text), "token_id": ids, "contribution": mean * count / pairs})
     table = table.assign(mean=mean, count=count)
     return table.sort_values("contribution", ascending=False, kind="stable", ignore_index=True)

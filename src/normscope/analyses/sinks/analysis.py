@@ -32,8 +32,8 @@ from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.counts import Counts
+from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.precision import in_rounds, until_precise
-from normscope.statistics.sequence_sample import SequenceSample
 
 
 class SinksAnalysis(Analysis):
@@ -46,8 +46,8 @@ class SinksAnalysis(Analysis):
         self._stream = ResidualStream(context)
         # Sequences long enough to be cut, and sequences that are too short.
         self._lengths = Counts(1, 2)
-        self._long = SequenceSample(options.sequences, options.seed)
-        self._sample = SequenceSample(options.ablation_sequences, options.seed)
+        self._long = KeptTensors(torch.int64, options.sequences)
+        self._sample = KeptTensors(torch.int64, options.ablation_sequences)
         self._rates: list[SinkRates] = []
         self._ablations: PropagatedEffects | None = None
         self.accumulators = {
@@ -65,15 +65,15 @@ class SinksAnalysis(Analysis):
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the samples."""
         self._stream.massive.start_batch()
-        names, packed, present = batch.for_samples
-        self._sample.update(names, packed, present)
+        numbers, sequences = batch.for_samples(self.options.seed)
+        self._sample.update(numbers, sequences)
         ids, lengths = batch.host.input_ids.numpy(), batch.lengths
         rows = [
             row
             for row, length in enumerate(lengths)
             if long_enough(ids[row, :length], self.options.length, self.context)
         ]
-        self._long.update(tuple(names[row] for row in rows), packed[:, rows], present[rows])
+        self._long.update([numbers[row] for row in rows], [sequences[row] for row in rows])
         self._lengths.update(0, torch.tensor([len(rows), len(lengths) - len(rows)]))
 
     def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
@@ -91,7 +91,7 @@ class SinksAnalysis(Analysis):
     def intervene(self, runner: InterventionRunner) -> None:
         """Measure sink rates on sequences of one length, and replace massive activations."""
         try:
-            sample = self._long.compute()
+            sample = self._long.compute().tensors
         except EmptyAccumulatorError:
             sample = []
         options, context = self.options, self.context
@@ -124,7 +124,7 @@ class SinksAnalysis(Analysis):
 
         removals = Removals.of(prominent, self.context.model, self.options.controls, self.options.seed, alone=False)
         stream = StreamAblations(self._stream.massive.carriers(), [int(read["layer"].min()) + 1], carriers)
-        options, sample = self.options, self._sample.compute()
+        options, sample = self.options, self._sample.compute().tensors
         self._ablations = ablate_residual_stream(
             runner, sample, self.context, removals, stream, options.ablation_precision, options.ablation_budget
         )

@@ -123,7 +123,8 @@ class MassiveSearch:
         row, token, dimension = places.cpu().unbind(dim=1)
         value, median = values.cpu().double(), medians.cpu().double()
         keys = torch.stack([torch.full_like(row, layer), dimension, token, batch.host.input_ids[row, token]], dim=1)
-        self._found.update(keys, torch.stack([value, median, value.abs() / median], dim=1))
+        observations = torch.stack([value, median, value.abs() / median], dim=1)
+        self._found.update(keys, observations, torch.ones(len(keys), dtype=torch.long))
         self._carriers.update(layer, carriers.cpu().double().sum(dim=0)[None], torch.tensor([len(carriers)]))
 
     def carriers(self) -> Float[Tensor, "layer model"]:
