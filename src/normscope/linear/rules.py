@@ -49,7 +49,7 @@ _MOVES = _names(
     "view reshape permute transpose contiguous flatten unflatten unsqueeze squeeze expand chunk split tensor_split ravel flip "
     "t split_with_sizes unbind narrow select __getitem__ clone repeat repeat_interleave roll swapaxes movedim moveaxis pad "
     "gather index_select dropout sum mean cumsum neg __neg__ __get__ take_along_dim as_strided broadcast_to tile swapdims "
-    "expand_as view_as reshape_as unfold diagonal"
+    "expand_as view_as reshape_as unfold diagonal view_as_complex view_as_real"
 )
 _LIKE = _names("expand_as view_as reshape_as")
 _IDENTITIES = _names("detach requires_grad_ cpu cuda")
@@ -64,8 +64,9 @@ _INTO = _names(
 )
 _NEW = _names(
     "zeros_like empty_like ones_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor size dim "
-    "numel stride is_contiguous data_ptr is_floating_point"
+    "numel stride is_contiguous data_ptr is_floating_point empty"
 )
+_EMPTY = _names("empty new_empty empty_like")
 _SLOPED = _names("gelu silu relu relu6 mish hardswish leaky_relu tanh relu_ silu_ tanh_")
 _CLIPPED = _names("clamp clip clamp_ clip_ hardtanh")
 
@@ -78,7 +79,7 @@ def kind_of(value: object) -> Kind | None:
 def marked(values: Any, kind: Kind) -> Any:
     """The same tensor or tensors, with a kind. Numbers of tokens or experts have none."""
     for each in _tensors(values):
-        if each.is_floating_point():
+        if each.is_floating_point() or each.is_complex():
             each._kind = kind  # type: ignore[attr-defined]
     return values
 
@@ -237,11 +238,16 @@ class HeldFixed(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")
         if name in _NEW:
-            return function(*args, **kwargs)
+            made = function(*args, **kwargs)
+            # What is never written must not be infinite.
+            return made.zero_() if name in _EMPTY else made
         given = [*_tensors((args, kwargs))]
         kinds = {kind_of(each) for each in given}
         if None in kinds and any(kind_of(each) is None and each.requires_grad and not each.is_leaf for each in given):
-            raise NotAffineError(f"{name} reads a tensor that depends on the tokens, but is neither linear nor held")
+            raise NotAffineError(
+                f"{type(self._model).__name__} cannot be attributed: {self._reason(name, [])} reads a tensor of which it is "
+                "not known whether it is linear in the tokens' vectors; its attention blocks can still be measured"
+            )
         if kinds <= {None}:
             return function(*args, **kwargs)
         if any(kind_of(each) is Kind.LINEAR and each.dtype is torch.float64 for each in given):
@@ -255,7 +261,7 @@ class HeldFixed(TorchFunctionMode):
         if step is not None:
             return self.done(step) if isinstance(step, Step) else step[0]
         if name in _INTO:
-            marked(args[0], Kind.HELD)
+            marked([args[0], *([] if args[0]._base is None else [args[0]._base])], Kind.HELD)
         made = marked(function(*_mapped(args, still), **_mapped(kwargs, still)), Kind.HELD)
         if self.explains:
             for each in _tensors(made):
@@ -286,6 +292,43 @@ class HeldFixed(TorchFunctionMode):
         if not self._bias or not step.constants:
             return made
         return torch.cat([made[:-1], (made[-1] + step.constant()).unsqueeze(0)])
+
+    def wrote(self, tensor: Tensor, stack: Stack | None) -> None:
+        """Note that linear vectors have been written into a tensor, and so into the tensor that it is a part of.
+
+        Args:
+            stack: What each source contributes to the tensor, if the mode carries.
+
+        Raises:
+            NotAffineError: If the mode carries, and the part cannot be found in the whole.
+        """
+        whole = tensor._base
+        if whole is not None and kind_of(whole) is not Kind.HELD:
+            if stack is not None:
+                whole._stack = self._with_part(whole, tensor, stack)  # type: ignore[attr-defined]
+            marked(whole, Kind.LINEAR)
+        marked(tensor, Kind.LINEAR)
+        if stack is not None:
+            tensor._stack = stack  # type: ignore[attr-defined]
+
+    def _with_part(self, whole: Tensor, part: Tensor, stack: Stack) -> Stack:
+        """The stack of a tensor of which a part has been written."""
+        if not whole.is_contiguous():
+            raise NotAffineError(
+                f"{type(self._model).__name__} cannot be attributed: it writes vectors into a part of a tensor whose elements "
+                "are not in order; its attention blocks can still be measured"
+            )
+        before = stack_of(whole) if kind_of(whole) is Kind.LINEAR else None
+        offset, place = part.storage_offset() - whole.storage_offset(), (part.shape, part.stride())
+
+        def made() -> Tensor:
+            new = stack()
+            start = new.new_zeros(len(new), *whole.shape) if before is None else before().clone()
+            shape, stride = place
+            start.as_strided((len(new), *shape), (whole.numel(), *stride), offset).copy_(new)
+            return start
+
+        return Stack(made)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -505,18 +548,14 @@ def _scaled(mode: HeldFixed, call: _Call) -> Any:
         return (made,)
     if not call.in_place:
         return step
-    return (_changed(mode, call, step, one),)
+    return (_changed(mode, step, one),)
 
 
-def _changed(mode: HeldFixed, call: _Call, step: Step, one: Tensor) -> Tensor:
+def _changed(mode: HeldFixed, step: Step, one: Tensor) -> Tensor:
     """A tensor that the model changes in place into what a step gives."""
-    if one._is_view() and mode.carries:
-        raise NotAffineError(f"{call.name} changes a part of a tensor in place")
     made = mode.done(step)
     one.copy_(made)
-    marked(one, Kind.LINEAR)
-    if mode.carries:
-        one._stack = stack_of(made)  # type: ignore[attr-defined]
+    mode.wrote(one, stack_of(made) if mode.carries else None)
     return one
 
 
@@ -538,7 +577,7 @@ def _sum(mode: HeldFixed, call: _Call) -> Any:
         constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
         first = kind_of(one) is not None
         step = Step(lambda a, b: function(*((a, b) if first else (b, a)), **kwargs), [linear], [constant])
-    return (_changed(mode, call, step, one),) if call.in_place else step
+    return (_changed(mode, step, one),) if call.in_place else step
 
 
 _OUT_OF_PLACE = {
@@ -583,12 +622,10 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
     if not in_place:
         return step
     stack = mode.stack(step) if mode.carries else None
-    if plain and mode.ones is not None:
+    if plain and mode.ones is not None and call.name != "copy_":
         base.copy_(before * mode.ones.to(base.dtype))
     call.function(base, *rest, **kwargs)
-    marked(base, Kind.LINEAR)
-    if stack is not None:
-        base._stack = stack
+    mode.wrote(base, stack)
     return (None if call.name == "__setitem__" else base,)
 
 
@@ -668,7 +705,7 @@ def _masked(mode: HeldFixed, call: _Call) -> Any:
     step = Step(
         lambda vectors, to: torch.where(mask, to, vectors), [one], [constant], stacked=lambda v: v.masked_fill(mask, 0)
     )
-    return (_changed(mode, call, step, one),) if call.in_place else step
+    return (_changed(mode, step, one),) if call.in_place else step
 
 
 @_rule("where")
