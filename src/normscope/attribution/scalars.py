@@ -29,7 +29,8 @@ class ScalarAttribution:
     bias: Float[Tensor, " scalar"]
     """From all biases."""
     remainder: Float[Tensor, " scalar"]
-    """What is left if the target is not linear in the last hidden vectors."""
+    """What is left if the target is not linear in the last hidden vectors; where attention weights are followed, with what
+    their softmaxes absorb."""
     target: Float[Tensor, " scalar"]
 
     @property
@@ -90,8 +91,9 @@ def checked(passed: HeldPass, parts: ScalarAttribution) -> ScalarAttribution:
 
 def _of_scalar(passed: HeldPass, target: Tensor, constant: Tensor, bias: ValueBias) -> ScalarAttribution:
     at_output, remainder = passed.at_output(target)
-    scores, ones = _scores(passed, at_output, bias)
-    return ScalarAttribution(scores, (ones + constant)[None], (remainder - constant)[None], wide(target.detach())[None])
+    scores, ones, absorbed = _scores(passed, at_output, bias)
+    rest = remainder + absorbed - constant
+    return ScalarAttribution(scores, (ones + constant)[None], rest[None], wide(target.detach())[None])
 
 
 def _of_batch(passed: HeldPass, targets: Tensor, constants: Tensor, bias: ValueBias) -> ScalarAttribution:
@@ -101,17 +103,17 @@ def _of_batch(passed: HeldPass, targets: Tensor, constants: Tensor, bias: ValueB
     values = wide(targets.detach())
     at_output, _ = passed.at_output(targets.sum())
     linear = passed.linear(at_output)
-    scores, ones = _scores(passed, at_output, bias)
+    scores, ones, absorbed = _scores(passed, at_output, bias)
     of_text = linear - scores.sum(dim=-1)
-    missing = (of_text.sum() - ones) / len(values)
+    missing = (of_text.sum() - ones - absorbed) / len(values)
     return ScalarAttribution(scores, of_text + constants - missing, values - linear - constants, values)
 
 
-def _scores(passed: HeldPass, at_output: Sequence[Tensor], bias: ValueBias) -> tuple[Tensor, Tensor]:
-    """Gradient × input of each token, and what all other constants add to all texts."""
+def _scores(passed: HeldPass, at_output: Sequence[Tensor], bias: ValueBias) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient × input of each token; what all other constants add to all texts; and what softmaxes absorb."""
     back = passed.back(at_output)
     scores, constants = passed.of_tokens(back.inputs), back.ones
     if bias is ValueBias.decompx and back.values is not None:
         of_bias = passed.of_value_biases(back.values)
         scores, constants = scores + of_bias, constants - of_bias.sum()
-    return scores, constants
+    return scores, constants, back.absorbed

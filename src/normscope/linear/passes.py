@@ -66,6 +66,8 @@ class Back(NamedTuple):
     """At what attention adds up; None without attention."""
     ones: Float[Tensor, ""]
     """At the constants from this layer on: what they add, in float64."""
+    absorbed: Float[Tensor, ""]
+    """What softmaxes absorb, in float64; 0 where attention weights are held."""
 
 
 class Effects(NamedTuple):
@@ -120,6 +122,8 @@ class HeldPass:
     """The tensors of the output that are affine, and the leaves that take their place."""
     _ones: Tensor
     """A number, 1, of which every constant is a multiple."""
+    _absorbed: Tensor
+    """The same for what softmaxes absorb."""
     _why: Callable[[], str]
     _parts: bool
 
@@ -190,10 +194,11 @@ class HeldPass:
             *_, (_, back) = self._staged(gradients, direct=False)
             return back
         values = [stage.values for stage in self.stages[:1] if stage.values is not None]
-        leaves = [*(source.inputs for source in self.sources), *values, self._ones]
+        leaves = [*(source.inputs for source in self.sources), *values, self._ones, self._absorbed]
         made = [made for made, _ in self._affine]
         found = torch.autograd.grad(made, leaves, gradients, retain_graph=True, materialize_grads=True)
-        return Back(found[: len(self.sources)], found[-2] if values else None, wide(found[-1]))
+        *_, ones, absorbed = map(wide, found)
+        return Back(found[: len(self.sources)], found[-3] if values else None, ones, absorbed)
 
     def effects(self, gradients: Sequence[Tensor], *, direct: bool) -> list[Effects]:
         """What the parts of each layer add to a scalar. The pass must have been made with parts.
@@ -219,7 +224,7 @@ class HeldPass:
             if not direct and stage.from_inputs is not None and at.values is not None:
                 through = _Gradients.of([stage.from_inputs], [at.values], stage, self._ones)
                 inputs, later = inputs + through.inputs, later + wide(through.ones)
-            yield effects, Back([inputs], at.values, later)
+            yield effects, Back([inputs], at.values, later, torch.zeros_like(later))
             if stage.entered is not None:
                 made, gradients = [stage.entered], [inputs]
 
@@ -294,6 +299,7 @@ def held_pass(
     head: PreTrainedModel | None = None,
     *,
     parts: bool = False,
+    through: bool = False,
 ) -> HeldPass:
     """Run a model once, recorded by autograd, with everything held fixed that is not linear.
 
@@ -303,6 +309,7 @@ def held_pass(
         inputs: Keyword arguments of the model.
         head: A model that contains `model`; it is run instead.
         parts: Whether what heads and networks write can be told apart, which a single text allows.
+        through: Whether attention weights are followed as well, instead of held; see `HeldFixed`.
 
     Raises:
         InputError: If what the model returns is no affine map, or some of its weights are not on its device.
@@ -320,7 +327,7 @@ def held_pass(
     networks = bind_feed_forward(model, layout) if parts else []
     recorder = _Recorder(model, layout, networks, parts=parts)
     fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
-    ran = _run(whole, inputs, [recorder], fused, recorder.values)
+    ran = _run(whole, inputs, [recorder], fused, None if through else recorder.values, through=through)
     stages, mask = recorder.stages, inputs["attention_mask"].bool()
     return HeldPass(
         ran.output,
@@ -331,6 +338,7 @@ def held_pass(
         Bound(_name(model), bound_of(model, layout)),
         ran.affine,
         ran.ones,
+        ran.absorbed,
         ran.why,
         parts,
     )
@@ -367,6 +375,7 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> He
         Bound(_name(model), max(bound_of(model, encoder), bound_of(model, decoder))),
         ran.affine,
         ran.ones,
+        ran.absorbed,
         ran.why,
         _parts=False,
     )
@@ -496,6 +505,7 @@ class _Ran(NamedTuple):
     output: Any
     affine: Sequence[tuple[Tensor, Tensor]]
     ones: Tensor
+    absorbed: Tensor
     why: Callable[[], str]
     """Says what is not affine, after running the model again."""
 
@@ -506,6 +516,8 @@ def _run(
     recorders: Sequence["_Recorder"],
     attention: Sequence[tuple[PreTrainedModel, str]],
     values: Callable[[Tensor], Tensor] | None,
+    *,
+    through: bool = False,
 ) -> _Ran:
     """Run a model with everything held fixed.
 
@@ -514,15 +526,18 @@ def _run(
         recorders: Those of its stacks.
         attention: Models that compute attention by a function of transformers' registry.
         values: See `HeldFixed`.
+        through: Whether attention weights are followed as well.
 
     Raises:
         NotAffineError: If nothing of what it returns is affine.
     """
-    ones = torch.ones((), dtype=whole.dtype, device=inputs["input_ids"].device, requires_grad=True)
+    like: dict[str, Any] = {"dtype": whole.dtype, "device": inputs["input_ids"].device, "requires_grad": True}
+    ones, absorbed = torch.ones((), **like), torch.ones((), **like)
 
     def run(recorders: Sequence[_Recorder], *, explains: bool) -> Any:
-        mode = HeldFixed(whole, ones, values=values)
+        mode = HeldFixed(whole, ones, values=values, absorbed=absorbed if through else None)
         mode.texts, mode.explains = len(inputs["input_ids"]), explains
+        attends = sum(len(recorder.attends) for recorder in recorders)
         with contextlib.ExitStack() as exit_:
             exit_.enter_context(_without_gradients(whole))
             for model, implementation in attention:
@@ -533,7 +548,13 @@ def _run(
             exit_.enter_context(torch.enable_grad())
             exit_.enter_context(model_code(whole))
             exit_.enter_context(mode)
-            return whole(**{name: tensor.clone() for name, tensor in inputs.items()})
+            output = whole(**{name: tensor.clone() for name, tensor in inputs.items()})
+        if through and mode.softmaxes < attends:
+            raise InputError(
+                f"attention=through: the attention weights of {_name(whole)} cannot be followed: only {mode.softmaxes} softmaxes "
+                f"of {attends} layers read scores that are made of queries and keys alone; set attention=held"
+            )
+        return output
 
     def why() -> str:
         return _because(run([recorder.again() for recorder in recorders], explains=True))
@@ -553,7 +574,7 @@ def _run(
     output = tree_map(leaf, output)
     if not affine:
         raise not_affine(_name(whole), why())
-    return _Ran(output, affine, ones, why)
+    return _Ran(output, affine, ones, absorbed, why)
 
 
 def _because(output: Any) -> str:
@@ -588,6 +609,11 @@ class _Recorder:
         self._model, self._layout, self._networks, self._parts = model, layout, networks, parts
         self.stages: list[Stage] = []
         self._last: Tensor | None = None
+
+    @property
+    def attends(self) -> Sequence[int]:
+        """The layers with attention."""
+        return self._layout.attends
 
     def again(self) -> "_Recorder":
         """One for another pass."""

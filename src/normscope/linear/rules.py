@@ -194,6 +194,11 @@ class HeldFixed(TorchFunctionMode):
         carries: Whether linear tensors have a `Stack`.
         bias: Whether the last source of stacks is the bias, to which constants are added.
         values: Called with what attention adds up, (text, head, key, dimension), just before it does; returns what replaces it.
+        absorbed: A number, 1, if attention weights are followed as well. Products of two linear tensors (q·k and α v) then share
+            what they give equally between the two, and a softmax is linearised where it is; its constant part is a multiple
+            of this number.
+
+    Source of `absorbed`: Achtibat et al. 2024, AttnLRP (arXiv:2402.05602).
     """
 
     def __init__(
@@ -204,8 +209,12 @@ class HeldFixed(TorchFunctionMode):
         carries: bool = False,
         bias: bool = False,
         values: Callable[[Tensor], Tensor] | None = None,
+        absorbed: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.absorbed = absorbed
+        self.softmaxes = 0
+        """Number of softmaxes that have been linearised."""
         self._model, self.ones, self.carries, self._bias, self.values = model, ones, carries, bias, values
         self._replaced: list[nn.Module] = []
         self.explains = False
@@ -274,7 +283,7 @@ class HeldFixed(TorchFunctionMode):
         whole = self.stack(step) if self.carries else None
         constants = step.constants
         if self.ones is not None:
-            constants = [each * self.ones.to(each.dtype) for each in constants]
+            constants = [self._constant(each) for each in constants]
         made = marked(step.apply(*step.operands, *constants), Kind.LINEAR)
         if step.activation is not None:
             made._activation = step.activation
@@ -282,6 +291,13 @@ class HeldFixed(TorchFunctionMode):
             for number, each in enumerate(made if isinstance(made, tuple | list) else (made,)):
                 each._stack = whole if isinstance(made, Tensor) else whole.at(number)
         return made
+
+    def _constant(self, constant: Tensor) -> Tensor:
+        """A constant as a multiple of `ones`."""
+        assert self.ones is not None
+        if self.absorbed is not None and bool((constant <= _lowest(constant)).any()):
+            return constant  # a mask, which adds nothing
+        return constant * self.ones.to(constant.dtype)
 
     def stack(self, step: Step) -> Stack:
         """What each source contributes to what a step gives."""
@@ -458,6 +474,8 @@ def _beside(_mode: HeldFixed, call: _Call) -> Any:
 def _product(mode: HeldFixed, call: _Call) -> Any:
     """A product with something held or plain. That of two linear tensors, such as q·k, is held."""
     places = [place for place, each in enumerate(call.args) if kind_of(each) is Kind.LINEAR]
+    if len(places) == 2 and mode.absorbed is not None and not call.kwargs:
+        return _shared(call, places)
     if len(places) != 1 or call.kwargs:
         return None
     (place,) = places
@@ -470,6 +488,73 @@ def _product(mode: HeldFixed, call: _Call) -> Any:
     if len(call.args) == 2 and place == 1 and call.name != "einsum" and before[0].ndim == value.ndim:
         stacked = functools.partial(side_by_side, before[0])
     return Step(lambda vectors: call.run(*before, vectors, *after), [value], stacked=stacked)
+
+
+def _shared(call: _Call, places: Sequence[int]) -> Step:
+    """A product of two linear tensors, half of which belongs to each."""
+    args = [*map(still, call.args)]
+
+    def product(one: Tensor, other: Tensor) -> Tensor:
+        given = list(args)
+        given[places[0]], given[places[1]] = one, other
+        made: Tensor = call.run(*given)
+        return made
+
+    def back(gradient: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            both = [args[place].detach().requires_grad_() for place in places]
+            found = torch.autograd.grad(product(*both), both, gradient)
+        return tuple(each / 2 for each in found)
+
+    operands = [call.args[place] for place in places]
+    return Step(lambda *both: _held(lambda: product(*(args[place] for place in places)), back, *both), operands)
+
+
+@_rule("softmax")
+def _softmax(mode: HeldFixed, call: _Call) -> Any:
+    """Attention weights: held, or linearised where they are."""
+    if mode.absorbed is None:
+        return None
+    scores, dim = _arguments(call, "input", "dim")
+    fixed = scores.detach()
+    # Padding that sees nothing has no weights.
+    weights: Tensor = call.function(fixed, *call.args[1:], **call.kwargs).to(fixed.dtype).nan_to_num(0.0)
+    mode.softmaxes += 1
+
+    def jacobian(vectors: Tensor) -> Tensor:
+        scaled = weights * vectors
+        return scaled - weights * scaled.sum(dim=dim, keepdim=True)
+
+    constant = weights - jacobian(fixed.masked_fill(fixed <= _lowest(fixed), 0))
+    absorbed = mode.absorbed
+    return Step(lambda v: _held(lambda: weights, lambda g: (jacobian(g), (g * constant).sum()), v, absorbed), [scores])
+
+
+@_rule("max", "amax")
+def _largest(mode: HeldFixed, call: _Call) -> Any:
+    """A maximum. Subtracted from scores, it changes no weight."""
+    if mode.absorbed is None or kind_of(call.args[0]) is not Kind.LINEAR:
+        return None
+    made = marked(call.run(call.args[0].detach(), *call.args[1:]), Kind.HELD)
+    for each in _tensors(made):
+        each._shifts = True  # type: ignore[attr-defined]
+    return (made,)
+
+
+@_rule("baddbmm", "baddbmm_")
+def _added_product(mode: HeldFixed, call: _Call) -> Any:
+    """Scores with a term of positions."""
+    if mode.absorbed is None or kind_of(call.args[0]):
+        return None
+    term, one, other = _arguments(call, "input", "batch1", "batch2")
+    with mode.again():
+        product = torch.bmm(one, other) * call.kwargs.get("alpha", 1)
+        return (product + term * call.kwargs.get("beta", 1),)
+
+
+def _lowest(like: Tensor) -> float:
+    """What a score is below if a mask hides it."""
+    return torch.finfo(like.dtype).min / 2
 
 
 @_rule(_TIMES)
@@ -562,6 +647,8 @@ def _changed(mode: HeldFixed, step: Step, one: Tensor) -> Tensor:
 @_rule(_SUMS)
 def _sum(mode: HeldFixed, call: _Call) -> Any:
     one, other = call.args
+    if kind_of(one) is Kind.LINEAR and hasattr(other, "_shifts"):
+        return Step(lambda vectors: call.run(vectors, still(other)), [one])
     if Kind.HELD in (kind_of(one), kind_of(other)):
         return None
     function = _OUT_OF_PLACE.get(call.name, call.function)
@@ -742,11 +829,6 @@ def _addmm(_mode: HeldFixed, call: _Call) -> Any:
     return Step(lambda v, b: torch.addmm(b, v, weight), [vectors], [bias], stacked=lambda v: v @ weight)
 
 
-@_rule("baddbmm", "baddbmm_")
-def _baddbmm(_mode: HeldFixed, _call: _Call) -> None:
-    """Scores: held."""
-
-
 @_rule("conv1d", "conv2d")
 def _convolved(_mode: HeldFixed, call: _Call) -> Any:
     given: list[Any] = [*call.args, *[None] * (3 - len(call.args))]
@@ -857,6 +939,8 @@ def _attention(mode: HeldFixed, call: _Call) -> Any:
     query, key, value, mask, dropout, causal, scale, grouped = _arguments(call, *names)
     if kind_of(value) is not Kind.LINEAR or dropout or kind_of(mask) is Kind.LINEAR:
         return None
+    if mode.absorbed is not None:
+        return (_step_by_step(mode, (query, key, value), mask, causal=bool(causal), scale=scale),)
     query, key, mask = still(query), still(key), still(mask)
     output = call.function(query, key, value.detach(), mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped))
     if grouped:
@@ -866,6 +950,24 @@ def _attention(mode: HeldFixed, call: _Call) -> Any:
         value = mode.values(value)
     attention = HeldAttention(query, key, mask, causal=bool(causal), scale=scale)
     return Step(lambda v: _held(lambda: output, attention.transposed, v), [value], stacked=attention.stacked)
+
+
+def _step_by_step(
+    mode: HeldFixed, of: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, *, causal: bool, scale: float | None
+) -> Tensor:
+    """Fused attention in functions that have rules."""
+    query, key, value = of
+    with mode.again():
+        groups = query.shape[-3] // key.shape[-3]
+        if groups > 1:
+            key, value = (each.repeat_interleave(groups, dim=-3) for each in (key, value))
+        scores = torch.matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+        return torch.matmul(torch.softmax(scores, dim=-1), value)
 
 
 def _repeated(value: Tensor, times: int) -> Step:
