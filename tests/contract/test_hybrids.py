@@ -358,7 +358,7 @@ RUN = {
     "bamba": ["mixing", "norms", "outliers", "score", "sinks", "feedforward", "attribution"],
     "afmoe": ["mixing", "outliers", "score", "sinks", "attribution"],
     "youtu": ["mixing", "norms", "outliers", "sinks", "feedforward", "attribution"],
-    "mobilebert": ["mixing", "norms", "outliers", "sinks", "frequency", "attribution"],
+    "mobilebert": ["mixing", "norms", "outliers", "sinks", "frequency"],
 }
 """The analyses that each kind of model allows."""
 

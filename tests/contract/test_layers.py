@@ -7,7 +7,6 @@ from captum.attr import IntegratedGradients
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
-from normscope.maths.choices import NetworkBias
 from normscope.maths.feed_forward import Slopes
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
@@ -35,27 +34,24 @@ def zero_if_none(bias):
     return 0.0 if bias is None else bias
 
 
-def slopes_of(block: FeedForwardBlock, rule: NetworkBias):
+def slopes_of(block: FeedForwardBlock):
     """Integrated gradients of g(u) ⊙ w by u and by w, from values and derivatives along the path."""
     weights = block.parameters
     y, g = block.inputs, weights.activation
     u = y @ weights.input_weight + zero_if_none(weights.input_bias)
-    inside = rule is NetworkBias.inside
-    start = torch.zeros_like(u) + (zero_if_none(weights.input_bias) if inside else 0.0)
     if weights.multiplier_weight is None:
-        # The mean of a derivative along a path is the difference of its ends.
-        return routed((g(u) - g(start)) / torch.where(u == start, 1.0, u - start), block), None, start, None
+        # The mean of a derivative along a path is the difference of its ends, and g(0) = 0.
+        return routed(g(u) / torch.where(u == 0, 1.0, u), block), None
     w = y @ weights.multiplier_weight + zero_if_none(weights.multiplier_bias)
-    other = torch.zeros_like(w) + (zero_if_none(weights.multiplier_bias) if inside else 0.0)
     by_u, by_w = torch.zeros_like(u), torch.zeros_like(u)
     for node, share in zip(*np.polynomial.legendre.leggauss(80), strict=True):
         a = (node + 1) / 2
-        at = (start + a * (u - start)).requires_grad_()
+        at = (a * u).requires_grad_()
         with torch.enable_grad():
             derivative = torch.autograd.grad(g(at).sum(), at)[0]
-        by_u += share / 2 * derivative * (other + a * (w - other))
+        by_u += share / 2 * derivative * a * w
         by_w += share / 2 * g(at.detach())
-    return routed(by_u, block), routed(by_w, block), start, other
+    return routed(by_u, block), routed(by_w, block)
 
 
 def routed(slopes, block: FeedForwardBlock):
@@ -78,7 +74,7 @@ def read_in_parallel(attention, norm):
     return pairs, torch.zeros_like(own), torch.zeros_like(own) + zero_if_none(norm.bias)
 
 
-def brute_force(block: FeedForwardBlock, rule: NetworkBias):
+def brute_force(block: FeedForwardBlock):
     """The vector of every pair, the constant part and the part that belongs to no pair, at every stage of the layer."""
     attention, weights = block.attention, block.parameters
     pairs = torch.einsum("bhqk,bhkm->bqkm", attention.weights, attention.transformed())
@@ -107,7 +103,7 @@ def brute_force(block: FeedForwardBlock, rule: NetworkBias):
         read = read_in_parallel(attention, norm)
     elif weights.norm_position != "post" and norm is not None:
         read = normed(parts, norm, sigma(whole, norm))
-    by_u, by_w, start, other = slopes_of(block, rule)
+    by_u, by_w = slopes_of(block)
 
     def network(vectors, by_u, by_w):
         neurons = vectors @ weights.input_weight * by_u
@@ -117,10 +113,9 @@ def brute_force(block: FeedForwardBlock, rule: NetworkBias):
 
     made = [network(read[0], by_u.unsqueeze(2), None if by_w is None else by_w.unsqueeze(2))]
     made += [network(part, by_u, by_w) for part in read[1:]]
-    biases = weights.activation(start) if by_w is None else weights.activation(start) * other
-    if rule is NetworkBias.summand:
-        biases = biases + zero_if_none(weights.input_bias) * by_u
-        biases = biases + (0.0 if by_w is None else zero_if_none(weights.multiplier_bias) * by_w)
+    biases = zero_if_none(weights.input_bias) * by_u
+    if by_w is not None:
+        biases = biases + zero_if_none(weights.multiplier_bias) * by_w
     made[2] = made[2] + biases @ weights.output_weight + zero_if_none(weights.output_bias)
     stages = {LayerStage.BLOCK: parts, LayerStage.NETWORK: tuple(made)}
     if weights.norm_position == "branch":
@@ -138,27 +133,26 @@ def assert_parts(model, layout, bound=None):
     close = {"rtol": bound, "atol": bound}
     for block in blocks_of(model, layout, inputs_of(model, layout)):
         tokens, keys = block.token_mask, block.attention.key_mask
-        for rule in NetworkBias:
-            composition = block.composition(rule)
-            expected = brute_force(block, rule)
-            assert composition.stages == tuple(expected) == LAYER_STAGES[layout.residual.norm_position]
-            maps, norms = block.pair_maps(rule), composition.relative_norms()
-            for stage, (pairs, apart, constant) in expected.items():
-                cross = block.attention.is_cross_attention
-                own = apart if cross else apart + pairs.diagonal(dim1=1, dim2=2).transpose(1, 2)
-                others = pairs.sum(dim=2) - (0.0 if cross else own)
-                for made, brute in (
-                    (composition.own(stage), own),
-                    (composition.others(stage), others),
-                    (composition.constant(stage), constant),
-                    (maps[stage], pairs.norm(dim=-1)),
-                    (ratio(*norms[stage]), ratio(others.norm(dim=-1), own.norm(dim=-1))),
-                ):
-                    torch.testing.assert_close(made[tokens], brute[tokens], **close, msg=lambda m, s=stage: f"{s}: {m}")
-            output = composition.output_at(composition.stages[-1])
-            torch.testing.assert_close(output[tokens], block.layer_output[tokens], **close)
-            torch.testing.assert_close(composition.made_of_others()[tokens], composition.parts.others[tokens], **close)
-            assert keys.any()
+        composition = block.composition()
+        expected = brute_force(block)
+        assert composition.stages == tuple(expected) == LAYER_STAGES[layout.residual.norm_position]
+        maps, norms = block.pair_maps(), composition.relative_norms()
+        for stage, (pairs, apart, constant) in expected.items():
+            cross = block.attention.is_cross_attention
+            own = apart if cross else apart + pairs.diagonal(dim1=1, dim2=2).transpose(1, 2)
+            others = pairs.sum(dim=2) - (0.0 if cross else own)
+            for made, brute in (
+                (composition.own(stage), own),
+                (composition.others(stage), others),
+                (composition.constant(stage), constant),
+                (maps[stage], pairs.norm(dim=-1)),
+                (ratio(*norms[stage]), ratio(others.norm(dim=-1), own.norm(dim=-1))),
+            ):
+                torch.testing.assert_close(made[tokens], brute[tokens], **close, msg=lambda m, s=stage: f"{s}: {m}")
+        output = composition.output_at(composition.stages[-1])
+        torch.testing.assert_close(output[tokens], block.layer_output[tokens], **close)
+        torch.testing.assert_close(composition.made_of_others()[tokens], composition.parts.others[tokens], **close)
+        assert keys.any()
 
 
 @pytest.mark.kinds

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import linear
 
 from normscope.attribution.vectors import Sources, carried
-from normscope.maths.choices import NetworkBias, ValueBias
+from normscope.maths.choices import ValueBias
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
@@ -117,11 +117,10 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
     assert routed
 
 
-@pytest.mark.parametrize("rule", NetworkBias)
-def test_the_parts_of_a_layer_add_up(model, rule):
+def test_the_parts_of_a_layer_add_up(model):
     """Own, others and constant give what the untouched layer returns; each is what the network makes of it."""
     for block in blocks_of(model, token_batch(model, LENGTHS)):
-        parts = block.composition(rule)
+        parts = block.composition()
         tokens = block.token_mask
         made = parts.made_of_itself() + parts.made_of_others() + parts.parts.constant
         close(made[tokens], block.output[tokens], 1e-6)  # their norms compute in float32

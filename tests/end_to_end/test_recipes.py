@@ -64,7 +64,6 @@ def test_feed_forward_networks_of_the_papers_models():
     assert {"openai-community/gpt2", "FacebookAI/roberta-large", "google/multiberts-seed_2"} < names
     for job in jobs:
         assert job.analysis.feedforward.enabled
-        assert job.analysis.feedforward.bias == "summand"
         assert job.recipe.paper is None
 
 

@@ -129,7 +129,8 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypa
 
 
 def test_batches_are_split_between_pairs(command, monkeypatch):
-    _, whole = command(folder="whole")
+    sums = "analysis.similarity.sums=true"
+    _, whole = command(sums, folder="whole")
     sizes, run = [], BatchRunner._run
 
     def noted(self, batch):
@@ -137,8 +138,8 @@ def test_batches_are_split_between_pairs(command, monkeypatch):
         run(self, batch)
 
     monkeypatch.setattr(BatchRunner, "_run", noted)
-    monkeypatch.setitem(memory.PAIR_ENTRIES_AT_ONCE, "cpu", 1)
-    outcome, folder = command()
+    monkeypatch.setitem(memory.ENTRIES_AT_ONCE, "cpu", 1)
+    outcome, folder = command(sums)
     assert outcome.status == 0, outcome.err
     assert [size[:2] for size in sizes] == [(2, 1)] * len(USED)
     assert all(first == second for *_, (first, second) in sizes)

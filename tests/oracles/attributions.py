@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from normscope.analyses.attribution.options import AttributionOptions
-from normscope.maths.choices import NetworkBias, Pooling
+from normscope.maths.choices import Pooling
 from normscope.models.task_heads import Head
 from tests.oracles.activations import Sequence_
 from tests.oracles.feedforward_oracle import stages_of
@@ -81,7 +81,7 @@ class Attributed:
             return _by_row(self._changes(layer) * block.visible)
         residual = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
         residual[np.arange(self.tokens), np.arange(self.tokens)] += block.x
-        stages = stages_of(self.specimen, self.sequence, number, NetworkBias.summand)
+        stages = stages_of(self.specimen, self.sequence, number)
         if method == "norm_rollout":
             stage = {"attnres_n": residual, "attnresln_n": stages["atb_n"], "block": stages["atb_n"]}
             stage["layer"] = list(stages.values())[-1]

@@ -10,7 +10,6 @@ import scipy.stats
 import torch
 
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.maths.choices import NetworkBias
 from normscope.models.block_modules import bind_blocks
 from tests.oracles.activations import Sequence_, shares_of
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
@@ -57,7 +56,7 @@ def expected(
 ) -> Expected:
     """Everything that the analysis publishes."""
     pairs = {
-        (number, layer): stages_of(specimen, sequence, layer, options.bias)
+        (number, layer): stages_of(specimen, sequence, layer)
         for number, sequence in enumerate(specimen.sequences)
         for layer in layers
     }
@@ -91,7 +90,7 @@ def expected(
     shares = shares_of_tokens(
         specimen,
         layers,
-        lambda sequence, layer: _shares(specimen, sequence, layer, options.bias),
+        lambda sequence, layer: _shares(specimen, sequence, layer),
         ["share", "own", "bias"],
     )
     metrics |= share_metrics(shares) | {"maps/sequences": len(specimen.sequences)}
@@ -109,15 +108,12 @@ def expected(
         sentences=_sentences(metrics, post),
         by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own}
         | shares_by_sequence(shares, layers),
-        notes=["the biases of the networks stay inside their activations"]
-        if options.bias is NetworkBias.inside
-        else [],
     )
 
 
-def _shares(specimen: Specimen, sequence: Sequence_, layer: int, bias: NetworkBias) -> dict[str, dict[str, np.ndarray]]:
+def _shares(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, dict[str, np.ndarray]]:
     """Shares by stage, from the vector of every pair and the output of the untouched layer."""
-    pairs = stages_of(specimen, sequence, layer, bias)
+    pairs = stages_of(specimen, sequence, layer)
     outputs = _outputs(specimen, sequence, layer)
     shares = {}
     for method, vectors in pairs.items():
@@ -142,7 +138,7 @@ def _outputs(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, n
     return {method: each.numpy() for method, each in made.items()}
 
 
-def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: NetworkBias) -> dict[str, np.ndarray]:
+def stages_of(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, np.ndarray]:
     """The vector of every pair (query, key, model) from the attention block to the end of the layer, by method."""
     block, length = sequence.blocks[layer - 1], len(sequence.ids)
     pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
@@ -158,7 +154,7 @@ def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: Network
         return {"atb_n": pairs, "atbff_n": network, "atbffres_n": network + pairs}
     beta = modules.attention.output.LayerNorm.bias.numpy()
     block_vectors, rest = _normalised(pairs, constant, block.gamma, beta, block.epsilon)
-    network, rest_of_network = _plain(modules, block_vectors, rest, bias)
+    network, rest_of_network = _plain(modules, block_vectors, rest)
     total, rest = network + block_vectors, rest + rest_of_network
     norm = modules.output.LayerNorm
     last, _ = _normalised(total, rest, norm.weight.numpy(), norm.bias.numpy(), norm.eps)
@@ -172,17 +168,15 @@ def _normalised(pairs, rest, gamma, beta, epsilon) -> tuple[np.ndarray, np.ndarr
     return gamma * centred / deviation[:, :, None], gamma * rest / deviation + beta
 
 
-def _plain(layer, read: np.ndarray, rest: np.ndarray, bias: NetworkBias) -> tuple[np.ndarray, np.ndarray]:
+def _plain(layer, read: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """BERT's network: by pair, and from no token."""
     inner, outer = (layer.intermediate.dense, layer.output.dense)
     first, second = inner.weight.numpy().T, outer.weight.numpy().T
     b = inner.bias.numpy()
     u = (read.sum(axis=1) + rest) @ first + b
-    start = b if bias is NetworkBias.inside else 0.0
-    slope = (_gelu(u) - _gelu(start)) / (u - start)
-    unowned = rest @ first + (0.0 if bias is NetworkBias.inside else b)
+    slope = _gelu(u) / u
     pairs = (read @ first * slope[:, None]) @ second
-    return pairs, (unowned * slope + _gelu(start)) @ second + outer.bias.numpy()
+    return pairs, ((rest @ first + b) * slope) @ second + outer.bias.numpy()
 
 
 def _gelu(u):

@@ -15,7 +15,6 @@ from normscope.analyses.syntax.treebank import Treebank
 from normscope.data.batching import batches
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import Annotation, Corpus, CorpusCounts, Example
-from normscope.maths.choices import NetworkBias
 from tests.oracles import feedforward_oracle
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, table
@@ -149,7 +148,7 @@ def block_maps(specimen: Specimen, sequence: Sequence_, layer: int, sentence: Tr
     pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
     residual = pairs.copy()
     residual[own, own] += block.x
-    stages = feedforward_oracle.stages_of(specimen, sequence, layer, NetworkBias.summand)
+    stages = feedforward_oracle.stages_of(specimen, sequence, layer)
     post = block.gamma is not None
     vectors = {"attn_n": pairs, "attnres_n": residual}
     vectors |= {"attnresln_n": stages["atb_n"]} if post else {}

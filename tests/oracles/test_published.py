@@ -22,7 +22,7 @@ from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.maths.choices import NetworkBias, Pooling, ReadoutTarget, ValueBias
+from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
 from tests.oracles import (
     attribution_of_translations,
     attribution_oracle,
@@ -85,13 +85,12 @@ def test_mixing(any_specimen, choice):
     assert_published(findings, mixing_oracle.expected(any_specimen, layers, categories))
 
 
-@pytest.mark.parametrize("bias", NetworkBias)
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.spread(2)
-def test_feedforward(specimen, choice, bias):
+def test_feedforward(specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(specimen, categories)
-    options = FeedForwardOptions(bias=bias, pairs=7, seed=2)
+    options = FeedForwardOptions(pairs=7, seed=2)
     findings = specimen.findings("feedforward", options, layers, categories)
     expected = feedforward_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.

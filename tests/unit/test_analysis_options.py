@@ -23,7 +23,6 @@ from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.config.rules import check_rules
 from normscope.errors import InputError
-from normscope.maths.choices import NetworkBias
 from normscope.running.options import RunOptions
 
 ENDS = [
@@ -170,14 +169,13 @@ def test_defaults():
     assert NormsOptions(seed=1) == NormsOptions(False, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
-    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, NetworkBias.summand, 16, 20, 1)
+    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, 16, 20, 1)
     assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, 0.5, True, 16, 5, 1)
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
     lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")
     assert (lines.sharey, lines.log_y, lines.panel) == (False, False, None)
     needs = dataclasses.asdict(Requirements())
-    assert needs.pop("bias_rule") == "summand"
     assert not any(needs.values()), "an analysis that declares no needs has none"
     assert AttributionOptions(seed=1).shares == [1, 5, 10, 20, 50], "the shares of ERASER"
 

@@ -24,12 +24,11 @@ def model(saved_model, tmp_path_factory):
 CALLS = {
     "decompose": (lambda model: normscope.decompose(model, TEXT), 3),
     "words": (lambda model: normscope.decompose(model, TEXT, level="word"), 3),
-    # A pass, and each layer again on the way back; with effects, the same.
-    "attribute": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]), 6),
-    "heads": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 6),
+    "attribute": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]), 3),
+    "heads": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 3),
     "alti": (lambda model: normscope.attribution_maps(model, TEXT, ["alti"]), 3),
-    "decompx": (lambda model: normscope.attribution_maps(model, TEXT, ["decompx"]), 6),
-    "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 12),
+    "decompx": (lambda model: normscope.attribution_maps(model, TEXT, ["decompx"]), 3),
+    "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 6),
 }
 
 

@@ -18,7 +18,6 @@ from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models.observer import Observer
 from normscope.models.token_block import TokenBlock
@@ -228,26 +227,25 @@ def test_the_table_has_a_row_for_every_pair(single_heads):
     pd.testing.assert_frame_equal(pairs_table(sentences), expected, check_dtype=False, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", NetworkBias)
-def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, encoder, rule):
+def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, encoder):
     (text,) = chosen(encoder, words(6), examples=1)
-    (sentence,), _ = token_maps(model, encoder, [text], [1, 3], rule)
+    (sentence,), _ = token_maps(model, encoder, [text], [1, 3], feed_forward=True)
     alone = token_maps(model, encoder, [text], [1, 3])[0][0]
     assert list(sentence.maps) == [*alone.maps, "atbff_n", "atbffres_n", "atbffresln_n"]
     assert set(sentence.maps) < set(MEASURES)
     observed = []
     with Observer(model.model, model.layout, [1, 3], feed_forward=True) as observer:
         inputs = exploration.collate([text.sequence], encoder).model_inputs()
-        observer.run(inputs, lambda _: None, visit_feed_forward=lambda block: observed.append(block.pair_maps(rule)))
+        observer.run(inputs, lambda _: None, visit_feed_forward=lambda block: observed.append(block.pair_maps()))
     for stage in LAYER_STAGES["post"][1:]:
         expected = np.stack([maps[stage][0].numpy() for maps in observed])
         np.testing.assert_allclose(sentence.maps[f"{stage}_n"], expected, rtol=1e-6)
 
 
 def test_maps_through_the_whole_layer_take_room(model):
-    assert maps_per_layer(model.layout, None) == 5
-    assert maps_per_layer(model.layout, NetworkBias.summand) == 8
-    assert maps_per_layer(layout_of("gpt2"), NetworkBias.inside) == 7
+    assert maps_per_layer(model.layout, feed_forward=False) == 5
+    assert maps_per_layer(model.layout, feed_forward=True) == 8
+    assert maps_per_layer(layout_of("gpt2"), feed_forward=True) == 7
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])

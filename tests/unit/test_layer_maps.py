@@ -196,7 +196,7 @@ def test_padding_changes_no_map(model_type):
 @pytest.mark.parametrize(
     ("model_type", "method", "stage", "message"),
     [
-        ("gpt2", "globenc", "layer", "globenc is defined where both layer normalisations follow"),
+        ("gpt2", "globenc", "layer", "globenc is not defined for this gpt2: it needs layer normalisations"),
         (
             "gpt2",
             "norm_rollout",

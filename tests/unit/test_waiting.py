@@ -27,7 +27,6 @@ from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
-from normscope.maths.choices import NetworkBias
 from normscope.models import stored_weights
 from normscope.models.block_modules import bind_blocks
 from normscope.models.model_info import ModelInfo
@@ -132,15 +131,6 @@ def test_no_analysis_waits(monkeypatch, model_type, name):
 def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type, torch.bfloat16)
     run(monkeypatch, model, layout, analyses_of(model, EVERY), batch)
-
-
-@pytest.mark.parametrize("model_type", ["bert", "llama"])
-@pytest.mark.spread(1)
-def test_short_secants_do_not_wait(monkeypatch, model_type):
-    model, layout, batch = prepared(model_type)
-    feed_forward = analyses()["feedforward"]
-    options = feed_forward.options(seed=0, bias=NetworkBias.inside)
-    run(monkeypatch, model, layout, [feed_forward.load()(options, context_of(model))], batch)
 
 
 @pytest.mark.parametrize("name", ["mixing", "norms"])

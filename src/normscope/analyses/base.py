@@ -18,7 +18,7 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoders import Prompts
 from normscope.data.resources import Resource
 from normscope.data.vocabulary import Vocabulary
-from normscope.maths.choices import NetworkBias, Pooling
+from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
@@ -49,8 +49,6 @@ class Requirements:
     """Whether it measures one vector f(x_j) for each key, which does not exist if heads have gates."""
     weights_of_keys: bool = False
     """Whether it needs W_Q and W_K, which latent attention does not have."""
-    bias_rule: NetworkBias = NetworkBias.summand
-    """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     token_maps: int = 0
     """Number of maps per layer that it adds to the report's explorer (`Analysis.token_maps`), at most."""
     classifier: bool = False

@@ -23,6 +23,7 @@ from normscope.models.any_module import returned_vectors
 from normscope.models.attention_function import attention_by
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
+from normscope.models.cancellation import check_cancelled
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.identities import bound_of
 from normscope.models.layer_hooks import layer_hooks, vectors_in, with_vectors
@@ -462,6 +463,7 @@ class _Carrier:
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The vectors that enter the first layer."""
+        check_cancelled()
         if self._entered:
             return None
         self._entered = True
@@ -645,6 +647,7 @@ class _Recorder:
             yield
 
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_cancelled()
         if self.stages and not self._parts:
             return None
         with torch._C.DisableTorchFunction():  # the mode would take the leaf for a part of the model

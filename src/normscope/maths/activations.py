@@ -6,9 +6,6 @@ gated, g(u) ⊙ w, they contribute u_ij w (g(u) − I(u))/u + w_ij I(u), where I
 
     I(u) = ∫₀¹ g(au) da = u K(u)        K(u) = ∫₀¹ a s(au) da        (g(u) − I(u))/u = s(u) − K(u)
 
-From a baseline b other than zero, the slope is that of the secant, (g(u) − g(b))/(u − b), and the mean is over the interval
-from b to u.
-
 Everything comes from s and K, which are smooth: nothing is divided by a small u. Results have the dtype of the input. In
 float64 they are exact to 1e-12, in float32 to a few roundings; half precision is computed in float32.
 
@@ -18,15 +15,14 @@ feed-forward networks.
 
 import abc
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.tensors import host_waits, to_device
+from normscope.maths.tensors import to_device
 
 # K is tabulated on [−_REACH, _REACH]; beyond, every smooth activation equals its asymptotes to 1e-16.
 _REACH = 40.0
@@ -37,17 +33,9 @@ _CELLS = {torch.float64: (8, 9), torch.float32: (64, 2)}
 # Elements that are looked up at once: the intermediate results then stay in a CPU's cache.
 _AT_ONCE = 2**14
 
-# A shorter secant is the mean of g′ at three Gauss–Legendre nodes, whose error is of the sixth order.
-_SHORT = 0.05
-
 
 class Activation(abc.ABC):
     """An activation g with g(0) = 0, applied neuron by neuron."""
-
-    breakpoints: tuple[float, ...] = ()
-    """Where a derivative of g jumps."""
-    is_polynomial = False
-    """Whether g is a polynomial of degree 3 at most between its breakpoints."""
 
     def value(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """g(u)."""
@@ -65,39 +53,8 @@ class Activation(abc.ABC):
         """I(u) = ∫₀¹ g(au) da, the mean of g on the path from 0 to u."""
         return _widely(lambda wide: self._path_slope(wide) * wide, u)
 
-    def secant(self, u: Float[Tensor, "*n"], b: Float[Tensor, "..."]) -> Float[Tensor, "*n"]:
-        """(g(u) − g(b))/(u − b), in float64; g′(b) where u = b.
-
-        Args:
-            u: Where the path ends.
-            b: Where it begins; of a shape that expands to that of `u`.
-        """
-        return self._secant(u.double(), b.double()).to(u.dtype)
-
-    def path_secant(
-        self, u: Float[Tensor, "*n"], b: Float[Tensor, "..."]
-    ) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-        """The mean I of g on the path from b to u, and (g(u) − I)/(u − b); g(b) and g′(b)/2 where u = b.
-
-        They are computed in float64, by quadrature where u and b are close, so this is far slower than `path_mean`.
-
-        Args:
-            u: Where the path ends.
-            b: Where it begins; of a shape that expands to that of `u`.
-        """
-        ends, beginnings = u.double().reshape(-1), b.double().expand_as(u).reshape(-1)
-        parts = [
-            self._path_secant(*pair) for pair in zip(ends.split(_AT_ONCE), beginnings.split(_AT_ONCE), strict=True)
-        ]
-        means, slopes = (torch.cat(part).view_as(u).to(u.dtype) for part in zip(*parts, strict=True))
-        return means, slopes
-
     @abc.abstractmethod
     def _value(self, u: Tensor) -> Tensor: ...
-
-    @abc.abstractmethod
-    def _derivative(self, u: Tensor) -> Tensor:
-        """g′(u), in float64; at a jump, from the left."""
 
     @abc.abstractmethod
     def _slope(self, u: Tensor) -> Tensor: ...
@@ -105,49 +62,12 @@ class Activation(abc.ABC):
     @abc.abstractmethod
     def _path_slope(self, u: Tensor) -> Tensor: ...
 
-    @abc.abstractmethod
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor: ...
-
-    def _path_secant(self, u: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        difference = u - b
-        divisor = torch.where(difference == 0, 1.0, difference)
-        mean, slope = torch.zeros_like(u), torch.zeros_like(u)
-        for low, high in self._pieces(u, b):
-            for node, weight in zip(*_nodes(32), strict=True):
-                x = low + (high - low) * node
-                share = weight * (high - low) / divisor
-                mean += share * self._value(x)
-                slope += share * (x - b) / divisor * self._derivative(x)
-        if not self.is_polynomial:
-            # Far apart, the differences lose no digits, while quadrature would need more nodes.
-            apart = difference.abs() >= torch.maximum(u.abs(), b.abs()).div(2).clamp(min=1)
-            whole = (u * u * self._path_slope(u) - b * b * self._path_slope(b)) / divisor
-            mean = torch.where(apart, whole, mean)
-            slope = torch.where(apart, (self._value(u) - whole) / divisor, slope)
-        return (
-            torch.where(difference == 0, self._value(b), mean),
-            torch.where(difference == 0, self._derivative(b) / 2, slope),
-        )
-
-    def _pieces(self, u: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The parts of the path from b to u between breakpoints. Most have no length."""
-        edges = (-math.inf, *self.breakpoints, math.inf)
-        for low, high in itertools.pairwise(edges):
-            yield b.clamp(low, high), u.clamp(low, high)
-
 
 class _Smooth(Activation):
     """g(u) = u s(u) with an analytic s that rises from 0 to 1 and reaches both within ±40."""
 
     def _value(self, u: Tensor) -> Tensor:
         return u * self._slope(u)
-
-    def _derivative(self, u: Tensor) -> Tensor:
-        u = u.clamp(-2 * _REACH, 2 * _REACH)
-        return self._slope(u) + u * self._slope_derivative(u)
-
-    @abc.abstractmethod
-    def _slope_derivative(self, u: Tensor) -> Tensor: ...
 
     def _path_slope(self, u: Tensor) -> Tensor:
         result = torch.empty_like(u, memory_format=torch.contiguous_format)
@@ -169,17 +89,6 @@ class _Smooth(Activation):
             value = torch.addcmul(row.index_select(0, cell), value, place)
         return value
 
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        # g(u) − g(b) = (u − b) s(u) + b (s(u) − s(b)): where s is flat, the difference is exactly 0.
-        difference = u - b
-        slope = self._slope(u)
-        result = slope + b * (slope - self._slope(b)) / difference
-        return _replaced(result, difference.abs() < _SHORT, self._short_secant, b.expand_as(u), difference)
-
-    def _short_secant(self, begin: Tensor, length: Tensor) -> Tensor:
-        nodes = zip(*_nodes(3), strict=True)
-        return sum((w * self._derivative(begin + a * length) for a, w in nodes), torch.zeros_like(length))
-
 
 class Logistic(_Smooth):
     """g(u) = u σ(p(u)) with p(u) = scale (u + cubic u³).
@@ -199,19 +108,12 @@ class Logistic(_Smooth):
     def _slope(self, u: Tensor) -> Tensor:
         return torch.sigmoid(self._inner(u))
 
-    def _slope_derivative(self, u: Tensor) -> Tensor:
-        inner = self._inner(u)
-        return torch.sigmoid(inner) * torch.sigmoid(-inner) * self._scale * (1 + 3 * self._cubic * u.square())
-
 
 class Gelu(_Smooth):
     """g(u) = u Φ(u), with Φ the normal distribution function."""
 
     def _slope(self, u: Tensor) -> Tensor:
         return (u * -math.sqrt(0.5)).erfc_().mul_(0.5)
-
-    def _slope_derivative(self, u: Tensor) -> Tensor:
-        return (u.square() / -2).exp() / math.sqrt(2 * math.pi)
 
 
 class Mish(_Smooth):
@@ -220,15 +122,9 @@ class Mish(_Smooth):
     def _slope(self, u: Tensor) -> Tensor:
         return torch.tanh(torch.nn.functional.softplus(u))
 
-    def _slope_derivative(self, u: Tensor) -> Tensor:
-        return (1 - self._slope(u).square()) * torch.sigmoid(u)
-
 
 class LeakyRelu(Activation):
     """g(u) = u for u > 0, else m u: ReLU with m = 0, the identity with m = 1, PReLU with a learned m."""
-
-    breakpoints = (0.0,)
-    is_polynomial = True
 
     def __init__(self, negative: float = 0.0) -> None:
         self._negative = negative
@@ -236,30 +132,18 @@ class LeakyRelu(Activation):
     def _value(self, u: Tensor) -> Tensor:
         return u * self._slope(u)
 
-    def _derivative(self, u: Tensor) -> Tensor:
-        return self._slope(u)
-
     def _slope(self, u: Tensor) -> Tensor:
         return torch.full_like(u, self._negative).masked_fill_(u > 0, 1)
 
     def _path_slope(self, u: Tensor) -> Tensor:
         return self._slope(u) / 2
 
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        return self._negative + (1 - self._negative) * _clipped_secant(u, b, 0.0, math.inf)
-
 
 class SquaredRelu(Activation):
     """g(u) = max(u, 0)²."""
 
-    breakpoints = (0.0,)
-    is_polynomial = True
-
     def _value(self, u: Tensor) -> Tensor:
         return u.clamp(min=0).square()
-
-    def _derivative(self, u: Tensor) -> Tensor:
-        return 2 * u.clamp(min=0)
 
     def _slope(self, u: Tensor) -> Tensor:
         return u.clamp(min=0)
@@ -267,21 +151,12 @@ class SquaredRelu(Activation):
     def _path_slope(self, u: Tensor) -> Tensor:
         return u.clamp(min=0) / 3
 
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        return (u.clamp(min=0) + b.clamp(min=0)) * _clipped_secant(u, b, 0.0, math.inf)
-
 
 class Relu6(Activation):
     """g(u) = min(max(u, 0), 6)."""
 
-    breakpoints = (0.0, 6.0)
-    is_polynomial = True
-
     def _value(self, u: Tensor) -> Tensor:
         return u.clamp(0, 6)
-
-    def _derivative(self, u: Tensor) -> Tensor:
-        return ((u > 0) & (u <= 6)).to(u.dtype)
 
     def _slope(self, u: Tensor) -> Tensor:
         return (u > 0) * (6 / u.clamp(min=6))
@@ -291,21 +166,12 @@ class Relu6(Activation):
         inverse = 1 / u.clamp(min=6)
         return (u > 0) * inverse * (6 - 18 * inverse)
 
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        return _clipped_secant(u, b, 0.0, 6.0)
-
 
 class HardSwish(Activation):
     """g(u) = u min(max(u + 3, 0), 6) / 6."""
 
-    breakpoints = (-3.0, 3.0)
-    is_polynomial = True
-
     def _value(self, u: Tensor) -> Tensor:
         return u * self._slope(u)
-
-    def _derivative(self, u: Tensor) -> Tensor:
-        return torch.where((u > -3) & (u <= 3), (2 * u + 3) / 6, (u > 3).to(u.dtype))
 
     def _slope(self, u: Tensor) -> Tensor:
         return (u.clamp(-3, 3) + 3) / 6
@@ -315,21 +181,14 @@ class HardSwish(Activation):
         tail = 0.75 / u.square().clamp(min=9)
         return torch.where(u.abs() <= 3, u / 18 + 0.25, torch.where(u > 0, 0.5 - tail, tail))
 
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        return self._slope(u) + b * _clipped_secant(u, b, -3.0, 3.0) / 6
-
 
 class CappedGelu(Activation):
     """g(u) = min(u Φ(u), 10). Φ(10) is 1 to the last digit, so the cap starts at u = 10."""
 
-    breakpoints = (10.0,)
     _gelu = Gelu()
 
     def _value(self, u: Tensor) -> Tensor:
         return self._gelu._value(u).clamp(max=10)
-
-    def _derivative(self, u: Tensor) -> Tensor:
-        return self._gelu._derivative(u) * (u <= 10)
 
     def _slope(self, u: Tensor) -> Tensor:
         return self._gelu._slope(u) * (10 / u.clamp(min=10))
@@ -339,21 +198,12 @@ class CappedGelu(Activation):
         # u² K(u) = ∫₀ᵘ g grows by 10 (u − 10) beyond the cap.
         return self._gelu._path_slope(below) * inverse.square() + inverse * (1 - inverse)
 
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        capped = (self._value(u) - self._value(b)) / (u - b)
-        highest = torch.maximum(u, b)
-        flat = torch.minimum(u, b.expand_as(u)) >= 10
-        return torch.where(highest <= 10, self._gelu._secant(u, b), capped.masked_fill(flat, 0.0))
-
 
 class Tanh(Activation):
     """g(u) = tanh(u)."""
 
     def _value(self, u: Tensor) -> Tensor:
         return torch.tanh(u)
-
-    def _derivative(self, u: Tensor) -> Tensor:
-        return torch.cosh(u.clamp(-_REACH, _REACH)).square().reciprocal()
 
     def _slope(self, u: Tensor) -> Tensor:
         # Near 0, tanh(u) is as exact as u, so the quotient loses no digits.
@@ -366,10 +216,6 @@ class Tanh(Activation):
         safe = size.clamp(min=1e-4)
         far = 1 + (torch.log1p(torch.exp(-2 * size)) - math.log(2)) / safe
         return torch.where(size < 1e-4, 0.5 - size.square() / 12, torch.where(size < 1, near / safe, far) / safe)
-
-    def _secant(self, u: Tensor, b: Tensor) -> Tensor:
-        # tanh u − tanh b = tanh(u − b) (1 − tanh u tanh b)
-        return self._slope(u - b) * (1 - torch.tanh(u) * torch.tanh(b))
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -412,24 +258,6 @@ def activation_of(function: Callable[[Tensor], Tensor], like: Tensor) -> Activat
             if torch.allclose(activation.value(probe.double()), expected, rtol=_SAME, atol=_SAME):
                 return activation
     return None
-
-
-def _clipped_secant(u: Tensor, b: Tensor, low: float, high: float) -> Tensor:
-    """The secant of clip(·, low, high). The differences are of numbers that are not rounded, so they lose no digits."""
-    difference = u - b
-    inside = (b > low) & (b <= high)  # where the derivative is 1
-    secant = (u.clamp(low, high) - b.clamp(low, high)) / difference
-    return torch.where(difference == 0, inside.to(u.dtype), secant)
-
-
-def _replaced(
-    result: Tensor, condition: Bool[Tensor, "*n"], function: Callable[..., Tensor], *arguments: Tensor
-) -> Tensor:
-    """The result, or where the condition holds, a function of the arguments at the same place."""
-    if host_waits(result.device):  # for the number of places
-        return torch.where(condition, function(*arguments), result)
-    result[condition] = function(*(argument[condition] for argument in arguments))
-    return result
 
 
 def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:

@@ -3,15 +3,6 @@
 import enum
 
 
-class NetworkBias(enum.StrEnum):
-    """Where integrated gradients leave the biases b_1 and c of a feed-forward network (see `feed_forward.py`)."""
-
-    summand = "summand"
-    """They are summands of what the activation reads; the baseline is zero."""
-    inside = "inside"
-    """They stay inside the activation; the baseline is what the network gives without an input."""
-
-
 class Routing(enum.StrEnum):
     """How the weights that the router of a mixture gives its experts are treated."""
 

@@ -1,22 +1,19 @@
 """A feed-forward network as a linear map of the vectors whose sum it reads.
 
 Row vectors. With u = y W_1 + b_1 and w = y V + c, the network is g(u) W_2 + b_2 or, if it is gated, (g(u) ⊙ w) W_2 + b_2.
-Integrated gradients along the path from a baseline to y give each summand v of y the contribution
+Integrated gradients along the path from zero to u and w give each summand v of y the contribution
 
     ((v W_1) ⊙ A) W_2                   A = g(u)/u
     ((v W_1) ⊙ A + (v V) ⊙ B) W_2       A = w ⊙ (g(u) − I(u))/u, B = I(u), if it is gated
 
-with the slopes A and B of the token that reads y. Contributions are linear in v and add up to the output, less what the
-baseline gives. Two baselines are common:
-
-    summand   zero, with the biases among the summands
-    inside    y = 0, with the biases inside the activation: u starts at b_1, and A is a slope of the secant from there
+with the slopes A and B of the token that reads y. The biases b_1 and c are summands of u and w, and contribute b_1 ⊙ A and
+c ⊙ B before W_2. Contributions are linear in v and, with those of the biases, add up to the output, less b_2.
 
 In a mixture of experts, Σ_e r_e FF_e(y), the neurons of all experts are those of one network, each multiplied by the weight r_e
 that the router gives its expert. These weights are held at their values, as σ of a layer normalisation is: the slopes are
 multiplied by them, and the contributions still add up.
 
-Source: Kobayashi et al. 2024 (ICLR), which does not say which baseline it takes.
+Source: Kobayashi et al. 2024 (ICLR), which does not say whether its baseline is zero.
 """
 
 import dataclasses
@@ -27,7 +24,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.activations import Activation
-from normscope.maths.choices import NetworkBias
 
 
 class Slopes(NamedTuple):
@@ -101,28 +97,16 @@ class FeedForwardNetwork:
         self,
         pre_activations: Float[Tensor, "*token neuron"],
         multipliers: Float[Tensor, "*token neuron"] | None,
-        rule: NetworkBias = NetworkBias.summand,
     ) -> Slopes:
         """The slopes of tokens.
 
         Args:
             pre_activations: u.
             multipliers: w; None if the network is not gated.
-            rule: Where integrated gradients leave the biases.
         """
         u, w, activation = pre_activations, multipliers, self.known_activation
-        inside = rule is NetworkBias.inside
         if w is None:
-            if inside and self.input_bias is not None:
-                return Slopes(activation.secant(u, self.input_bias), None)
             return Slopes(activation.slope(u), None)
-        if inside and not (self.input_bias is None and self.multiplier_bias is None):
-            b = u.new_zeros(u.shape[-1]) if self.input_bias is None else self.input_bias
-            mean, path_secant = activation.path_secant(u, b)
-            if self.multiplier_bias is None:
-                return Slopes(w * path_secant, mean)
-            c = self.multiplier_bias
-            return Slopes((w - c) * path_secant + c * activation.secant(u, b), mean)
         path_slope = activation.path_slope(u)
         return Slopes(activation.slope(u).sub_(path_slope).mul_(w), path_slope.mul_(u))
 
@@ -141,7 +125,7 @@ class FeedForwardNetwork:
         return self.read(vectors).sloped_(slopes) @ self.output_weight
 
     def constant_read(
-        self, coefficients: Float[Tensor, "token rank"], basis: Float[Tensor, "rank model"], rule: NetworkBias
+        self, coefficients: Float[Tensor, "token rank"], basis: Float[Tensor, "rank model"]
     ) -> tuple[Float[Tensor, "token rank_and_bias"], "Read"] | None:
         """What the constant part of the input and the biases make of the neurons, as coefficients by token and a few rows.
 
@@ -150,13 +134,12 @@ class FeedForwardNetwork:
         Args:
             coefficients: The constant part of what token i reads is Σ_r coefficients_ir basis_r.
             basis: Some vectors.
-            rule: Where integrated gradients leave the biases.
 
         Returns:
             Coefficients and rows; None if there is nothing.
         """
         read = self.read(basis)
-        if rule is NetworkBias.summand and not (self.input_bias is None and self.multiplier_bias is None):
+        if not (self.input_bias is None and self.multiplier_bias is None):
             biases = [
                 read.input.new_zeros(read.input.shape[1]) if bias is None else bias
                 for bias in (self.input_bias, self.multiplier_bias)
@@ -168,16 +151,3 @@ class FeedForwardNetwork:
             read = Read(rows[0], rows[1])
             coefficients = torch.cat([coefficients, coefficients.new_ones(len(coefficients), 1)], dim=1)
         return (coefficients, read) if len(read.input) else None
-
-    def offset(self, rule: NetworkBias) -> Float[Tensor, " model"] | None:
-        """The part of the output that is the same for every input: b_2, and with `inside` what the biases give alone."""
-        constants = [self.output_bias, self._baseline() if rule is NetworkBias.inside else None]
-        given = [constant for constant in constants if constant is not None]
-        return torch.stack(given).sum(dim=0) if given else None
-
-    def _baseline(self) -> Float[Tensor, " model"] | None:
-        """What the network gives at y = 0, less b_2; None if that is zero."""
-        if self.input_bias is None or (self.multiplier_weight is not None and self.multiplier_bias is None):
-            return None
-        neurons = self.known_activation.value(self.input_bias)
-        return (neurons if self.multiplier_bias is None else neurons * self.multiplier_bias) @ self.output_weight

@@ -31,7 +31,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.choices import NetworkBias
 from normscope.maths.composition import Composition, NormPosition
 from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation
@@ -98,8 +97,6 @@ class LayerComposition:
     output: Float[Tensor, "batch token model"]
     """The network's output as the model computed it, before a norm and the residual connection."""
     norm_position: NormPosition
-    rule: NetworkBias
-    """Where integrated gradients leave the network's biases."""
     normalisation: Normalisation | None
     """The norm after the residual connection (`post`) or before the network; None where there is none."""
     output_normalisation: Normalisation | None
@@ -155,7 +152,7 @@ class LayerComposition:
     def parts(self) -> NetworkParts:
         """What the network's output takes from the token itself, from the others, and from no token."""
         own_input = None if self.norm_position == "parallel" else self._own_input().flatten(0, 1)
-        unread = self.network.constant_read(*self._constant_input(), self.rule)
+        unread = self.network.constant_read(*self._constant_input())
         own, constant = (torch.zeros_like(self.output).flatten(0, 1) for _ in range(2))
         at_once, in_cache = (
             sizes.get(self.output.device.type, NEURONS_ON_ACCELERATORS) // self.pre_activations.shape[-1]
@@ -171,8 +168,8 @@ class LayerComposition:
                     read.some(slice(some.start - rows.start, some.stop - rows.start)).sloped_(slopes)
             for result, read in reads:
                 torch.matmul(read.input, self.network.output_weight, out=result[rows])
-        offset = self.network.offset(self.rule)
-        constant = (constant if offset is None else constant.add_(offset)).view_as(self.output)
+        bias = self.network.output_bias
+        constant = (constant if bias is None else constant.add_(bias)).view_as(self.output)
         if own_input is None:
             return NetworkParts(self.output - constant, torch.zeros_like(constant), constant)
         own = own.view_as(self.output)
@@ -248,7 +245,7 @@ class LayerComposition:
     @cached_property
     def query_slopes(self) -> Slopes:
         """The slopes of every token."""
-        return self.network.slopes(self.pre_activations, self.multipliers, self.rule).routed(self.routing)
+        return self.network.slopes(self.pre_activations, self.multipliers).routed(self.routing)
 
     @property
     def input_norm(self) -> Normalisation | None:
@@ -290,7 +287,7 @@ class LayerComposition:
         multipliers, routing = (
             None if factors is None else factors.flatten(0, 1)[rows] for factors in (self.multipliers, self.routing)
         )
-        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers, self.rule).routed(routing)
+        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers).routed(routing)
 
     def _of_tokens(self, stage: LayerStage, network: Tensor, block: Tensor) -> Tensor:
         return self.at(

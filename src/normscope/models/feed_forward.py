@@ -25,7 +25,6 @@ from functools import cached_property
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.choices import NetworkBias
 from normscope.maths.composition import NormPosition
 from normscope.maths.feed_forward import FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage
@@ -131,17 +130,12 @@ class FeedForwardBlock:
         norm = self.parameters.normalisation
         return _normalised(self.residual_sum, norm if self.parameters.norm_position == "post" else None)
 
-    def composition(self, rule: NetworkBias = NetworkBias.summand) -> LayerComposition:
-        """The parts of the layer's output.
-
-        Args:
-            rule: Where integrated gradients leave the network's biases.
-        """
+    def composition(self) -> LayerComposition:
+        """The parts of the layer's output."""
         weights = self.parameters
         return LayerComposition(
             attention=self.attention.composition,
             network=weights,
-            rule=rule,
             pre_activations=self.pre_activations,
             multipliers=self.multipliers,
             routing=self.routing,
@@ -152,17 +146,12 @@ class FeedForwardBlock:
             output_normalisation=weights.output_normalisation,
         )
 
-    def shares(self, rule: NetworkBias = NetworkBias.summand) -> dict[LayerStage, Shares]:
-        """The signed shares of the parts of every token's vector, from the end of the attention block on; they add up to 1.
-
-        Args:
-            rule: Where integrated gradients leave the network's biases.
-        """
-        return layer_shares(self.composition(rule))
+    def shares(self) -> dict[LayerStage, Shares]:
+        """The signed shares of the parts of every token's vector, from the end of the attention block on; they add up to 1."""
+        return layer_shares(self.composition())
 
     def pair_maps(
         self,
-        rule: NetworkBias = NetworkBias.summand,
         *,
         stages: Collection[LayerStage] | None = None,
         in_double: bool = True,
@@ -173,12 +162,11 @@ class FeedForwardBlock:
         their entries are 0.
 
         Args:
-            rule: Where integrated gradients leave the network's biases.
             stages: The stages to measure; all by default.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
         block = self.attention
-        composition, value, output_weight = self._factors(rule, in_double=in_double)
+        composition, value, output_weight = self._factors(in_double=in_double)
         ranges = (
             KeyRange(sequence, keys, self._strips(sequence, keys, value))
             for sequence in range(len(value))
@@ -188,10 +176,10 @@ class FeedForwardBlock:
             composition, ranges, value, output_weight, stages, is_cross_attention=block.is_cross_attention
         )
 
-    def _factors(self, rule: NetworkBias, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
+    def _factors(self, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
         """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
         self.attention.require_vectors_of_keys()
-        composition, value = self.composition(rule), self.attention.value
+        composition, value = self.composition(), self.attention.value
         output_weight = self.attention.parameters.output_weight
         if in_double:
             return as_double(composition), as_double(value), as_double(output_weight)
@@ -216,7 +204,6 @@ class FeedForwardBlock:
         self,
         groups: WordGroups,
         stages: Iterable[LayerStage] | None = None,
-        rule: NetworkBias = NetworkBias.summand,
         *,
         in_double: bool = True,
     ) -> dict[LayerStage, Float[Tensor, "batch word unit"]]:
@@ -224,11 +211,10 @@ class FeedForwardBlock:
 
         Args:
             stages: The stages to measure; all by default.
-            rule: Where integrated gradients leave the network's biases.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
         block = self.attention
-        composition, value, output_weight = self._factors(rule, in_double=in_double)
+        composition, value, output_weight = self._factors(in_double=in_double)
         return layer_word_norms(composition, block.alpha.rows, value, output_weight, groups.like(value), stages)
 
 

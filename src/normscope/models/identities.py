@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.maths.choices import NetworkBias
 from normscope.maths.composition import read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
@@ -408,13 +407,12 @@ def _parts_error(block: FeedForwardBlock) -> float:
         if observed is not None and weight is not None:
             made = block.inputs @ weight + (0.0 if bias is None else bias)
             errors.append(relative_error(made, observed, observed, token_mask))
-    for rule in NetworkBias:
-        layer = block.composition(rule)
-        own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
-        # Parts may be far longer than their sum.
-        scale = torch.stack([block.output, own, others, constant]).norm(dim=-1, keepdim=True).amax(dim=0)
-        errors.append(relative_error(own + others + constant, block.output, scale, token_mask))
-        errors.append(relative_error(layer.parts.own, own, scale, token_mask))
+    layer = block.composition()
+    own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
+    # Parts may be far longer than their sum.
+    scale = torch.stack([block.output, own, others, constant]).norm(dim=-1, keepdim=True).amax(dim=0)
+    errors.append(relative_error(own + others + constant, block.output, scale, token_mask))
+    errors.append(relative_error(layer.parts.own, own, scale, token_mask))
     return max(errors)
 
 

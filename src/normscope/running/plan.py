@@ -25,7 +25,6 @@ from normscope.data.token_sequence import Segmenter
 from normscope.data.token_texts import TokenTexts
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
-from normscope.maths.choices import NetworkBias
 from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
@@ -61,8 +60,8 @@ class Maps:
     """The token maps of a run's report."""
 
     texts: Sequence[ExplorerText]
-    bias_rule: NetworkBias | None
-    """Where they leave the biases of feed-forward networks; None if they end at the attention block."""
+    feed_forward: bool
+    """Whether they go through the feed-forward networks; otherwise they end at the attention block."""
     added: int
     """Number of maps per layer that the analyses add."""
 
@@ -392,11 +391,6 @@ def _analyses(
     ]
 
 
-def _bias_rule(needs: Iterable[Requirements]) -> NetworkBias | None:
-    """The rule of the analysis that needs feed-forward networks, if any does."""
-    return next((requirements.bias_rule for requirements in needs if requirements.feed_forward), None)
-
-
 def _maps(
     options: DatasetOptions,
     report: ReportOptions,
@@ -407,10 +401,10 @@ def _maps(
     inputs: Inputs,
 ) -> Maps:
     # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
-    rule = None if model.layout.attention.gate is not None else _bias_rule(needs.values())
+    feed_forward = model.layout.attention.gate is None and any(each.feed_forward for each in needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
-    maps = maps_per_layer(model.layout, rule) + added
-    return Maps(_texts(options, report, encoder, len(layers), maps, inputs), rule, added)
+    maps = maps_per_layer(model.layout, feed_forward=feed_forward) + added
+    return Maps(_texts(options, report, encoder, len(layers), maps, inputs), feed_forward, added)
 
 
 def _texts(

@@ -183,7 +183,7 @@ def _maps(run: Run) -> tuple[list[TokenMaps], list[str]]:
         run.plan.encoder,
         maps.texts,
         run.plan.layers,
-        maps.bias_rule,
+        feed_forward=maps.feed_forward,
         added_maps=maps.added,
         add=_maps_of_analyses(run),
     )

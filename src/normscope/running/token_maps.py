@@ -15,7 +15,6 @@ from normscope.data.options import Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, unit_texts
 from normscope.errors import InputError
-from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
@@ -39,14 +38,14 @@ _BUDGET = 1_260_000
 _MAPS = 5
 
 
-def maps_per_layer(layout: ModelLayout, rule: NetworkBias | None) -> int:
+def maps_per_layer(layout: ModelLayout, *, feed_forward: bool) -> int:
     """The number of maps of a layer, without those of single heads, as far as the size of a report is concerned.
 
     Args:
-        rule: Where integrated gradients leave the biases of feed-forward networks; None if no map goes through them.
+        feed_forward: Whether there are maps through the feed-forward networks.
     """
     # The first stage of the layer is the last one of its attention block.
-    return _MAPS + (0 if rule is None else len(LAYER_STAGES[layout.residual.norm_position]) - 1)
+    return _MAPS + (len(LAYER_STAGES[layout.residual.norm_position]) - 1 if feed_forward else 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,8 +125,8 @@ def token_maps(
     encoder: Encoder,
     texts: Sequence[ExplorerText],
     layers: Sequence[int],
-    rule: NetworkBias | None = None,
     *,
+    feed_forward: bool = False,
     added_maps: int = 0,
     add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
 ) -> tuple[list[TokenMaps], list[str]]:
@@ -138,7 +137,7 @@ def token_maps(
         encoder: Makes batches.
         texts: See `select_examples`.
         layers: Layers to show, counted from 1.
-        rule: Where integrated gradients leave the biases of feed-forward networks; None for maps of attention blocks alone.
+        feed_forward: Whether to add maps through the feed-forward networks to those of the attention blocks.
         added_maps: Number of maps per layer that `add` returns, at most.
         add: Returns more maps of a text, by measure: layer, query, key.
 
@@ -146,8 +145,8 @@ def token_maps(
         The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
         exceeds it altogether is left out, and the model is not run on it.
     """
-    observer = Observer(model.model, model.layout, layers, feed_forward=rule is not None)
-    maps = maps_per_layer(model.layout, rule) + added_maps
+    observer = Observer(model.model, model.layout, layers, feed_forward=feed_forward)
+    maps = maps_per_layer(model.layout, feed_forward=feed_forward) + added_maps
     # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖, so both are kept for every pair.
     heads = observer.parameters[layers[0]].output_weight.shape[0] * (1 + (encoder.level is Level.word))
     sentences, left_out, remaining = [], [], _BUDGET
@@ -158,7 +157,7 @@ def token_maps(
             continue
         single_heads = values * (heads + maps) <= remaining and model.layout.attention.gate is None
         remaining -= values * (maps + single_heads * heads)
-        sentence = _sentence(model, encoder, text, observer, layers, single_heads, rule)
+        sentence = _sentence(model, encoder, text, observer, layers, single_heads, feed_forward)
         added = add(collate([text.sequence], encoder).to(model.device))
         more = {name: values.astype(np.float32) for name, values in added.items()}
         sentences.append(dataclasses.replace(sentence, maps={**sentence.maps, **more}))
@@ -192,7 +191,7 @@ def _sentence(
     observer: Observer,
     layers: Sequence[int],
     single_heads: bool,
-    rule: NetworkBias | None,
+    feed_forward: bool,
 ) -> TokenMaps:
     batch = collate([text.sequence], encoder)
     weights: list[np.ndarray] = []
@@ -214,15 +213,14 @@ def _sentence(
             kept.append(values[0].float().cpu().numpy())
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
-        assert rule is not None
-        of_words = None if groups is None else block.word_maps(groups, rule=rule, in_double=False)
-        stages = of_words or block.pair_maps(rule, in_double=False)
+        of_words = None if groups is None else block.word_maps(groups, in_double=False)
+        stages = of_words or block.pair_maps(in_double=False)
         del stages[LayerStage.BLOCK]
         block_maps[-1] |= {f"{stage}_n": values[0].float().cpu().numpy() for stage, values in stages.items()}
 
     with observer:
         inputs = batch.to(model.device).model_inputs()
-        of_networks = None if rule is None else visit_feed_forward
+        of_networks = visit_feed_forward if feed_forward else None
         observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
     labels = labels_of(model, batch)
     return TokenMaps(

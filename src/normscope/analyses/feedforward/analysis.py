@@ -11,7 +11,6 @@ from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
-from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.mixing import ratio
 from normscope.maths.shares import layer_shares
@@ -38,14 +37,13 @@ class FeedForwardAnalysis(Analysis):
         stages = [f"{stage}_n" for stage in self._stages]
         self._ratios = RatioTable([*self._attention, *stages], context, stages)
         self._sample = KeptTensors(torch.int64, options.sequences)
-        self._rule = options.bias
         self._maps: MapFindings | None = None
         self.accumulators = {**self._ratios.accumulators, "sample": self._sample}
 
     @classmethod
-    def requirements(cls, options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, _options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
         """The feed-forward networks."""
-        return Requirements(feed_forward=True, vectors_of_keys=True, bias_rule=options.bias)
+        return Requirements(feed_forward=True, vectors_of_keys=True)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""
@@ -54,7 +52,7 @@ class FeedForwardAnalysis(Analysis):
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:
         """Add the mixing ratios of a layer's tokens."""
         # The layer's norms come first: they leave vectors from which the attention block's follow.
-        composition = block.composition(self._rule)
+        composition = block.composition()
         norms = composition.relative_norms()
         attention = block.attention.mixing_ratios
         values = [ratios for method, ratios in attention.items() if str(method) in self._attention]
@@ -93,13 +91,5 @@ class FeedForwardAnalysis(Analysis):
             summary_digits=1,
             summary_caption=caption_by_category(title, summary),
             summary=summary,
-            notes=self._notes(),
+            notes=[HELD_ROUTING] if self.context.has_experts else [],
         )
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if self._rule is NetworkBias.inside:
-            notes.append("the biases of the networks stay inside their activations")
-        if self.context.has_experts:
-            notes.append(HELD_ROUTING)
-        return notes

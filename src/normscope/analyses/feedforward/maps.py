@@ -16,7 +16,6 @@ from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.feedforward.published import FLATTENED
 from normscope.analyses.samples import batches_until_precise
 from normscope.data.batching import Batch
-from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
@@ -71,7 +70,7 @@ def compare_maps(
     Args:
         sample: Sequences, as `InterventionRunner.batches` takes them.
     """
-    comparison, title = _Comparison(context, options.bias, options.pairs), "token maps of feed-forward networks"
+    comparison, title = _Comparison(context, options.pairs), "token maps of feed-forward networks"
     for batch in batches_until_precise(runner, sample, comparison.half_width, options.precision, title):
         sentences = comparison.choose(batch)
         runner.observe(
@@ -85,8 +84,8 @@ def compare_maps(
 
 
 class _Comparison:
-    def __init__(self, context: AnalysisContext, rule: NetworkBias, pairs: int) -> None:
-        self._context, self._rule, self._pairs = context, rule, pairs
+    def __init__(self, context: AnalysisContext, pairs: int) -> None:
+        self._context, self._pairs = context, pairs
         self._changes: dict[tuple[int, str, str], list[float]] = {}
         # The headline: each sequence's changes by the network, layer by layer.
         self._by_network: list[list[float]] = []
@@ -113,7 +112,7 @@ class _Comparison:
 
     def add(self, block: FeedForwardBlock, batch: Batch, sentences: Mapping[int, SentenceMaps]) -> None:
         """Add the maps of one layer."""
-        maps = {stage: norms.cpu().double() for stage, norms in block.pair_maps(self._rule, in_double=False).items()}
+        maps = {stage: norms.cpu().double() for stage, norms in block.pair_maps(in_double=False).items()}
         for row in range(batch.sequences):
             queries, keys = int(batch.token_mask[row].sum()), int(batch.keys.token_mask[row].sum())
             seen = (

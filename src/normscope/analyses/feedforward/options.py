@@ -8,15 +8,13 @@ from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2024
 from normscope.config.rules import ABOVE_ZERO, SEED, at_least
-from normscope.maths.choices import NetworkBias, Routing
+from normscope.maths.choices import Routing
 
 
 @dataclasses.dataclass
 class FeedForwardOptions(AnalysisConfig):
     """Mixing through the whole layer, including the feed-forward network (Kobayashi et al. 2024)."""
 
-    bias: NetworkBias = NetworkBias.summand
-    """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
     sequences: int = dataclasses.field(default=16, metadata=at_least(1))
     """Maximum number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
     pairs: int = dataclasses.field(default=20, metadata=at_least(1))
