@@ -10,6 +10,7 @@ from normscope.attribution import vectors as vectors_of_sources
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import Sources, carried, vector_maps
 from normscope.linear.passes import held_pass
+from normscope.linear.rules import HeldFixed, Kind, marked
 from normscope.maths.choices import ValueBias
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
@@ -126,3 +127,52 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
     assert torch.is_grad_enabled()
     with torch.inference_mode():
         torch.testing.assert_close(family_model(**inputs).last_hidden_state, expected, rtol=0, atol=0)
+
+
+@pytest.mark.kinds
+@pytest.mark.spread(8)
+def test_scores_through_attention_weights_add_up(family, family_model, inputs):
+    """With what softmaxes absorb, and for the texts of a batch as for one alone."""
+    layout, tokens = layout_of(family), inputs["attention_mask"].bool()
+    passed = held_pass(family_model, layout, inputs, through=True)
+    generator = torch.Generator().manual_seed(3)
+    direction = torch.randn(passed.hidden.shape, generator=generator, dtype=torch.float64) * tokens.unsqueeze(-1)
+    together = attribute_scalars(passed, (passed.returned * direction).sum(dim=(1, 2)))
+    first = {name: values[:1] for name, values in inputs.items()}
+    passed = held_pass(family_model, layout, first, through=True)
+    found = attribute_scalars(passed, (passed.returned * direction[:1]).sum()[None])
+    torch.testing.assert_close(found.scores, together.scores[:1], **EXACT)
+    assert max(float(found.error.max()), float(together.error.max())) < 1e-12
+    assert float(found.remainder.abs()) > 0
+
+
+def test_scores_through_attention_are_relevances_passed_back_by_hand():
+    """One layer of one head, written out with the rules of AttnLRP: half of a product to each factor, and of a softmax
+    R_i = s_i (R'_i − α_i Σ_j R'_j), where s are its scores and R' what its weights receive."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(5, 4, dtype=torch.float64) for _ in range(3))
+    target = torch.randn(5, 4, dtype=torch.float64)
+    vectors = torch.randn(1, 5, 4, dtype=torch.float64)
+
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            q, k, v = x * query, x * key, x * value
+            return torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v
+
+    ones, absorbed = (torch.ones((), dtype=torch.float64, requires_grad=True) for _ in range(2))
+    leaf = vectors.clone().requires_grad_()
+    module = Attention()
+    with HeldFixed(module, ones, absorbed=absorbed):
+        made = module(marked(leaf.clone(), Kind.LINEAR))
+    gradient, of_softmax = torch.autograd.grad((made * target).sum(), [leaf, absorbed])
+    x = vectors[0]
+    q, k, v = x * query, x * key, x * value
+    scores = q @ k.T
+    weights = scores.softmax(dim=-1)
+    of_values = (weights.T @ target) * v / 2
+    of_weights = (target @ v.T) * weights / 2
+    of_scores = of_weights - weights * of_weights.sum(dim=-1, keepdim=True)  # divided by the scores
+    of_queries, of_keys = (of_scores @ k) * q / 2, (of_scores.T @ q) * k / 2
+    expected = (of_values + of_queries + of_keys).sum(dim=-1)
+    torch.testing.assert_close((gradient * vectors).sum(dim=-1)[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(expected.sum() + of_softmax, (weights @ v * target).sum(), rtol=1e-12, atol=1e-12)

@@ -136,6 +136,18 @@ MODARRESSI_2023 = Paper(
 }""",
 )
 
+ACHTIBAT_2024 = Paper(
+    "achtibat2024",
+    """@inproceedings{achtibat-etal-2024-attnlrp,
+  title = {{AttnLRP}: Attention-Aware Layer-Wise Relevance Propagation for Transformers},
+  author = {Achtibat, Reduan and Hatefi, Sayed Mohammad Vakilzadeh and Dreyer, Maximilian and Jain, Aakriti and \
+Wiegand, Thomas and Lapuschkin, Sebastian and Samek, Wojciech},
+  booktitle = {Proceedings of the 41st International Conference on Machine Learning},
+  year = {2024},
+  url = {https://arxiv.org/abs/2402.05602}
+}""",
+)
+
 ABNAR_2020 = Paper(
     "abnar2020",
     """@inproceedings{abnar-zuidema-2020-quantifying,

@@ -37,12 +37,20 @@ _SUMMED = {
 """What is said of the number that an answer's tokens add up to."""
 
 
+class Rules(NamedTuple):
+    """How scores are made."""
+
+    bias: ValueBias
+    through: bool
+    """Whether attention weights are followed as well."""
+
+
 def attributed_answer(
     model: LoadedModel,
     prompt: Batch,
     asked: tuple[Answer, str | int | list[int] | None],
     owners: Sequence[str] | None,
-    bias: ValueBias,
+    rules: Rules,
     level: Level,
     direct: bool | None,
 ) -> Attribution:
@@ -57,10 +65,10 @@ def attributed_answer(
     target, against = asked
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
-    found = [_attribute(model, prompt, target, bias, level, direct)]
+    found = [_attribute(model, prompt, target, rules, level, direct)]
     if against is not None:
         other = dataclasses.replace(target, answer=against, matrix=False)
-        found.append(_attribute(model, prompt, other, bias, level, direct))
+        found.append(_attribute(model, prompt, other, rules, level, direct))
     length = prompt.input_ids.shape[1]
     names, numbers = [texts_of(model, each.batch) for each in found], [numbers_of(each.batch) for each in found]
     asked_units = len({*numbers[0][:length].tolist()})
@@ -72,7 +80,7 @@ def attributed_answer(
         rows = TokenTexts(model.tokenizer).of(found[0].answer)
         matrix = pd.DataFrame([np.bincount(numbers[0], row) for row in by_token.cpu().numpy()], rows, list(names[0]))
     in_prompt = np.sum([scores[:length] for scores in signed], axis=0)
-    if AnswerMeasure(target.measure) is AnswerMeasure.logit:
+    if AnswerMeasure(target.measure) is AnswerMeasure.logit and not rules.through:
         for each in found:
             size = float(each.parts.scores.abs().sum())
             check_linear("the logit of the answer", float(each.parts.remainder), size, model.dtype)
@@ -144,7 +152,7 @@ class _Found(NamedTuple):
 
 
 def _attribute(
-    model: LoadedModel, prompt: Batch, target: Answer, bias: ValueBias, level: Level, direct: bool | None = None
+    model: LoadedModel, prompt: Batch, target: Answer, rules: Rules, level: Level, direct: bool | None = None
 ) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
@@ -167,15 +175,17 @@ def _attribute(
         )
     encoding = BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
     batch = single_text(model, encoding, "attribute", level)
-    passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=direct is not None)
+    passed = held_pass(
+        model.model, model.layout, batch.model_inputs(), head, parts=direct is not None, through=rules.through
+    )
     with torch.inference_mode(False), torch.enable_grad():
         values = _values(passed, len(asked) - 1, answer, measure)
-        by_token = attribute_scalars(passed, values, bias) if target.matrix else None
+        by_token = attribute_scalars(passed, values, rules.bias) if target.matrix else None
         if direct is not None:
-            parts, (effects,) = attribute_with_effects(passed, values.sum()[None], bias, direct=direct)
+            parts, (effects,) = attribute_with_effects(passed, values.sum()[None], rules.bias, direct=direct)
             return _Found(batch, answer, parts, None if by_token is None else by_token.scores, effects)
         if by_token is None:
-            return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], bias), None, None)
+            return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], rules.bias), None, None)
     fields = dataclasses.fields(ScalarAttribution)
     parts = ScalarAttribution(*(getattr(by_token, field.name).sum(dim=0, keepdim=True) for field in fields))
     return _Found(batch, answer, parts, by_token.scores, None)

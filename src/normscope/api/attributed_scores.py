@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.answers import attributed_answer
+from normscope.api.answers import Rules, attributed_answer
 from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.calls import checked, exclusive
@@ -23,7 +23,7 @@ from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.linear.passes import held_pass, held_translation
-from normscope.maths.choices import ValueBias
+from normscope.maths.choices import AttentionRule, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type, is_single, plain_ids
 from normscope.running.token_maps import numbers_of, texts_of
@@ -40,6 +40,7 @@ def attribute(
     by: str | Iterable[str] | None = None,
     direct: bool = False,
     bias: str = "token",
+    attention: str = "held",
     level: str = "token",
 ) -> Attribution: ...
 
@@ -55,6 +56,7 @@ def attribute(
     by: str | Iterable[str] | None = None,
     direct: bool = False,
     bias: str = "token",
+    attention: str = "held",
     level: str = "token",
 ) -> Attribution | Attributions: ...
 
@@ -71,6 +73,7 @@ def attribute(
     by: str | Iterable[str] | None = None,
     direct: bool = False,
     bias: str = "token",
+    attention: str = "held",
     level: str = "token",
 ) -> Attribution | Attributions:
     """Attribute a number that a model computes from a text to the text's tokens.
@@ -101,6 +104,9 @@ def attribute(
             and their norms (direct logit attribution). By default they are total: through all later layers.
         bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
             belong to (`decompx`), as in the official code of DecompX.
+        attention: `held`: attention weights are held fixed, and scores follow the values. `through`: half of what a weight
+            times a value gives belongs to the weight, and is followed to the queries and keys, by the rules of AttnLRP for
+            products and softmaxes; what softmaxes absorb is part of `.remainder`.
         level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.
 
     Returns:
@@ -118,14 +124,20 @@ def attribute(
     Raises:
         InputError: If an argument is invalid, the model has no head for the target, or the text is too long.
 
-    Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
+    Sources: Modarressi et al. 2023, DecompX (arXiv:2306.02873); Achtibat et al. 2024, AttnLRP (arXiv:2402.05602), for
+    `attention="through"`.
     """
     columns, rule, of_level = (
         _columns(by, direct=direct),
         chosen("bias", bias, ValueBias),
         chosen("level", level, Level),
     )
-    return _attributed(model, text, _Asked(target, against, spans, columns, direct, rule, of_level))
+    through = chosen("attention", attention, AttentionRule) is AttentionRule.through
+    refused = {"by": columns is not None, "bias=decompx": rule is ValueBias.decompx}
+    for name, is_set in refused.items():
+        if through and is_set:
+            raise InputError(f"{name}: not defined with attention=through; leave one of them out")
+    return _attributed(model, text, _Asked(target, against, spans, columns, direct, rule, of_level, through))
 
 
 class _Asked(NamedTuple):
@@ -139,6 +151,8 @@ class _Asked(NamedTuple):
     direct: bool
     bias: ValueBias
     level: Level
+    through: bool
+    """Whether attention weights are followed as well."""
 
 
 def _attributed(model: LoadedModel, text: object, asked: _Asked) -> Attribution | Attributions:
@@ -175,7 +189,8 @@ def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attributio
     if isinstance(targets[0], Answer):
         direct = None if asked.columns is None else asked.direct
         answer = targets[0], asked.against
-        found = [attributed_answer(model, batch, answer, owners, asked.bias, asked.level, direct)]
+        rules = Rules(asked.bias, asked.through)
+        found = [attributed_answer(model, batch, answer, owners, rules, asked.level, direct)]
     else:
         found = _of_scalars(model, batch, targets, owners, asked)
     return found if asked.columns is None else [_grouped(each, asked) for each in found]
@@ -203,7 +218,7 @@ def _of_scalars(
                 passed, torch.cat(values), asked.bias, direct=asked.direct, constants=constants
             )
     for each, what, scores, remainder in zip(ready, names, parts.scores, parts.remainder, strict=True):
-        if each.is_linear:
+        if each.is_linear and not asked.through:
             check_linear(what, float(remainder), float(scores.abs().sum()), model.dtype)
     scores, tokens, numbers = parts.scores.cpu().numpy(), texts_of(model, batch), numbers_of(batch)
     return [
@@ -321,7 +336,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Att
     batch = single_text(model, text, "attribute", asked.level)
     assert batch.source is not None
     number = token_number(model, target.token)
-    passed = held_translation(head, batch.model_inputs())
+    passed = held_translation(head, batch.model_inputs(), through=asked.through)
     logits = passed.output.logits[0, -1]
     best = int(logits.argmax()) if number is None else number
     parts = attribute_scalars(passed, logits[best][None])
@@ -330,7 +345,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Att
         tokens=(*source, *tokens),
         scores=_of_units(parts.scores[0].cpu().numpy(), batch.source, batch),
         bias=float(parts.bias),
-        remainder=0.0,
+        remainder=float(parts.remainder),
         target=float(parts.target),
         what=f"logit of {TokenTexts(model.tokenizer).of([best])[0]!r} as the next token",
         error=float(parts.error),

@@ -1,7 +1,7 @@
-"""Scores of tokens by gradients alone: gradient × input and integrated gradients, by Captum.
+"""Scores of tokens without a map: gradient × input and integrated gradients, by Captum.
 
-Both attribute to the output of the model's token embedding. Position and segment embeddings are part of the function, and the
-baseline of integrated gradients is a text whose token embeddings are zero.
+Captum's methods attribute to the output of the model's token embedding. Position and segment embeddings are part of the
+function, and the baseline of integrated gradients is a text whose token embeddings are zero.
 """
 
 import enum
@@ -22,12 +22,14 @@ _ROWS_AT_ONCE = 16
 
 
 class Baseline(enum.StrEnum):
-    """A method that needs gradients only."""
+    """A method that gives scores alone, without a map."""
 
     GRADIENT_X_INPUT = "gradient_x_input"
     """Gradient × input (Shrikumar et al. 2016)."""
     INTEGRATED_GRADIENTS = "integrated_gradients"
     """Gradients along the way from a zero embedding (Sundararajan et al. 2017)."""
+    THROUGH_ATTENTION = "through_attention"
+    """As `decompx`, but attention weights are followed as well (the rules of Achtibat et al. 2024)."""
 
 
 def baseline_scores(

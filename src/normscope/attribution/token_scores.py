@@ -59,7 +59,9 @@ def token_scores(
     tokens = mask.shape[1]
     scores: dict[MapMethod | Baseline, Tensor] = {}
     for method in methods:
-        if isinstance(method, Baseline):
+        if method is Baseline.THROUGH_ATTENTION:
+            scores[method] = _through_attention(model, layout, inputs, readout)
+        elif isinstance(method, Baseline):
             scores[method] = baseline_scores(method, model, inputs, readout, steps)
         elif method is MapMethod.DECOMPX:
             assert parts is not None
@@ -68,3 +70,14 @@ def token_scores(
             total = maps[method].total[..., :tokens]
             scores[method] = torch.einsum("bq,bqk->bk", weights.to(total.device), total) * wide(mask)
     return scores
+
+
+def _through_attention(
+    model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor], readout: Readout
+) -> Float[Tensor, "batch token"]:
+    """Scores that follow attention weights to queries and keys as well."""
+    passed = held_pass(model, layout, inputs, readout.head, through=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        answers = readout.answers(passed.output, inputs)
+        scalars = readout.scalars(answers, answers.detach())
+    return attribute_scalars(passed, scalars).scores

@@ -345,12 +345,13 @@ def held_pass(
     )
 
 
-def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> HeldPass:
+def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, through: bool = False) -> HeldPass:
     """Run an encoder–decoder once, recorded as by `held_pass`. Cross-attention is linear in the encoder's vectors.
 
     Args:
         model: The encoder–decoder with its head, in evaluation mode.
         inputs: Its keyword arguments.
+        through: Whether attention weights are followed as well.
 
     Raises:
         InputError: If what the model returns is no affine map.
@@ -360,7 +361,8 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> He
         _Recorder(model.get_encoder(), encoder, [], parts=False),
         _Recorder(model.base_model, decoder, [], parts=False),
     ]
-    ran = _run(model, inputs, recorders, [(model, reference_attention(model, decoder))], None)
+    fused = [(model, reference_attention(model, decoder))]
+    ran = _run(model, inputs, recorders, fused, None, through=through)
     tokens = inputs["decoder_input_ids"]
     masks = inputs["attention_mask"].bool(), inputs.get("decoder_attention_mask", torch.ones_like(tokens)).bool()
     sources = [
@@ -553,8 +555,8 @@ def _run(
             output = whole(**{name: tensor.clone() for name, tensor in inputs.items()})
         if through and mode.softmaxes < attends:
             raise InputError(
-                f"attention=through: the attention weights of {_name(whole)} cannot be followed: only {mode.softmaxes} softmaxes "
-                f"of {attends} layers read scores that are made of queries and keys alone; set attention=held"
+                f"attention=through: the attention weights of {_name(whole)} cannot be followed: only {mode.softmaxes} of its "
+                f"{attends} layers with attention apply a softmax to scores of queries and keys; set attention=held"
             )
         return output
 

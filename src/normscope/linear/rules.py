@@ -194,9 +194,9 @@ class HeldFixed(TorchFunctionMode):
         carries: Whether linear tensors have a `Stack`.
         bias: Whether the last source of stacks is the bias, to which constants are added.
         values: Called with what attention adds up, (text, head, key, dimension), just before it does; returns what replaces it.
-        absorbed: A number, 1, if attention weights are followed as well. Products of two linear tensors (q·k and α v) then share
-            what they give equally between the two, and a softmax is linearised where it is; its constant part is a multiple
-            of this number.
+        absorbed: A number, 1, if attention weights are followed as well. What a product of two linear tensors (q·k and α v)
+            gives then belongs half to each, and a softmax is linearised where it is; its constant part is a multiple of this
+            number.
 
     Source of `absorbed`: Achtibat et al. 2024, AttnLRP (arXiv:2402.05602).
     """

@@ -19,6 +19,15 @@ class ValueBias(enum.StrEnum):
     """Those of the first layer with the tokens whose values they belong to, as in the official code of DecompX."""
 
 
+class AttentionRule(enum.StrEnum):
+    """What scores do with attention weights."""
+
+    held = "held"
+    """Hold them at their values, so that only values carry anything."""
+    through = "through"
+    """Follow them as well, to the queries and keys that they are made of."""
+
+
 class AnswerMeasure(enum.StrEnum):
     """What is added up over the tokens of an answer."""
 

@@ -10,6 +10,7 @@ from normscope.analyses.attribution.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import (
     ABNAR_2020,
+    ACHTIBAT_2024,
     DEYOUNG_2020,
     FERRANDO_2022,
     FERRANDO_2022_PLUS,
@@ -34,6 +35,7 @@ class AttributionMethod(enum.StrEnum):
     decompx = "decompx"
     gradient_x_input = "gradient_x_input"
     integrated_gradients = "integrated_gradients"
+    through_attention = "through_attention"
 
 
 class AttributionStage(enum.StrEnum):
@@ -65,8 +67,9 @@ class AttributionOptions(AnalysisConfig):
         default=None,
         metadata=rule(f"at least one of {', '.join(AttributionMethod)}", len, ([],), listed),
     )
-    """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `gradient_x_input` and
-    `integrated_gradients`; the last two need Captum. By default, all others that are defined for the model's family."""
+    """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `through_attention` (which follows
+    attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients`; the last two need
+    Captum. By default, the first six, as far as they are defined for the model's family."""
     stage: AttributionStage = AttributionStage.block
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the attention `block`, or
     the whole `layer`, which takes many times as long."""
@@ -139,6 +142,7 @@ ATTRIBUTION = AnalysisInfo(
         FERRANDO_2022_PLUS,
         MOHEBBI_2023,
         MODARRESSI_2023,
+        ACHTIBAT_2024,
         DEYOUNG_2020,
     ),
     supports_words=True,

@@ -15,6 +15,7 @@ METHODS = {
     "decompx": "DecompX",
     "gradient_x_input": "gradient × input",
     "integrated_gradients": "integrated gradients",
+    "through_attention": "through attention",
     "random": "random order",
 }
 """Titles of the methods."""
