@@ -239,3 +239,21 @@ def test_figures_of_tokens_and_answers(model):
         both[0].figure("matrix")
     with pytest.raises(InputError, match="of='rows': expected one of tokens, heads, matrix"):
         answer.figure("rows")
+
+
+@pytest.mark.parametrize(
+    "target", [normscope.NextToken("film"), normscope.Answer(" film"), lambda hidden: hidden[-1, 0]]
+)
+def test_attention_weights_are_followed_where_that_is_asked_for(model, target):
+    held = normscope.attribute(model, PROMPT, target)
+    found = normscope.attribute(model, PROMPT, target, attention="through")
+    assert found.target == pytest.approx(held.target, rel=1e-12)
+    assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, rel=1e-9)
+    assert abs(found.scores - held.scores).max() > 1e-3 * abs(held.scores).max()
+    assert abs(found.remainder) > 1e-6
+
+
+@pytest.mark.parametrize("options", [{"by": "layer"}, {"bias": "decompx"}])
+def test_what_is_not_defined_through_attention_weights(model, options):
+    with pytest.raises(InputError, match="not defined with attention=through; leave one of them out"):
+        normscope.attribute(model, PROMPT, normscope.NextToken("film"), attention="through", **options)
