@@ -43,6 +43,7 @@ MODULES = {
 
 # ICLR, COLM and NeurIPS number no pages or register no DOI.
 WITHOUT_DOI = {
+    "achtibat-etal-2024-attnlrp",
     "kobayashi-etal-2024-analyzing",
     "gu-etal-2025-attention-sink",
     "sun-etal-2024-massive",

@@ -134,7 +134,7 @@ def test_what_analyses_declare():
     assert cited["syntax"] == ["clark2019"]
     assert cited["feedforward"] == ["kobayashi2024", "cunningham2026"]
     assert cited["similarity"] == ["modarressi2023"]
-    assert cited["attribution"][-2:] == ["modarressi2023", "deyoung2020"]
+    assert cited["attribution"][-3:] == ["modarressi2023", "achtibat2024", "deyoung2020"]
     assert cited["outliers"] == cited["score"] == ["maruta2024"]
     assert cited["sinks"] == ["gu2025", "sun2024", "guo2024", "bondarenko2023"]
     for info in analyses().values():

@@ -139,7 +139,7 @@ MODARRESSI_2023 = Paper(
 ACHTIBAT_2024 = Paper(
     "achtibat2024",
     """@inproceedings{achtibat-etal-2024-attnlrp,
-  title = {{AttnLRP}: Attention-Aware Layer-Wise Relevance Propagation for Transformers},
+  title = {AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers},
   author = {Achtibat, Reduan and Hatefi, Sayed Mohammad Vakilzadeh and Dreyer, Maximilian and Jain, Aakriti and \
 Wiegand, Thomas and Lapuschkin, Sebastian and Samek, Wojciech},
   booktitle = {Proceedings of the 41st International Conference on Machine Learning},

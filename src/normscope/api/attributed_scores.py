@@ -104,9 +104,8 @@ def attribute(
             and their norms (direct logit attribution). By default they are total: through all later layers.
         bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
             belong to (`decompx`), as in the official code of DecompX.
-        attention: `held`: attention weights are held fixed, and scores follow the values. `through`: half of what a weight
-            times a value gives belongs to the weight, and is followed to the queries and keys, by the rules of AttnLRP for
-            products and softmaxes; what softmaxes absorb is part of `.remainder`.
+        attention: `held`: weights are held fixed, and scores follow the values. `through`: half of what a weight times a value
+            gives belongs to the weight, and is followed to queries and keys; what softmaxes absorb is part of `.remainder`.
         level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.
 
     Returns:
@@ -124,20 +123,26 @@ def attribute(
     Raises:
         InputError: If an argument is invalid, the model has no head for the target, or the text is too long.
 
-    Sources: Modarressi et al. 2023, DecompX (arXiv:2306.02873); Achtibat et al. 2024, AttnLRP (arXiv:2402.05602), for
-    `attention="through"`.
+    Sources: Modarressi et al. 2023, DecompX (arXiv:2306.02873); for `through`, Achtibat et al. 2024 (arXiv:2402.05602).
     """
-    columns, rule, of_level = (
-        _columns(by, direct=direct),
-        chosen("bias", bias, ValueBias),
-        chosen("level", level, Level),
+    columns, of_level = _columns(by, direct=direct), chosen("level", level, Level)
+    rules = _rules(bias, attention, by_part=columns is not None)
+    return _attributed(model, text, _Asked(target, against, spans, columns, direct, of_level, *rules))
+
+
+def _rules(bias: str, attention: str, *, by_part: bool) -> Rules:
+    """How scores are made.
+
+    Args:
+        by_part: Whether the parts of the model are told apart.
+    """
+    rules = Rules(
+        chosen("bias", bias, ValueBias), chosen("attention", attention, AttentionRule) is AttentionRule.through
     )
-    through = chosen("attention", attention, AttentionRule) is AttentionRule.through
-    refused = {"by": columns is not None, "bias=decompx": rule is ValueBias.decompx}
-    for name, is_set in refused.items():
-        if through and is_set:
+    for name, is_set in {"by": by_part, "bias=decompx": rules.bias is ValueBias.decompx}.items():
+        if rules.through and is_set:
             raise InputError(f"{name}: not defined with attention=through; leave one of them out")
-    return _attributed(model, text, _Asked(target, against, spans, columns, direct, rule, of_level, through))
+    return rules
 
 
 class _Asked(NamedTuple):
@@ -149,8 +154,8 @@ class _Asked(NamedTuple):
     columns: tuple[str, ...] | None
     """Those of the table of effects; None without one."""
     direct: bool
-    bias: ValueBias
     level: Level
+    bias: ValueBias
     through: bool
     """Whether attention weights are followed as well."""
 

@@ -541,18 +541,8 @@ def _run(
     def run(recorders: Sequence[_Recorder], *, explains: bool) -> Any:
         mode = HeldFixed(whole, ones, values=values, absorbed=absorbed if through else None)
         mode.texts, mode.explains = len(inputs["input_ids"]), explains
+        output = _outputs(whole, inputs, recorders, attention, mode)
         attends = sum(len(recorder.attends) for recorder in recorders)
-        with contextlib.ExitStack() as exit_:
-            exit_.enter_context(_without_gradients(whole))
-            for model, implementation in attention:
-                exit_.enter_context(attention_by(model, implementation))
-            for recorder in recorders:
-                exit_.enter_context(recorder.hooks())
-            exit_.enter_context(torch.inference_mode(False))
-            exit_.enter_context(torch.enable_grad())
-            exit_.enter_context(model_code(whole))
-            exit_.enter_context(mode)
-            output = whole(**{name: tensor.clone() for name, tensor in inputs.items()})
         if through and mode.softmaxes < attends:
             raise InputError(
                 f"attention=through: the attention weights of {_name(whole)} cannot be followed: only {mode.softmaxes} of its "
@@ -563,7 +553,35 @@ def _run(
     def why() -> str:
         return _because(run([recorder.again() for recorder in recorders], explains=True))
 
-    output = run(recorders, explains=False)
+    output, affine = _with_leaves(run(recorders, explains=False))
+    if not affine:
+        raise not_affine(_name(whole), why())
+    return _Ran(output, affine, ones, absorbed, why)
+
+
+def _outputs(
+    whole: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    recorders: Sequence["_Recorder"],
+    attention: Sequence[tuple[PreTrainedModel, str]],
+    mode: HeldFixed,
+) -> Any:
+    """What a model returns in a mode; autograd records it."""
+    with contextlib.ExitStack() as exit_:
+        exit_.enter_context(_without_gradients(whole))
+        for model, implementation in attention:
+            exit_.enter_context(attention_by(model, implementation))
+        for recorder in recorders:
+            exit_.enter_context(recorder.hooks())
+        exit_.enter_context(torch.inference_mode(False))
+        exit_.enter_context(torch.enable_grad())
+        exit_.enter_context(model_code(whole))
+        exit_.enter_context(mode)
+        return whole(**{name: tensor.clone() for name, tensor in inputs.items()})
+
+
+def _with_leaves(output: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """What a model has returned with leaves in place of what is affine, and these pairs."""
     affine: list[tuple[Tensor, Tensor]] = []
 
     def leaf(tensor: Any) -> Any:
@@ -575,10 +593,7 @@ def _run(
                 affine.append((tensor, still.requires_grad_()))
         return still
 
-    output = tree_map(leaf, output)
-    if not affine:
-        raise not_affine(_name(whole), why())
-    return _Ran(output, affine, ones, absorbed, why)
+    return tree_map(leaf, output), affine
 
 
 def _because(output: Any) -> str:
