@@ -295,8 +295,10 @@ class HeldFixed(TorchFunctionMode):
     def _constant(self, constant: Tensor) -> Tensor:
         """A constant as a multiple of `ones`."""
         assert self.ones is not None
-        if self.absorbed is not None and bool((constant <= _lowest(constant)).any()):
-            return constant  # a mask, which adds nothing
+        if self.absorbed is not None:
+            # Where a score is masked, it adds nothing, but 0 times infinity would.
+            masked = constant <= _lowest(constant)
+            return torch.where(masked, constant, constant.masked_fill(masked, 0) * self.ones.to(constant.dtype))
         return constant * self.ones.to(constant.dtype)
 
     def stack(self, step: Step) -> Stack:
