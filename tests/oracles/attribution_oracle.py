@@ -23,6 +23,7 @@ TITLES = {
     "decompx": "DecompX",
     "gradient_x_input": "gradient × input",
     "integrated_gradients": "integrated gradients",
+    "through_attention": "through attention",
     "random": "random order",
 }
 PANELS = {

@@ -12,12 +12,14 @@ import torch
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.maths.choices import Pooling
 from normscope.models.task_heads import Head
+from tests.oracles import through_attention
 from tests.oracles.activations import Sequence_
 from tests.oracles.feedforward_oracle import stages_of
 from tests.oracles.frozen_vectors import vectors_by_layer
 from tests.oracles.specimens import Specimen
 
-BASELINES = ("gradient_x_input", "integrated_gradients")
+BASELINES = ("gradient_x_input", "integrated_gradients", "through_attention")
+"""Methods without maps."""
 
 
 class Attributed:
@@ -210,6 +212,9 @@ class Attributed:
     def _scored(self, method: str) -> np.ndarray:
         if method == "decompx":
             return np.einsum("im,ikm->k", self.gradient, self.vectors[-1])[: self.tokens]
+        if method == "through_attention":
+            inputs = self._inputs(self.sequence.ids)
+            return through_attention.scores(self.base, inputs, self.gradient, is_bert=self.is_bert)
         if method in BASELINES:
             return self._baseline(1 if method == "gradient_x_input" else self.options.steps)
         sizes = np.linalg.norm(self.gradient, axis=-1)
