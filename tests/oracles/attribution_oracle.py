@@ -184,7 +184,7 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
         ends = (np.nan,) * 3 if row["method"] == best else interval(lost)
         row |= dict(zip(["below_best", "below_best_low", "below_best_high"], ends, strict=True))
         row["count"] = len(lost)
-    ordered = pd.DataFrame(rows).sort_values("comprehensiveness", ascending=False).set_index("method")
+    ordered = pd.DataFrame(rows).sort_values("comprehensiveness", ascending=False, kind="stable").set_index("method")
     ordered.insert(0, "rank", range(1, len(ordered) + 1))
     return ordered
 
