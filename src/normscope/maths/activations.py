@@ -49,10 +49,6 @@ class Activation(abc.ABC):
         """K(u) = I(u)/u; g′(0)/2 at 0."""
         return _widely(self._path_slope, u)
 
-    def path_mean(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """I(u) = ∫₀¹ g(au) da, the mean of g on the path from 0 to u."""
-        return _widely(lambda wide: self._path_slope(wide) * wide, u)
-
     @abc.abstractmethod
     def _value(self, u: Tensor) -> Tensor: ...
 
