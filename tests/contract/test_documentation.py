@@ -217,6 +217,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "number"),
     [
@@ -238,6 +239,7 @@ def test_the_python_of_a_page_runs(page, number, tmp_path, monkeypatch):
         exec(compile(block, page, "exec"), names)
 
 
+@pytest.mark.slow
 def test_the_tutorial_of_retrievers_says_what_its_code_prints(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "measures" / "similarity.md").read_text()
     monkeypatch.chdir(tmp_path)

@@ -42,11 +42,13 @@ def inputs(family_model):
     return token_batch(family_model, LENGTHS)
 
 
+@pytest.mark.kinds
 def test_observation_agrees_with_the_untouched_model(family, family_model):
     layout = layout_of(family)
     assert verify(family_model, layout, family).error < proved_to(family_model, layout)
 
 
+@pytest.mark.kinds
 def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, inputs):
     for block in blocks_of(family_model, family, inputs):
         assert block.parameters.value_weight.shape == block.parameters.query_weight.shape
@@ -101,7 +103,7 @@ def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exa
             )
 
 
-@pytest.mark.spread(12)
+@pytest.mark.spread(8)
 def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family, family_model, inputs, exact):
     """The same as a model whose hidden vectors are changed by hand before the second layer."""
     replaced = Replacement(torch.tensor([1, 4]), torch.tensor([0.0, 2.0]))
@@ -163,6 +165,7 @@ def test_padding_changes_nothing(family, family_model, inputs, exact):
             )
 
 
+@pytest.mark.kinds
 def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, monkeypatch):
     """Perturbing the attention that we compute changes the model's output: no other attention runs beside it.
 
@@ -182,6 +185,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
     assert ((output() - before).abs().max() > 1e-3) == layout_of(family).attention.registry
 
 
+@pytest.mark.spread(4)
 @pytest.mark.kinds
 def test_layers_are_shown_in_order_and_only_those_asked_for(family, family_model, inputs):
     assert [block.layer for block in blocks_of(family_model, family, inputs)] == [1, 2, 3]
@@ -202,7 +206,7 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
     torch.testing.assert_close(family_model(**inputs).last_hidden_state, expected)
 
 
-@pytest.mark.spread(12)
+@pytest.mark.spread(4)
 def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
     pushed = blocks_of(family_model, family, inputs)
     with Observer(family_model, layout_of(family)) as observer:
@@ -221,6 +225,7 @@ def test_two_observations_at_once_are_refused(family, family_model):
         Observer(family_model, layout_of(family)).__enter__()
 
 
+@pytest.mark.spread(6)
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     """A wrong layout is detected at load; the message names the part, the layer and the error."""
     layout = layout_of(family)
@@ -258,7 +263,7 @@ def _attention(*arguments, **more):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_half_precision_is_measured_in_float32(family, dtype):
     """The verification error shows how the model rounds; sums of its vectors are not rounded again."""
     model = (
@@ -276,6 +281,7 @@ def test_half_precision_is_measured_in_float32(family, dtype):
     assert verify(model, layout_of(family), family).error < BOUNDS[dtype]
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 @pytest.mark.parametrize("model_type", sorted(STACK_CONFIGS))
 def test_decoders_that_read_a_source(model_type, stack):

@@ -363,6 +363,7 @@ RUN = {
 """The analyses that each kind of model allows."""
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize(("model_type", "name"), [(kind, name) for kind, names in RUN.items() for name in names])
 def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)

@@ -74,6 +74,7 @@ def test_sums_equal_what_the_untouched_model_computes(name):
     assert proof.error < 1e-10
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_models_are_followed(name):
     """Vectors of whole models are rebuilt when maps are made; a difference would be an error."""

@@ -74,17 +74,16 @@ FRONTS = {
 
 
 def tables(model, texts, batch_tokens):
-    results = normscope.run(["mixing", "norms"], model=model, texts=texts, batch_tokens=batch_tokens)
+    results = normscope.run("mixing", model=model, texts=texts, batch_tokens=batch_tokens)
     return results, {name: table for name, table in results.tables.items() if "sample" not in name}
 
 
 def assert_the_size_of_batches_changes_nothing(model, texts):
     results, expected = tables(model, texts, 1)
-    for batch_tokens in (16, 4096):
-        _, got = tables(model, texts, batch_tokens)
-        for name, table in expected.items():
-            numbers = table.select_dtypes("number").columns.difference(["error_bound"])
-            pd.testing.assert_frame_equal(got[name][numbers], table[numbers], rtol=1e-6, atol=1e-7, obj=name)
+    _, got = tables(model, texts, 16)
+    for name, table in expected.items():
+        numbers = table.select_dtypes("number").columns.difference(["error_bound"])
+        pd.testing.assert_frame_equal(got[name][numbers], table[numbers], rtol=1e-6, atol=1e-7, obj=name)
     return results
 
 
@@ -127,11 +126,7 @@ def test_experts_that_leave_out_tokens(capacity):
     assert batching is (Batching.SINGLE if capacity < 1 else Batching.PADDED)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "modernbert", "qwen2_moe", "xlnet"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert"])
 def test_families_that_mask_padding_are_padded(family):
-    if family not in FAMILY_CONFIGS:
-        pytest.skip("not a family of its own")
-    wrapped = normscope.wrap(
-        tiny_model(FAMILY_CONFIGS[family], torch.float32), stack="encoder" if family == "t5" else None
-    )
+    wrapped = normscope.wrap(tiny_model(FAMILY_CONFIGS[family], torch.float32))
     assert wrapped.batching is Batching.PADDED

@@ -11,7 +11,7 @@ from normscope.models.token_block import TokenBlock
 from tests.contract.test_answers import PROMPT, causal
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
-ALL = ["bert", "gpt2", "llama", "olmo2", "deberta-v2", "roberta"]
+FAMILIES = ["llama", "deberta-v2"]
 
 
 def loaded(family, tokenizer):
@@ -21,7 +21,7 @@ def loaded(family, tokenizer):
     return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, None, 30)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("layers", "queries"), [([2], None), (None, [0, 3]), ([3, 1], [-1, 2])])
 def test_parts_equal_the_whole(family, layers, queries, tokenizer):
     model = loaded(family, tokenizer)
@@ -53,13 +53,13 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
             part.figure(9)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
     model = loaded(family, tokenizer)
     whole = normscope.decompose(model, PROMPT, level=level)
     columns = [name for name in whole.pairs if name.startswith("attn") or name == "share"]
-    for measures in ([], "share", *([name] for name in columns), columns[1:3]):
+    for measures in ([], "share", columns[1:3]):
         with monkeypatch.context() as patched:
             if level == "token" and "share" not in measures:  # nothing is built that was not asked for
                 patched.delattr(TokenBlock, "pair_shares")

@@ -36,11 +36,13 @@ def passes(model, layout, inputs):
             yield layer, known, found
 
 
+@pytest.mark.spread(6)
 @pytest.mark.kinds
 def test_every_family(family, family_model):
     compare(family_model, layout_of(family), token_batch(family_model, (7, 5)))
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_own_models(name):
     wrapped = normscope.wrap(built(name))

@@ -100,6 +100,7 @@ def compared(sweep):
     return compare_runs.compared(*compare_runs.run_folders.read([folder]))
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.draws
 def test_the_page_in_a_browser(compared, tmp_path):

@@ -152,7 +152,7 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
 @needs_browser
 @pytest.mark.parametrize(
     "before",
-    ["I 😀 the ", "👩‍👩‍👧 😀😀 ", "𝔘 e\u0301 🇩🇪 ", "😀 ||| the 😀 "],  # one, joined ones, letters beyond U+FFFF, a pair
+    ["👩‍👩‍👧 😀😀 ", "😀 ||| the 𝔘 "],  # joined ones; a pair, with a letter beyond U+FFFF
 )
 def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, before):
     for last, word, button, changed in (
@@ -195,6 +195,7 @@ def test_what_is_wrong_is_said_and_what_was_there_stays(tab):
     tab.until("document.querySelector('#problem').hidden")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_models_words_and_maps_up_to_each_layer(tab, models):
     tab.click("[name=through]")
@@ -234,6 +235,7 @@ def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
     tab.until("['layer=1', 'head=2'].every((each) => location.hash.slice(1).split('&').includes(each))")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_two_models_are_compared(tab, models):
     choose(tab, "compare", "2")
@@ -255,6 +257,7 @@ def test_two_models_are_compared(tab, models):
     assert {"model=3", "compare=2"} <= {*tab.run("location.hash").split("&")}
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_text_before_can_be_typed_too(tab, models):
     tab.click("[name=keep]")
@@ -266,6 +269,7 @@ def test_the_text_before_can_be_typed_too(tab, models):
     assert float(tab.run("document.querySelector('.pair-sum b').textContent")) == pytest.approx(pair.value, rel=5e-3)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_texts_that_were_typed_and_examples_are_chosen(tab):
     tab.type("textarea", "We swam.")
@@ -400,7 +404,7 @@ def test_the_printed_address_logs_in_and_links_work_afterwards(browser, page, tm
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
 def test_nothing_is_wider_than_the_page(tab, width, dark):
     tab.look(width, 844, dark=dark)
     tab.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

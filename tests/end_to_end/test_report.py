@@ -200,7 +200,7 @@ def test_the_explorer_shows_differences_words_and_all_heads(reported, wide):
 
 
 @needs_browser
-@pytest.mark.parametrize("window", ["wide", "narrow"])
+@pytest.mark.parametrize("window", ["wide", pytest.param("narrow", marks=pytest.mark.slow)])
 def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, window):
     seen, console = request.getfixturevalue(window)
     assert console == []
@@ -343,6 +343,7 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
     assert (tmp_path / "true/tables/explorer_pairs.parquet").stat().st_size < 20_000_000
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
 @pytest.mark.spread(1)

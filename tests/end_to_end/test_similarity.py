@@ -331,6 +331,7 @@ def test_a_prompt_that_the_model_does_not_have_is_refused(command):
     )
 
 
+@pytest.mark.slow
 def test_thousands_of_documents_are_read_a_window_at_a_time(command, encoder, tmp_path, monkeypatch):
     """Of one query, as of any other corpus: at most a window of pairs is encoded at a time."""
     documents = [f"The cat saw {number} dogs." for number in range(2 * LOOKAHEAD + 100)]

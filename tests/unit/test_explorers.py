@@ -143,6 +143,7 @@ def test_maps_of_a_translation_have_an_explorer(tokenizer):
     assert sentence["keys"] == list(found["alti"].sources)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_of_maps_draws_what_they_say(model, tmp_path):
     maps = normscope.attribution_maps(model, TEXT, METHODS)
@@ -247,6 +248,7 @@ def test_several_texts_have_a_map_each(causal):
         found[:0].explorer()
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
     found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
@@ -295,6 +297,7 @@ def test_a_notebook_gets_a_frame_and_a_picture(explorer, tmp_path):
         explorer.save(tmp_path / "none" / "map.html")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
     # The frame cannot be read from outside, so it posts what it shows.

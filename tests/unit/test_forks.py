@@ -109,6 +109,7 @@ CALLS = {
 }
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_fork_in_the_middle_of_a_call_finds_the_model_as_it_was(model, call):
     expected = {name: function(model) for name, function in CALLS.items()}

@@ -86,6 +86,7 @@ STATES = [
 ]
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("state", STATES, ids=lambda state: " ".join(map("=".join, state.items()))[:60])
 def test_python(client, state):
     state = {"text": TEXT} | state
