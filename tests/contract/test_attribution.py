@@ -33,7 +33,7 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
     tokens = inputs["attention_mask"].bool()
     passed = held_pass(family_model, layout_of(family), inputs)
-    vectors, hidden = carried(family_model, layout_of(family), inputs, Sources(range(tokens.shape[1]), True), rule)
+    vectors, hidden, _ = carried(family_model, layout_of(family), inputs, Sources(range(tokens.shape[1]), True), rule)
     size = hidden[tokens].norm(dim=-1).max()
     torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **EXACT)
     generator = torch.Generator().manual_seed(3)

@@ -131,7 +131,7 @@ def test_vectors_add_up_to_the_last_hidden_vectors(model):
     """DecompX's completeness with the router's weights held."""
     layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)
     tokens = inputs["attention_mask"].bool()
-    vectors, hidden = carried(model, layout, inputs, Sources(range(tokens.shape[1]), True), ValueBias.token)
+    vectors, hidden, _ = carried(model, layout, inputs, Sources(range(tokens.shape[1]), True), ValueBias.token)
     close(vectors.sum(dim=0)[tokens], hidden[tokens], 1e-10)
 
 

@@ -145,7 +145,7 @@ def test_the_default_run_in_a_process_of_its_own(tmp_path):
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err
     before_the_first_batch = imported(err.partition("6 layers on")[0])
-    assert {"torch", "transformers.modeling_utils"} <= before_the_first_batch
+    assert {"torch", "transformers.modeling_layers"} <= before_the_first_batch
     assert not NOT_BEFORE_THE_FIRST_BATCH & before_the_first_batch
     assert not NEVER_IMPORTED & imported(err)
     assert "30 sequences" in err

@@ -65,6 +65,7 @@ def attributed_answer(
     target, against = asked
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
+    _ = model.verification
     found = [_attribute(model, prompt, target, rules, level, direct)]
     if against is not None:
         other = dataclasses.replace(target, answer=against, matrix=False)

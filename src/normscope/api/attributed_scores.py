@@ -211,6 +211,7 @@ def _of_scalars(
     ready = [prepared(model, batch, target, asked.against) for target in targets]
     if any(each.head is not ready[0].head for each in ready):
         raise InputError("target: expected a list of targets of one kind, such as several NextToken")
+    _ = model.verification
     inputs, head, parts_wanted = batch.model_inputs(), ready[0].head, asked.columns is not None
     passed = held_pass(model.model, model.layout, inputs, head, parts=parts_wanted, through=asked.through)
     with torch.inference_mode(False), torch.enable_grad():

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.errors import InputError
 from normscope.linear.passes import HeldPass
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
@@ -80,12 +79,7 @@ def checked(passed: HeldPass, parts: ScalarAttribution) -> ScalarAttribution:
     Raises:
         InputError: If they do not.
     """
-    error = 0.0 if parts.error.device.type == "meta" else float(parts.error.max())
-    if error >= passed.check.bound:
-        raise InputError(
-            f"{passed.check.name} cannot be attributed on these texts: the parts of the target miss it by {error:.1e} "
-            f"(relative, at most {passed.check.bound:.0e})"
-        )
+    passed.check.require("the parts of the target", parts.error)
     return parts
 
 

@@ -90,11 +90,14 @@ def vector_maps(
         def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
             norms.append(measured(full_precision(vectors)))
 
-        last, hidden = carried(model, layout, inputs, group, bias, note if keep else None, units)
+        last, hidden, check = carried(model, layout, inputs, group, bias, note if keep else None, units)
         by_group.append([*norms[:-1], measured(last)])
         products.append(torch.linalg.vecdot(wide(of_outputs(last)), along(wide(of_outputs(hidden)))))
     norms = [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
     shares = torch.cat(products).movedim(0, -1)
+    missing = (shares.sum(dim=-1) - 1).abs() / shares.abs().sum(dim=-1)
+    rows = inputs["attention_mask"].bool() if groups is None else groups.rows.sum(dim=-1) > 0
+    check.require("the vectors of an output", missing.masked_fill(~rows, 0))
     return VectorMaps(norms, shares)
 
 
@@ -122,13 +125,17 @@ def pooled_vectors(
     mask = inputs["attention_mask"].bool()
     found, whole = [], None
     for group in _groups(model, inputs):
-        vectors, hidden = carried(model, layout, inputs, group, bias)
+        vectors, hidden, check = carried(model, layout, inputs, group, bias)
         chosen = weights(hidden, mask)
         pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
         found.append(pooled_parts(pooling, wide(vectors)))
     assert whole is not None
-    return torch.cat(found, dim=1), whole
+    parts = torch.cat(found, dim=1)
+    sizes = torch.linalg.vector_norm(parts, dim=-1).sum(dim=1)
+    missing = torch.linalg.vector_norm(parts.sum(dim=1) - whole, dim=-1) / sizes
+    check.require("the vectors of an embedding", missing if missing.ndim == 1 else missing.masked_fill(~mask, 0))
+    return parts, whole
 
 
 def _groups(model: PreTrainedModel, inputs: Mapping[str, Tensor], sources: int | None = None) -> Iterator[Sources]:

@@ -229,14 +229,14 @@ class Batch:
             rows[4, :, : self.token_mask.shape[1]] = self.units
         return rows
 
-    def for_samples(self, seed: int) -> tuple[list[float], list[Int[Tensor, "kind _"]]]:
+    def for_samples(self, seed: int) -> tuple[list[float], list[Int[np.ndarray, "kind _"]]]:
         """What a sample of a corpus's sequences takes: a random number for each sequence, and its part of `packed`.
 
         Numbers depend only on the seed and the sequence's tokens, so equal sequences have equal numbers.
         """
         numbers = [float(np.random.default_rng([seed, fingerprint]).random()) for fingerprint in self.fingerprints]
         packed = self.host.packed().transpose(0, 1).numpy()
-        return numbers, [torch.from_numpy(kinds[:, (kinds >= 0).any(axis=0)]) for kinds in packed]
+        return numbers, [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:

@@ -46,8 +46,9 @@ class HeldAttention:
             if self._causal:
                 later = torch.ones(len(scores[0, 0]), keys, dtype=torch.bool, device=scores.device).triu(1 + start)
                 scores.masked_fill_(later, -torch.inf)
-            # A query that sees no key takes nothing.
-            yield rows, scores.softmax(dim=-1).nan_to_num_(0.0)
+            # A query that sees no key takes nothing; any other NaN is the model's, and must show.
+            blind = scores.amax(dim=-1, keepdim=True) == -torch.inf
+            yield rows, scores.softmax(dim=-1).masked_fill_(blind, 0.0)
 
     def transposed(self, gradient: Float[Tensor, "*batch query dimension"]) -> Float[Tensor, "*batch key dimension"]:
         """The gradient at the values."""

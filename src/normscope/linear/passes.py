@@ -6,6 +6,7 @@ constants add up to what the model computes is checked for every text.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -56,6 +57,29 @@ class Bound(NamedTuple):
     """The model's, for messages."""
     bound: float
     """Relative to the sum of the sizes of the parts."""
+
+    def require(self, what: str, error: Tensor) -> None:
+        """Check that parts add up.
+
+        Args:
+            what: The parts.
+            error: How far they miss what they should add up to, relative to their size; NaN if the model gives NaN.
+
+        Raises:
+            InputError: If they do not.
+        """
+        if error.device.type == "meta":
+            return
+        largest = float(error.max())
+        if not math.isfinite(largest):
+            raise InputError(
+                f"{self.name} cannot be attributed on these texts: it gives numbers that are NaN or infinite"
+            )
+        if largest >= self.bound:
+            raise InputError(
+                f"{self.name} cannot be attributed on these texts: {what} miss it by {largest:.1e} (relative, at most "
+                f"{self.bound:.0e})"
+            )
 
 
 class Back(NamedTuple):
@@ -390,6 +414,8 @@ class Carried(NamedTuple):
     parts: Float[Tensor, "source batch token model"]
     vectors: Float[Tensor, "batch token model"]
     """The vectors themselves."""
+    check: Bound
+    """What rounding explains."""
 
 
 def carried_pass(
@@ -437,7 +463,8 @@ def carried_pass(
         held_pass(model, layout, inputs)  # which says why
         raise not_affine(_name(model), _because(returned))
     with torch.inference_mode():
-        return Carried(full_precision(stack_of(returned)()), full_precision(returned))
+        bound = Bound(_name(model), bound_of(model, layout))
+        return Carried(full_precision(stack_of(returned)()), full_precision(returned), bound)
 
 
 class _Carrier:

@@ -520,7 +520,8 @@ def _softmax(mode: HeldFixed, call: _Call) -> Any:
     scores, dim = _arguments(call, "input", "dim")
     fixed = scores.detach()
     # Padding that sees nothing has no weights.
-    weights: Tensor = call.function(fixed, *call.args[1:], **call.kwargs).to(fixed.dtype).nan_to_num(0.0)
+    blind = fixed.amax(dim=dim, keepdim=True) == -torch.inf
+    weights: Tensor = call.function(fixed, *call.args[1:], **call.kwargs).to(fixed.dtype).masked_fill(blind, 0.0)
     mode.softmaxes += 1
 
     def jacobian(vectors: Tensor) -> Tensor:

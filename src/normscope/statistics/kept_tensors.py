@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,20 +37,23 @@ class KeptTensors(Accumulator):
 
     def __init__(self, dtype: torch.dtype, size: int | None = None) -> None:
         self._dtype, self._size = dtype, size
+        self._numpy = torch.empty(0, dtype=dtype).numpy().dtype
         self.reset()
 
     def reset(self) -> None:
         """Return to the empty state."""
-        self._kept: list[tuple[float, Tensor]] = []
+        # NumPy's arrays: torch would take an operation for each.
+        self._kept: list[tuple[float, np.ndarray]] = []
 
-    def update(self, numbers: Iterable[float], tensors: Iterable[Tensor]) -> None:
+    def update(self, numbers: Iterable[float], tensors: Iterable[Tensor | np.ndarray]) -> None:
         """Keep some tensors, which are copied to CPU memory: not while the model runs.
 
         Args:
             numbers: The number of each tensor.
-            tensors: The tensors.
+            tensors: The tensors, or arrays.
         """
-        copies = (tensor.to("cpu", self._dtype, copy=True) for tensor in tensors)
+        arrays = (tensor.cpu().numpy() if isinstance(tensor, Tensor) else tensor for tensor in tensors)
+        copies = (array.astype(self._numpy) for array in arrays)
         self._kept += zip(numbers, copies, strict=True)
         if self._size is not None:
             self._cut()
@@ -63,24 +67,26 @@ class KeptTensors(Accumulator):
         self._cut()
         if not self._kept:
             raise EmptyAccumulatorError("nothing has been kept")
-        return Kept([number for number, _ in self._kept], [tensor for _, tensor in self._kept])
+        return Kept([number for number, _ in self._kept], [torch.from_numpy(array) for _, array in self._kept])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The numbers, the shapes of the tensors, and their values one after the other."""
         self._cut()
-        tensors = [tensor for _, tensor in self._kept]
+        arrays = [array for _, array in self._kept]
         return {
             "numbers": torch.tensor([number for number, _ in self._kept], dtype=torch.float64),
-            "shapes": torch.tensor([tuple(tensor.shape) for tensor in tensors], dtype=torch.int64),
-            "values": torch.cat([torch.zeros(0, dtype=self._dtype), *(tensor.flatten() for tensor in tensors)]),
+            "shapes": torch.tensor([array.shape for array in arrays], dtype=torch.int64),
+            "values": torch.from_numpy(
+                np.concatenate([np.zeros(0, self._numpy), *(array.ravel() for array in arrays)])
+            ),
         }
 
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Add what another accumulator with the same arguments has kept."""
         shapes = state["shapes"].tolist()
         values = state["values"].clone().split([math.prod(shape) for shape in shapes])
-        tensors = (flat.view(shape) for flat, shape in zip(values, shapes, strict=True))
-        self._kept += zip(state["numbers"].view(len(shapes)).tolist(), tensors, strict=True)
+        arrays = (flat.view(shape).numpy() for flat, shape in zip(values, shapes, strict=True))
+        self._kept += zip(state["numbers"].view(len(shapes)).tolist(), arrays, strict=True)
         self._cut()
 
     def _cut(self) -> None:
