@@ -89,7 +89,11 @@ def exclusive(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         model: LoadedModel = signature.bind(*args, **kwargs).arguments["model"]
         with in_terms_of_arguments({"model.name": "model"}):
-            result = model.exclusively(lambda: function(*args, **kwargs))
+            try:
+                result = model.exclusively(lambda: function(*args, **kwargs))
+            except InputError:
+                model.require_finite_weights()  # the root of what numbers that are not finite led to
+                raise
             if not _is_finite(result):
                 model.require_finite_weights()
                 wider = "float64" if model.dtype is torch.float32 else "float32"
