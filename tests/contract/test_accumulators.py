@@ -324,7 +324,8 @@ def test_too_few_pairs_have_a_reason():
 
 
 def test_pairs_of_the_two_hundredth_group_stay_in_it():
-    correlation, again = (RankCorrelation(1, 200, *AXES) for _ in range(2))
+    coarse = Axis(-2, 4, 1)
+    correlation, again = (RankCorrelation(1, 200, coarse, coarse) for _ in range(2))
     numbers = torch.arange(1.0, 6.0)
     group = torch.full((1, 5), 199)
     correlation.update(0, numbers.view(1, 1, 5), group, [PairsPart(numbers.view(1, 1, 1, 5))])
