@@ -6,7 +6,7 @@ from typing import Any
 
 import jaxtyping
 
-CALLS = 3
+CALLS = 1
 """How often each function's shapes are checked in a test: tests call some of them a hundred thousand times."""
 
 _tests = 0

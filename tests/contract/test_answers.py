@@ -44,6 +44,7 @@ def logits_of(model, ids):
         return model.next_token_head(**inputs).logits[0]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gpt_neox", "opt", "qwen3", "mixtral", "qwen2_moe"])
 def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
     """One target at a time, each after the prompt and the answer so far, gives the rows of the matrix and their sum."""
@@ -120,6 +121,7 @@ def test_why_this_and_not_that(model):
     assert found.error < 1e-12
 
 
+@pytest.mark.slow
 def test_spans_add_up_their_tokens(model):
     spans = {"eggs": (23, 27), "lady": (4, 16)}  # the lady cracked three eggs
     found = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER), spans=spans)
@@ -136,6 +138,7 @@ def test_spans_add_up_their_tokens(model):
     assert by_word.spans == pytest.approx(one.spans)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("target", "others", "message"),
     [

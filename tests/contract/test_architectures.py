@@ -41,6 +41,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_an_architecture_that_nobody_has_listed_is_exact(model_type):
     """Σ_j αf(x_j) + b_O equals the untouched model's attention output; every layer and feed-forward network is verified."""
@@ -81,12 +82,14 @@ def test_grouped_convolutions_of_one_token_compute_the_same_as_linear_layers():
     torch.testing.assert_close(rows.mT, convolution(vectors), rtol=0, atol=1e-13)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_a_refusal_names_the_operation_and_the_module(model_type):
     with pytest.raises(NotInferredError, match=REFUSED[model_type]):
         layout_of_config(architectures.text_config(model_type))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "llama", "t5"])
 def test_a_config_shows_what_its_model_does(model_type):
     """A pass without weights gives the same layout as one with weights."""
@@ -97,7 +100,7 @@ def test_a_config_shows_what_its_model_does(model_type):
 
 
 @pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *STACK_CONFIGS])
-@pytest.mark.spread(10)
+@pytest.mark.spread(2)
 def test_layouts_have_not_changed(family):
     """A new version of transformers may compute something else."""
     assert json.loads(SNAPSHOT.read_text())[family] == described(family)
@@ -139,6 +142,7 @@ def test_every_architecture_of_the_page_is_proved(model_type):
         assert not whole or layout.has_networks
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 def test_the_two_attentions_of_a_decoder_that_computes_them_itself_are_told_apart(stack):
     """In the probes of the proof, source and target are equally long."""
@@ -148,6 +152,7 @@ def test_the_two_attentions_of_a_decoder_that_computes_them_itself_are_told_apar
     assert verify(model, layout, "mvp").error < 1e-13
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("experts", [7, 8, 11, 12])
 def test_a_router_over_as_many_experts_as_recorded_tokens_is_no_attention(experts):
     """The recorded texts have 11 tokens, and targets 7; a sink adds one."""

@@ -28,7 +28,7 @@ def inputs(family_model):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("rule", ValueBias)
-@pytest.mark.spread(15)
+@pytest.mark.spread(3)
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
     tokens = inputs["attention_mask"].bool()
@@ -52,6 +52,7 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("model_type", ["bert", "llama", "deberta"])
 @pytest.mark.parametrize("rule", ValueBias)
 def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
@@ -66,6 +67,7 @@ def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
         torch.testing.assert_close(layer, expected, **EXACT)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "model_type",
     ["bert", "albert", "gpt2", "llama", "gpt_neox", "olmo2", "modernbert", "deberta", "gemma2", "granite", "opt"],
@@ -117,7 +119,7 @@ def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(
     torch.testing.assert_close(with_value_bias, float(found.target), rtol=1e-12, atol=0)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(5)
 def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = [parameter.requires_grad for parameter in family_model.parameters()]
     with torch.inference_mode():

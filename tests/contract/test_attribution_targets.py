@@ -41,6 +41,7 @@ def with_head(auto, model_type, **changes):
     return model.double().eval().requires_grad_(False)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("auto", "model_type"),
     [
@@ -123,6 +124,7 @@ def classifier(tokenizer, encoder) -> LoadedModel:
     )
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("bias", ["token", "decompx"])
 def test_a_similarity_adds_up_over_pairs_and_over_tokens(encoder, pooling, bias):
@@ -251,6 +253,7 @@ def test_maps_of_one_text(encoder):
     assert "data:image/png" in rollout._repr_html_()
 
 
+@pytest.mark.slow
 def test_what_a_notebook_shows(encoder):
     found = normscope.attribute(encoder, "<b> & film", normscope.SimilarityTo(OTHER, "mean"))
     page = found._repr_html_()
@@ -320,6 +323,7 @@ def translator(tokenizer) -> LoadedModel:
     return normscope.wrap(head, tokenizer, stack="cross")
 
 
+@pytest.mark.slow
 def test_the_next_token_of_a_translation(translator):
     found = normscope.attribute(translator, (TEXT, OTHER), normscope.NextToken(7))
     batch = single_text(translator, (TEXT, OTHER), "a test")
@@ -334,6 +338,7 @@ def test_the_next_token_of_a_translation(translator):
     assert found._repr_html_().count("<p style") == 3
 
 
+@pytest.mark.slow
 def test_maps_of_a_translation(translator):
     (found,) = normscope.attribution_maps(translator, (TEXT, OTHER)).values()
     batch = single_text(translator, (TEXT, OTHER), "a test")
@@ -368,6 +373,7 @@ def test_what_is_not_defined_for_translations_is_refused(translator):
         normscope.attribute(alone, (TEXT, OTHER), normscope.NextToken())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("family", ["big_bird", "openai-gpt", "bert", "deberta-v2", "xlm"])
 def test_heads_of_other_architectures_are_followed_exactly(family):
     """big_bird makes its activation as it runs, and layers of openai-gpt return lists."""

@@ -162,7 +162,7 @@ def bert() -> Specimen:
     return specimens.bert()
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.draws
 @pytest.mark.parametrize("name", analyses())
 def test_captions_name_what_is_drawn_at_every_width(name, bert):
@@ -183,6 +183,7 @@ def _canvas(**options: object) -> Canvas:
         return laid_out(figure, caption=False)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.draws
 @pytest.mark.parametrize(
     ("caption", "named"),

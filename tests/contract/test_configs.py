@@ -76,7 +76,7 @@ def test_configs_are_composed_as_by_hydra_alone(monkeypatch, overrides):
     [pytest.param(path, marks=pytest.mark.slow if only_names_a_checkpoint(path) else ()) for path in PRESETS],
     ids=[f"{path.parent.name}={path.stem}" for path in PRESETS],
 )
-@pytest.mark.spread(14)
+@pytest.mark.spread(5)
 def test_every_preset_composes(path):
     group, name = path.parent.name, path.stem
     given = ["dataset.path=x.txt"] if group == "dataset" and name in ("text", "stsb", "stsb-pairs") else []

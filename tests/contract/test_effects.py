@@ -17,7 +17,7 @@ TEXT = "the lady cracked three eggs"
 
 
 @pytest.mark.networks
-@pytest.mark.spread(15)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("direct", [True, False])
 def test_effects_add_up(family, family_model, direct):
     """Direct ones over all parts, total ones in every layer."""
@@ -105,6 +105,7 @@ def test_total_effects_of_an_answer(tokenizer):
     assert len(first.groupby("position")) == len(found.tokens)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_effects_on_the_difference_between_two_answers(tokenizer, direct, level):
@@ -139,6 +140,7 @@ def test_effects_of_several_targets(tokenizer):
         np.testing.assert_allclose(found.effects["value"], alone.effects["value"], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_effects_in_a_classifier_and_of_words(tokenizer):
     model = normscope.wrap(with_head(AutoModelForSequenceClassification, "bert", vocab_size=len(tokenizer)), tokenizer)
     for level in ("token", "word"):

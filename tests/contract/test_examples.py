@@ -28,6 +28,7 @@ def test_the_functions_are_found():
     assert len(FUNCTIONS) == 11
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_example_of_a_function_runs_as_it_stands(name, loaded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

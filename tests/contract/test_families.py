@@ -42,6 +42,7 @@ def inputs(family_model):
     return token_batch(family_model, LENGTHS)
 
 
+@pytest.mark.spread(5)
 @pytest.mark.kinds
 def test_observation_agrees_with_the_untouched_model(family, family_model):
     layout = layout_of(family)
@@ -61,6 +62,7 @@ def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, i
         torch.testing.assert_close(block.mixing[token_mask], (vectors.sum(dim=2) - diagonal)[token_mask], **EXACT)
 
 
+@pytest.mark.spread(9)
 @pytest.mark.kinds
 def test_contributions_of_the_dimensions_are_the_score(family, family_model, inputs, exact):
     """Σ_j C_j and the key-bias term make q·k, whatever the query."""
@@ -79,6 +81,7 @@ def test_contributions_of_the_dimensions_are_the_score(family, family_model, inp
             torch.testing.assert_close((contributions.sum(dim=-1) + key_bias)[token_mask], scores[token_mask], **exact)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.kinds
 def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exact):
     shown = {}
@@ -103,7 +106,7 @@ def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exa
             )
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family, family_model, inputs, exact):
     """The same as a model whose hidden vectors are changed by hand before the second layer."""
     replaced = Replacement(torch.tensor([1, 4]), torch.tensor([0.0, 2.0]))
@@ -152,6 +155,7 @@ def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
         torch.testing.assert_close(block.alpha.own[tokens], explicit[tokens], **EXACT)
 
 
+@pytest.mark.spread(5)
 @pytest.mark.kinds
 def test_padding_changes_nothing(family, family_model, inputs, exact):
     together = blocks_of(family_model, family, inputs)
@@ -165,6 +169,7 @@ def test_padding_changes_nothing(family, family_model, inputs, exact):
             )
 
 
+@pytest.mark.spread(11)
 @pytest.mark.kinds
 def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, monkeypatch):
     """Perturbing the attention that we compute changes the model's output: no other attention runs beside it.
@@ -281,7 +286,7 @@ def test_half_precision_is_measured_in_float32(family, dtype):
     assert verify(model, layout_of(family), family).error < BOUNDS[dtype]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 @pytest.mark.parametrize("model_type", sorted(STACK_CONFIGS))
 def test_decoders_that_read_a_source(model_type, stack):

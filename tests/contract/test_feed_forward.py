@@ -148,18 +148,20 @@ def test_every_stack_that_has_a_network_says_where():
             assert bool(layout_of(family, stack).feed_forward) == expected
 
 
+@pytest.mark.spread(4)
 @pytest.mark.kinds
 def test_attention_and_network_make_the_layer(family, family_model):
     assert_exact(family_model, layout_of(family))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", CROSS)
 def test_the_network_of_a_decoder_follows_cross_attention(model_type):
     assert_exact(tiny_stack(model_type, "cross", torch.float64), layout_of(model_type, "cross"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.spread(5)
+@pytest.mark.spread(2)
 def test_configs_that_change_the_network(variant):
     config = VARIANTS[variant]
     model = tiny_model(config, torch.float64)
@@ -193,6 +195,7 @@ def test_the_parts_of_the_network(family, family_model):
         assert block.parameters.gated == (layout.family in GATED)
 
 
+@pytest.mark.spread(9)
 @pytest.mark.kinds
 def test_the_pass_ends_after_the_last_requested_part(family, family_model):
     """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
@@ -275,7 +278,7 @@ def test_without_being_asked_the_network_is_left_alone(family, family_model):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "gpt2", "gemma", "olmo2", "learned activation"])
-@pytest.mark.spread(4)
+@pytest.mark.spread(3)
 def test_half_precision_is_measured_in_float32(model_type, dtype):
     config = VARIANTS["a learned activation"] if " " in model_type else FAMILY_CONFIGS[model_type]
     model, layout = tiny_model(config, dtype), layout_of(config["model_type"])
@@ -383,6 +386,7 @@ class Shifted(nn.Module):
         return norm.normalised(vectors)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("model_type", "path", "part"),
     [
@@ -417,6 +421,7 @@ def test_epsilon_is_proved_by_what_the_norm_does():
     norm.forward = forward
 
 
+@pytest.mark.slow
 def test_a_run_whose_analyses_do_not_ask_neither_verifies_nor_hooks_networks(saved_model, tmp_path, monkeypatch):
     def bound(*_arguments):
         pytest.fail("a feed-forward network was looked for")

@@ -95,7 +95,7 @@ def moved(folder: Path, place: str) -> None:
 
 
 @pytest.mark.parametrize("file", TRANSFORMER_SETTINGS)
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_settings_are_read_from_the_file_of_any_version(file, folder, saved):
     settings = change(folder / "sentence_bert_config.json", do_lower_case=True, max_seq_length=21)
     settings.rename(folder / file)
@@ -103,6 +103,7 @@ def test_settings_are_read_from_the_file_of_any_version(file, folder, saved):
     assert normscope.load(str(folder)).max_length == 21
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("config", [None, {"__version__": "0.2.5"}], ids=["no config", "a config of version 0"])
 def test_a_transformer_in_a_folder_of_its_own(config, folder, saved):
     moved(folder, "0_Transformer")
@@ -113,6 +114,7 @@ def test_a_transformer_in_a_folder_of_its_own(config, folder, saved):
     assert normscope.load(str(folder)).folder == folder
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -126,6 +128,7 @@ def test_flags_of_older_pooling_modules(flags, folder, saved):
     assert_as_the_library(folder, differs_from=saved)
 
 
+@pytest.mark.slow
 def test_arguments_of_the_tokenizer(folder, saved):
     path = folder / "sentence_bert_config.json"
     change(
@@ -137,6 +140,7 @@ def test_arguments_of_the_tokenizer(folder, saved):
     assert normscope.load(str(folder)).max_length == 30
 
 
+@pytest.mark.slow
 def test_a_longer_text_than_the_tokenizer_says(folder):
     """The encoder's own limit stands in place of the tokenizer's."""
     change(folder / "tokenizer_config.json", model_max_length=8)
@@ -162,11 +166,13 @@ def tuned(saved, tmp_path_factory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_an_encoder_tuned_with_lora_has_its_own_files(tuned, saved):
     assert not (tuned / "config.json").exists()
     assert_as_the_library(tuned, differs_from=saved)
 
 
+@pytest.mark.slow
 def test_settings_beside_an_adapter_are_read(tuned, tmp_path):
     folder = Path(shutil.copytree(tuned, tmp_path / "lower"))
     change(folder / "sentence_bert_config.json", do_lower_case=True, max_seq_length=19)
@@ -177,6 +183,7 @@ def test_settings_beside_an_adapter_are_read(tuned, tmp_path):
     assert normscope.similarity(normscope.load(str(folder)), A, B).value == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_does_not_say_how_it_pools_is_not_guessed(tuned, tmp_path):
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(tuned / file, tmp_path)
@@ -191,6 +198,7 @@ def with_module(folder: Path, number: int, **changes: Any) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("number", "changes", "message"),
     [
@@ -219,6 +227,7 @@ def test_an_encoder_without_a_transformer_is_named(kind, tmp_path):
         normscope.load(str(tmp_path))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -249,6 +258,7 @@ def test_a_chat_template_that_the_library_would_write_is_named(base, tmp_path):
         normscope.wrap(encoder)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("change_of", "message"),
     [

@@ -36,7 +36,7 @@ def assert_same_predictions(whole, loaded, head, tokenizer):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("family", sorted(set(FAMILY_CONFIGS) - DECODERS))
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_the_masked_language_model_is_put_around_the_base_model(family, tmp_path, tokenizer):
     """Its predictions are those of the checkpoint's own masked language model, also while it is observed."""
     whole = checkpoint_of(family, AutoModelForMaskedLM, tmp_path, tokenizer)
@@ -49,6 +49,7 @@ def test_the_masked_language_model_is_put_around_the_base_model(family, tmp_path
 HEADS = ["bloom", "cohere", "falcon", "gemma2", "gpt2", "gpt_oss", "gptj", "granite", "llama", "mixtral", "opt", "phi"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.kinds
 @pytest.mark.parametrize("family", HEADS)
 def test_the_causal_language_model_is_put_around_the_base_model(family, tmp_path, tokenizer):

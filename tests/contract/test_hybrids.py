@@ -68,6 +68,7 @@ def contributions(block):
     return torch.einsum("bhqk,bhqkd,hdm->bhqkm", block.weights, gated, block.parameters.output_weight)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_contributions_add_up_to_what_the_untouched_model_computes(model_type):
     model, layout, inputs, blocks = observed(model_type)
@@ -159,6 +160,7 @@ def test_only_some_layers_have_norms_of_queries_and_keys():
             verify(model, changed(layout, "attention", head_norms=norms), "llama4_text")
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("inputs_by_layer", [0, 8])
 def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     """Gemma 4: layers differ in the planes that turn, normalise values, add a third branch, and scale their output."""
@@ -227,6 +229,7 @@ def with_bottlenecks(**options):
 NO_BOTTLENECK = {"use_bottleneck": False, "true_hidden_size": 32}
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("options", "bottleneck", "inner"),
     [
@@ -363,7 +366,7 @@ RUN = {
 """The analyses that each kind of model allows."""
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("model_type", "name"), [(kind, name) for kind, names in RUN.items() for name in names])
 def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)

@@ -94,6 +94,7 @@ def test_analyses_of_treebanks(bert, tmp_path):
     assert_alone_and_together(bert, corpus, "conllu", [OF_TREEBANKS])
 
 
+@pytest.mark.slow
 def test_analyses_of_cross_attention(tokenizer, tmp_path):
     """Alignment needs the words of both texts."""
     config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)}
@@ -104,6 +105,7 @@ def test_analyses_of_cross_attention(tokenizer, tmp_path):
     assert_alone_and_together(model, GivenTexts(TRANSLATIONS), "text", [CROSS], **options)
 
 
+@pytest.mark.slow
 def test_cross_attention_is_observed_for_all_or_for_none(tokenizer):
     """A stack that only one analysis needs would be another's without a word."""
     config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)}

@@ -155,11 +155,13 @@ def assert_parts(model, layout, bound=None):
         assert keys.any()
 
 
+@pytest.mark.spread(5)
 @pytest.mark.kinds
 def test_parts_of_every_family(family, family_model):
     assert_parts(family_model, layout_of(family))
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("model_type", CROSS)
 def test_parts_behind_cross_attention(model_type):
     assert_parts(tiny_stack(model_type, "cross", torch.float64), layout_of(model_type, "cross"))
@@ -259,7 +261,7 @@ def test_what_does_not_divide_is_read_as_such():
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])
 @pytest.mark.parametrize("at_once", [1, 200])
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 def test_maps_in_small_pieces_are_the_same(model_type, at_once, monkeypatch):
     """Pieces of one pair, and of a few queries and keys: with windows, causal masks, own weights and padding."""
     model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
@@ -277,6 +279,7 @@ def operations(block) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 def test_maps_cost_nothing_for_padding_and_little_for_hidden_keys(monkeypatch):
     model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
     short, padded = (

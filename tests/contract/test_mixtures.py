@@ -85,6 +85,7 @@ def blocks_of(model, inputs) -> list[FeedForwardBlock]:
     return blocks
 
 
+@pytest.mark.spread(1)
 def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
     """Σ_e r_e FF_e(y), and the wide network with the same routes, against the experts one by one."""
     layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)
@@ -117,6 +118,7 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
     assert routed
 
 
+@pytest.mark.spread(2)
 def test_the_parts_of_a_layer_add_up(model):
     """Own, others and constant give what the untouched layer returns; each is what the network makes of it."""
     for block in blocks_of(model, token_batch(model, LENGTHS)):
@@ -127,6 +129,7 @@ def test_the_parts_of_a_layer_add_up(model):
         close(parts.output_at(parts.stages[-1])[tokens], block.layer_output[tokens], 1e-6)
 
 
+@pytest.mark.spread(1)
 def test_vectors_add_up_to_the_last_hidden_vectors(model):
     """DecompX's completeness with the router's weights held."""
     layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)

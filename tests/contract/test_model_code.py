@@ -90,6 +90,7 @@ def test_memory_that_is_exhausted_is_no_fault_of_the_model():
         model(torch.zeros(1))
 
 
+@pytest.mark.slow
 def test_a_module_that_fails_on_some_texts_alone_is_named():
     class Picky(NanoGPT):
         def forward(self, idx):
@@ -155,6 +156,7 @@ def test_an_encoder_without_embeddings_of_its_own_is_refused():
         normscope.wrap(tiny_architecture("fsmt"))
 
 
+@pytest.mark.slow
 def test_the_base_of_a_model_is_found_where_its_class_names_none():
     """Llama 4's causal model says that its base is `language_model`, and has none."""
     base = tiny_architecture("llama4_text")
@@ -217,6 +219,7 @@ def test_what_a_decoder_reads_is_what_the_model_makes_of_labels(model_type):
         )
 
 
+@pytest.mark.slow
 def test_a_decoder_that_nobody_tells_where_to_start_is_refused():
     model = tiny_architecture("t5", torch.float32)
     assert decoder_shift(model.config) is None
@@ -226,6 +229,7 @@ def test_a_decoder_that_nobody_tells_where_to_start_is_refused():
     assert wrapped.decoder_inputs([4, 5, 6]) == [6, 4, 5]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 def test_an_encoder_and_a_decoder_that_were_put_together_are_observed(stack):
     shape = {

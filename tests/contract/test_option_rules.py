@@ -64,6 +64,7 @@ def test_defaults_satisfy_the_rules():
     SCHEMA.check(options())
 
 
+@pytest.mark.spread(72)
 @pytest.mark.parametrize(("key", "number", "value"), CASES, ids=str)
 def test_a_wrong_value_is_one_line_that_names_the_key(key, number, value, monkeypatch):
     _, section, name, field = next(place for place in fields(options()) if place[0] == key)

@@ -53,6 +53,7 @@ def hooked(model, path):
     return outputs
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_equal_what_the_untouched_model_computes(name):
     model = built(name)
@@ -74,7 +75,7 @@ def test_sums_equal_what_the_untouched_model_computes(name):
     assert proof.error < 1e-10
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_models_are_followed(name):
     """Vectors of whole models are rebuilt when maps are made; a difference would be an error."""
@@ -104,6 +105,7 @@ def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
     torch.testing.assert_close(hidden[own_models.L], expected)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("part", "other"), [("key", "value"), ("value", "query"), ("norm", "network_norm")])
 def test_wrong_places_of_parts_are_refused(part, other):
     wrapped = normscope.wrap(built("layers-in-separate-lists"))
@@ -116,6 +118,7 @@ def test_wrong_places_of_parts_are_refused(part, other):
         verify(wrapped.model, wrong, "it", feed_forward=True)
 
 
+@pytest.mark.slow
 def test_vectors_that_the_model_changes_in_place_are_kept():
     """`x += attention(x)` and `x = x + attention(x)` give the same results."""
     wrapped = [normscope.wrap(built(name)) for name in ("layers-as-pairs", "pairs-in-place")]
@@ -146,6 +149,7 @@ def test_bare_parameters_become_layers_of_the_copy_alone():
     assert kinds.count(BareNorm) == 2 * own_models.L
 
 
+@pytest.mark.slow
 def test_a_text_is_ids_or_names_of_tokens():
     model = built("gpt")
     by_number = normscope.wrap(model)
@@ -161,6 +165,7 @@ def test_a_text_is_ids_or_names_of_tokens():
     assert len(normscope.decompose(by_number, TEXTS)) == 2
 
 
+@pytest.mark.slow
 def test_how_a_module_is_called_can_be_given():
     class Reversed(own_models.TorchEncoder):
         def forward(self, padding, words):
@@ -181,6 +186,7 @@ def built_like(wrapped):
     return model
 
 
+@pytest.mark.slow
 def test_modules_may_take_and_return_the_axis_of_tokens_first():
     class Tutorial(own_models.TorchEncoder):
         def __init__(self):
@@ -206,6 +212,7 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
     assert normscope.attribution_maps(wrapped, TEXTS[0])["decompx"] is not None
 
 
+@pytest.mark.slow
 def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
     wrapped = normscope.wrap(built("without-mask"))
     assert wrapped.batching is Batching.EQUAL_LENGTHS
@@ -280,6 +287,7 @@ class Needs(own_models.NoMask):
         return super().forward(x) + language
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -306,6 +314,7 @@ def refused(model, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_wrong_texts_and_names_are_explained():
     wrapped = normscope.wrap(built("gpt"))
     for text, message in (
@@ -400,6 +409,7 @@ class QueryNorm(own_models.CausalSelfAttention):
         return self.c_proj(y.transpose(1, 2).reshape(b, t, -1))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("change", [OwnNorm, UnbiasedNorm, QueryNorm])
 def test_norms_windows_and_orders_of_heads(change):
     torch.manual_seed(3)
@@ -414,6 +424,7 @@ def test_norms_windows_and_orders_of_heads(change):
     assert wrapped.layers_verification.error < 1e-10
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("name", "block", "network"),
     [
@@ -488,6 +499,7 @@ class ChangedAtTheEnd(torch.nn.Module):
         raise AssertionError(self.how)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("how", ["mask", "filled", "doubled", "projected", "activated"])
 def test_targets_read_the_vectors_that_a_module_returns(how):
     torch.manual_seed(0)

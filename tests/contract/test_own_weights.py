@@ -27,7 +27,7 @@ def test_every_family_of_its_own_is_tested():
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
-@pytest.mark.spread(8)
+@pytest.mark.spread(1)
 def test_the_scale_is_right_whatever_the_terms(family, terms, relative):
     config = FAMILY_CONFIGS[family] | {"pos_att_type": terms, "relative_attention": relative}
     if family == "deberta-v2" and not relative:
@@ -46,6 +46,7 @@ def test_scale_by_hand():
         assert [block.alpha.scale for block in blocks] == [pytest.approx(expected, rel=1e-7)] * 3
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("family", OWN)
 def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(family):
     """An intervention changes q·k alone, so the terms of this model leave its keys out."""
@@ -83,6 +84,7 @@ def test_a_wrong_scale_is_noticed(family, monkeypatch):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("part", ["query", "key"])
 @pytest.mark.parametrize("family", OWN)
 def test_wrong_queries_and_keys_are_noticed(family, part, monkeypatch):
@@ -114,6 +116,7 @@ def test_biases_of_the_queries_are_noticed(family, monkeypatch):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("family", OWN)
 def test_the_attention_module_is_left_as_it_was(family):
     model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)

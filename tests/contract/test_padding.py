@@ -87,6 +87,7 @@ def assert_the_size_of_batches_changes_nothing(model, texts):
     return results
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("front", "batching"), FRONTS.items(), ids=[front.__name__ for front in FRONTS])
 def test_modules_of_users(front, batching):
     wrapped = normscope.wrap(OwnBlock(front()).double().eval())
@@ -99,6 +100,7 @@ def test_modules_of_users(front, batching):
             normscope.decompose(wrapped, [texts[0], texts[2]])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("zero", [True, False])
 def test_the_row_of_padding_in_trigrams(zero):
     """MobileBERT concatenates the embeddings of neighbours: with trained weights, that of [PAD] is not zero."""

@@ -21,6 +21,7 @@ def loaded(family, tokenizer):
     return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, None, 30)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("layers", "queries"), [([2], None), (None, [0, 3]), ([3, 1], [-1, 2])])
 def test_parts_equal_the_whole(family, layers, queries, tokenizer):
@@ -53,6 +54,7 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
             part.figure(9)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
@@ -75,6 +77,7 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
     assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).vectors.shape[:2] == (1, 1)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -204,6 +204,7 @@ def outcomes(tmp_path_factory, saved_model, searched):
     return dict(zip([*commands, "in memory"], [*lines, *in_memory], strict=True)), folder
 
 
+@pytest.mark.slow
 def test_help_and_the_schema_know_it(outcomes):
     outcome, _ = outcomes
     assert "planted" in outcome["help"][1]

@@ -111,6 +111,7 @@ MODELS = {
 }
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_and_vectors_are_those_that_the_module_computes(name):
     torch.manual_seed(0)
@@ -133,6 +134,7 @@ def test_weights_and_vectors_are_those_that_the_module_computes(name):
         torch.testing.assert_close(made, added, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_fused_attention_in_the_root_gives_the_same():
     torch.manual_seed(0)
     plain, fused = Lists().double(), Lists(fused=True).double()

@@ -87,7 +87,7 @@ def test_every_type_is_tested():
 
 @pytest.mark.parametrize("rope_type", sorted(SCALINGS))
 @pytest.mark.parametrize("family", ["llama", "modernbert"])
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_batch_size_changes_nothing(family, rope_type):
     model, fresh = scaled_model(family, rope_type), scaled_model(family, rope_type)
     inputs = token_batch(model, LENGTHS)
@@ -106,7 +106,7 @@ def test_batch_size_changes_nothing(family, rope_type):
 @pytest.mark.kinds
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 @pytest.mark.parametrize("family", ROTARY)
-@pytest.mark.spread(4)
+@pytest.mark.spread(1)
 def test_length_dependent_types_are_verified_in_every_rotary_family(family, rope_type):
     model = scaled_model(family, rope_type)
     bound = proved_to(model, layout_of(family, config=model.config))

@@ -111,6 +111,7 @@ def encoder_of(folder, kind: str) -> SentenceTransformer:
     return SentenceTransformer(modules=modules, device="cpu", **settings).eval()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [*(("bert", kind) for kind in ENCODERS), ("llama", "last, norm"), ("llama", "two projections")],
@@ -170,6 +171,7 @@ def test_an_activation_of_files_is_made_of_the_class_that_they_name():
         list(_parts(_Module("Dense", foreign, dense.state_dict), "x", PLACE))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -193,6 +195,7 @@ def test_a_changed_projection_is_seen_or_refused(folder, change):
         assert normscope.similarity(model, A, B).value == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("kind", ["two projections", "last, norm", "prompt not pooled"])
 def test_an_encoder_on_disk_is_the_same(folder, kind, tmp_path):
     encoder = encoder_of(folder, kind)
@@ -201,6 +204,7 @@ def test_an_encoder_on_disk_is_the_same(folder, kind, tmp_path):
     torch.testing.assert_close(found.matrix, normscope.similarity(normscope.wrap(encoder), A, B).matrix)
 
 
+@pytest.mark.slow
 def test_prompts_are_chosen_by_name_or_text(folder):
     encoder = encoder_of(folder, "prompt not pooled")
     model = normscope.wrap(encoder)
@@ -230,6 +234,7 @@ def test_attribution_to_a_similarity_follows_the_projections(folder):
     assert found.remainder == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_split_is_one_line(folder):
     encoder = encoder_of(folder, "mean")
     encoder.similarity_fn_name = "euclidean"
@@ -253,6 +258,7 @@ def test_what_cannot_be_split_is_one_line(folder):
 DOCUMENTS = ["The bridge is closed.", "Nobody crossed.", "Spring came to the valley, and the river rose.", "A bridge."]
 
 
+@pytest.mark.slow
 def test_documents_are_ranked_for_a_query(model):
     found = normscope.similarity(model, A, DOCUMENTS)
     singles = [normscope.similarity(model, A, document) for document in DOCUMENTS]
@@ -288,6 +294,7 @@ def test_words_of_the_documents_add_up(model):
     assert words["total"].is_monotonic_decreasing
 
 
+@pytest.mark.slow
 def test_texts_in_the_same_places_are_compared(model):
     found = normscope.similarity(model, DOCUMENTS[:2], DOCUMENTS[2:])
     for number, each in enumerate(found):
@@ -298,6 +305,7 @@ def test_texts_in_the_same_places_are_compared(model):
     )
 
 
+@pytest.mark.slow
 def test_a_ranking_is_drawn_and_explored(model, tmp_path):
     found = normscope.similarity(model, A, DOCUMENTS)
     best = found.ranking.iloc[0]
@@ -311,6 +319,7 @@ def test_a_ranking_is_drawn_and_explored(model, tmp_path):
     assert "The 10 most similar of 11 are shown." in many.figure().description.caption
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
@@ -344,6 +353,7 @@ def cross_encoder(request, tokenizer, tmp_path_factory):
     return CrossEncoder(str(place), device="cpu"), place
 
 
+@pytest.mark.spread(1)
 def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(cross_encoder):
     encoder, place = cross_encoder
     scores = encoder.predict([(A, document) for document in DOCUMENTS[:2]], activation_fn=nn.Identity())
@@ -382,6 +392,7 @@ LATE = {
 }
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("kind", LATE)
 def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder, kind, tmp_path):
     encoder = late_encoder(folder, **LATE[kind])
@@ -402,6 +413,7 @@ def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder
         assert not {*names} & {*LATE[kind].get("words", ())}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_late_interaction_is_exact_in_float64(folders, family):
     encoder = late_encoder(folders[family], words=["the"]).double()
@@ -411,6 +423,7 @@ def test_late_interaction_is_exact_in_float64(folders, family):
     assert found.matrix.sum() == pytest.approx(found.value, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_documents_are_ranked_by_late_interaction(folder):
     encoder = late_encoder(folder)
     scores = encoder.similarity(encoder.encode_query(A), encoder.encode_document(DOCUMENTS))[0]
@@ -418,6 +431,7 @@ def test_documents_are_ranked_by_late_interaction(folder):
     assert found.ranking["value"].tolist() == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
     expansion = {"query_expansion": {"strategy": "fixed", "attend": True, "length": 16, "token": "[MASK]"}}
     with pytest.raises(
@@ -437,6 +451,7 @@ def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
     assert normscope.similarity(model, A, B, pooling="mean").function == "cosine"
 
 
+@pytest.mark.slow
 def test_a_folder_says_where_its_texts_end(folder, tmp_path):
     encoder = encoder_of(folder, "mean")
     encoder.save_pretrained(str(tmp_path))
@@ -484,6 +499,7 @@ def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_t
     assert history["similarity/cosine"].nunique() == 3
 
 
+@pytest.mark.spread(1)
 def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encoder):
     encoder, place = cross_encoder
     over, under = DOCUMENTS[2], DOCUMENTS[0]
@@ -513,6 +529,7 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
     assert {*other_query.spans} == {"rest", "first text", "second text", "first text of the other"}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("cross_encoder", ["bert"], indirect=True)
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -27,6 +27,7 @@ def chat(model):
     model.tokenizer.chat_template = None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral"])
 @pytest.mark.parametrize("bias", ["token", "decompx"])
 def test_targets_that_share_a_pass(model_type, bias, tokenizer):
@@ -43,6 +44,7 @@ def test_targets_that_share_a_pass(model_type, bias, tokenizer):
     assert [each.what for each in together[1:]] == [each.what for each in list(together)[1:]]
 
 
+@pytest.mark.slow
 def test_several_texts(model):
     texts = [PROMPT, "onions"]
     found = normscope.attribute(model, texts, normscope.NextToken("film"))
@@ -54,6 +56,7 @@ def test_several_texts(model):
     assert repr(found).count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_roles_of_a_conversation_are_its_spans(chat):
     messages = [{"role": "system", "content": "the film"}, {"role": "user", "content": "the lady cracked eggs"}]
     found = normscope.attribute(chat, messages, normscope.NextToken("film"))
@@ -120,6 +123,7 @@ def test_lists_that_cannot_be_combined(model, text, target, others, message):
         normscope.attribute(model, text, target, **others)
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_read_back_exactly(model, tmp_path):
     path = tmp_path / "found.safetensors"
     answer = normscope.Answer("onions the", matrix=True)
@@ -170,6 +174,7 @@ def test_other_files_are_refused(model, tmp_path):
         normscope.attribute(model, PROMPT, normscope.NextToken()).save(tmp_path)
 
 
+@pytest.mark.slow
 def test_saved_results_that_are_damaged_or_forged_are_refused(model, tmp_path):
     """Every bit that is flipped, and every value of another kind, even under a digest that fits."""
     import json
@@ -217,6 +222,7 @@ def test_saved_results_that_are_damaged_or_forged_are_refused(model, tmp_path):
         normscope.load_attribution("/dev/zero")
 
 
+@pytest.mark.slow
 def test_figures_of_tokens_and_answers(model):
     answer = normscope.attribute(model, PROMPT, normscope.Answer("onions the", matrix=True))
     coloured = answer.figure("tokens").description
@@ -241,6 +247,7 @@ def test_figures_of_tokens_and_answers(model):
         answer.figure("rows")
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "target", [normscope.NextToken("film"), normscope.Answer(" film"), lambda hidden: hidden[-1, 0]]
 )

@@ -51,6 +51,7 @@ def explicit(block: AttentionBlock) -> dict[Stage, dict[str, torch.Tensor]]:
     return {stage: stages[stage] for stage in block.composition.stages}
 
 
+@pytest.mark.spread(9)
 @pytest.mark.kinds
 def test_shares_are_those_of_the_explicit_vectors(family, family_model):
     for block in blocks_of(family_model, layout_of(family)):
@@ -67,6 +68,7 @@ def test_shares_are_those_of_the_explicit_vectors(family, family_model):
         assert float(block.share_error()) < 1e-10
 
 
+@pytest.mark.spread(10)
 @pytest.mark.kinds
 def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
     for block in blocks_of(family_model, layout_of(family)):

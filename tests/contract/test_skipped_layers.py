@@ -42,7 +42,7 @@ def test_every_family(family, family_model):
     compare(family_model, layout_of(family), token_batch(family_model, (7, 5)))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_own_models(name):
     wrapped = normscope.wrap(built(name))

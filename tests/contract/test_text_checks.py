@@ -169,6 +169,7 @@ def observed(model, layout, ids, check, *, feed_forward=False):
     return blocks
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("check", [Check.SOME, Check.TEXTS])
 @pytest.mark.parametrize("factor", [long, late])
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -180,6 +181,7 @@ def test_a_block_that_depends_on_the_text_is_refused(kind, factor, check):
         observed(model, layout, LONG, check)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("check", [Check.SOME, Check.TEXTS])
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_network_that_depends_on_the_text_is_refused(kind, check):
@@ -236,6 +238,7 @@ def with_music(vectors):
     return torch.where(holds, 0.5, 1.0).to(vectors)[:, None, None] if holds.any() else None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("factor", "text"),
     [(long, " ".join(WORDS)), (with_music, "we saw music"), (even, " ".join(WORDS[:10])), (late, " ".join(WORDS))],
@@ -252,6 +255,7 @@ def test_python_and_runs_refuse_the_same_texts(monkeypatch, tokenizer, factor, t
     refused(lambda: normscope.run("mixing", model=wrapped, texts=[*good, text]))
 
 
+@pytest.mark.slow
 def test_runs_refuse_a_corpus_with_any_text_that_decompose_refuses(monkeypatch, tokenizer):
     """Whichever of two hundred texts holds the token."""
     wrapped = normscope.wrap(own_model(monkeypatch, scaled_attention, with_music, len(tokenizer)), tokenizer)
@@ -275,6 +279,7 @@ def test_the_same_model_without_it_is_exact(monkeypatch):
             torch.testing.assert_close(result.vectors[block.layer - 1], expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sabotage", [scaled_network, scaled_norm, scaled_attention])
 def test_attributions_follow_what_the_model_does_with_the_text_itself(monkeypatch, sabotage):
     """The model's own code runs, so it may treat a long text otherwise than a short one."""

@@ -15,6 +15,7 @@ from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 LENGTHS = (7, 4)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.networks
 @pytest.mark.kinds("bert", "gpt2", "olmo2", "qwen2")
 def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):

@@ -140,6 +140,7 @@ def _by_step(history: list[dict[str, Any]], step: str, name: str) -> dict[int, f
     return {row[step]: row[name] for row in history if name in row}
 
 
+@pytest.mark.slow
 def test_everything_that_a_run_logs_can_be_read_back(capsys, tmp_path):
     folder = tmp_path / "my runs" / "first"
     run = options(tags=["mine"], group="a sweep")
@@ -163,6 +164,7 @@ def test_everything_that_a_run_logs_can_be_read_back(capsys, tmp_path):
     assert "2.9" in kept.provenance
 
 
+@pytest.mark.slow
 def test_errors_of_the_run_propagate(tmp_path):
     def fail() -> None:
         raise RuntimeError("a bug")

@@ -29,6 +29,7 @@ def translator(model_type, **changes):
     return model
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "t5", "mt5", "umt5"])
 def test_scores_and_biases_add_up_to_the_logit(model_type):
     model = translator(model_type)
@@ -45,6 +46,7 @@ def test_scores_and_biases_add_up_to_the_logit(model_type):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "t5", "mt5", "umt5"])
 def test_the_logits_of_all_tokens_of_a_target_are_those_of_one_after_the_other(model_type):
     model = translator(model_type)
@@ -63,6 +65,7 @@ def test_the_logits_of_all_tokens_of_a_target_are_those_of_one_after_the_other(m
         assert float(both.error.max()) < 1e-10
 
 
+@pytest.mark.slow
 def test_marian_is_what_one_token_alone_makes_of_the_frozen_layers():
     """Every token's vector goes forward alone, without biases, through layers written out by hand."""
     model = translator("marian")

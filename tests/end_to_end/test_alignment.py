@@ -118,6 +118,7 @@ def test_other_aligners_and_both_directions(capsys, monkeypatch, translator, cor
     assert by.loc["intersection", "recall"] <= by.loc["grow-diag", "recall"] <= by.loc["union", "recall"]
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_pictures(capsys, monkeypatch, translator, corpus, tmp_path):
     given = ["layers=[2]", "analysis.alignment.sentences=[1]"]
@@ -129,6 +130,7 @@ def test_pictures(capsys, monkeypatch, translator, corpus, tmp_path):
         assert word in drawn
 
 
+@pytest.mark.slow
 def test_toy_chain_from_training_to_error_rates(capsys, monkeypatch, tmp_path):
     from normscope.translation import toy  # imports transformers' trainer, which takes seconds
     from normscope.translation.training import Recipe
@@ -171,6 +173,7 @@ BAD = {
 }
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_gives_one_line(capsys, monkeypatch, translator, corpus, tmp_path, case):
     override, files, message = BAD[case]
@@ -200,6 +203,7 @@ class _Aligner:
                 file.writelines("0-0\n" for _ in zip(sources, targets, strict=True))
 
 
+@pytest.mark.slow
 def test_installed_aligners_are_in_the_same_table(capsys, monkeypatch, translator, corpus, tmp_path):
     monkeypatch.setitem(sys.modules, "eflomal", types.SimpleNamespace(Aligner=_Aligner))
     outcome = run(capsys, monkeypatch, translator, corpus, tmp_path / "run", "analysis.alignment.aligners=[eflomal]")

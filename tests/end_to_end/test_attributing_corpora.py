@@ -123,6 +123,7 @@ def questions(capsys, monkeypatch, tmp_path, causal):
     return run
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", f"level={level}")
@@ -133,6 +134,7 @@ def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     assert "Drop in answer probability" in " ".join(outcome.out.split())
 
 
+@pytest.mark.slow
 def test_answers_that_do_not_fit_are_left_out(questions):
     outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", "dataset.max_length=30")
     assert outcome.status == 0, outcome.err
@@ -141,6 +143,7 @@ def test_answers_that_do_not_fit_are_left_out(questions):
     )
 
 
+@pytest.mark.slow
 def test_losses_are_attributed(questions, tmp_path):
     outcome = questions("analysis.attribution.target=loss")
     assert outcome.status == 0, outcome.err
@@ -149,6 +152,7 @@ def test_losses_are_attributed(questions, tmp_path):
     assert "Drop in loss" in " ".join(outcome.out.split())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,6 +176,7 @@ def test_wrong_calls_about_answers(questions, arguments, message):
     assert len([line for line in outcome.err.splitlines() if line.startswith("normscope: ")]) == 1
 
 
+@pytest.mark.slow
 def test_answers_need_a_causal_model(questions, saved_model):
     outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", f"model.name={saved_model}")
     assert outcome.status == 2
@@ -204,6 +209,7 @@ def translations(capsys, monkeypatch, tmp_path, translator):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.reports
 def test_translations_are_attributed_to_source_and_target(translations, tmp_path):
     outcome = translations("analysis.attribution.sequences=20")
@@ -235,6 +241,7 @@ def test_wrong_calls_about_translations(translations, arguments, message):
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_corpus_without_translations(translations, tmp_path):
     (tmp_path / "alone.jsonl").write_text('{"text": "der Hund sieht"}\n')
     outcome = translations(f"dataset.path={tmp_path / 'alone.jsonl'}")

@@ -62,7 +62,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["output_dir=/proc/nowhere"], "output_dir"),
     ],
 )
-@pytest.mark.spread(10)
+@pytest.mark.spread(2)
 def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
     if arguments == ["device=cuda"]:  # on every machine
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -179,7 +179,7 @@ def test_null_is_suggested_only_where_it_is_accepted(key):
         (["device.name=cuda:99"], 2),
     ],
 )
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_what_a_message_suggests_is_accepted(capsys, monkeypatch, tmp_path, saved_model, arguments, count):
     arguments = [f"model.name={saved_model}", "dataset.limit=1", "report.enabled=false", *arguments]
     case = Case("", arguments, [])
@@ -192,6 +192,7 @@ def test_what_a_message_suggests_is_accepted(capsys, monkeypatch, tmp_path, save
         assert not outcome.err.startswith(tuple(suggested.refused)), outcome.err
 
 
+@pytest.mark.slow
 def test_overrides_are_recorded_as_they_were_typed(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.setenv("MY_MODEL", str(saved_model))
     arguments = ["model.name='${oc.env:MY_MODEL}'", "tracking=disabled", "report.enabled=false", "dataset.limit=2"]
@@ -199,6 +200,7 @@ def test_overrides_are_recorded_as_they_were_typed(capsys, monkeypatch, tmp_path
     assert "oc.env:MY_MODEL" in json.loads((tmp_path / "a/results.json").read_text())["provenance"]["command"]
 
 
+@pytest.mark.slow
 def test_files_and_folders_of_other_kinds(capsys, monkeypatch, tmp_path):
     """A treebank read as text, keys of columns for a file without, and the folder of a training run."""
     for name in (
@@ -222,6 +224,7 @@ def test_files_and_folders_of_other_kinds(capsys, monkeypatch, tmp_path):
     assert line.endswith(f"model.name={run}/checkpoint-1000, or model.checkpoints='{run}/checkpoint-*' for all 2")
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("name", "arguments", "advice"),
     [
@@ -242,6 +245,7 @@ def test_a_corpus_without_an_example_names_the_keys_that_it_depends_on(
     assert line.endswith(advice)
 
 
+@pytest.mark.slow
 def test_a_template_that_rejects_everything_is_what_is_named(capsys, monkeypatch, tmp_path, saved_model):
     folder, path = broken_copy(saved_model, tmp_path), tmp_path / "a.jsonl"
     (folder / "chat_template.jinja").write_text("{{ raise_exception('nobody may speak') }}")
@@ -279,7 +283,7 @@ def with_longest_sequence(folder: Path, limit: object) -> Path:
 
 
 @pytest.mark.parametrize("limit", [3.5, -5, 0, True, "x", float("nan"), float("inf"), [1]])
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_a_tokenizer_whose_limit_is_no_number_of_tokens(tmp_path, saved_model, limit):
     folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
     opened = open_model(ModelOptions(name=str(folder), seed=0))
@@ -288,6 +292,7 @@ def test_a_tokenizer_whose_limit_is_no_number_of_tokens(tmp_path, saved_model, l
     assert str(folder) in str(raised.value)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("limit", "expected"), [(30.0, 30), (10**30, 160)])
 def test_a_tokenizer_limits_sequences_that_the_model_would_take(tmp_path, saved_model, limit, expected):
     folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
@@ -303,7 +308,7 @@ def test_a_tokenizer_limits_sequences_that_the_model_would_take(tmp_path, saved_
         (lambda bias: bias * float("nan"), "NaN or infinity in the weight cls.predictions.transform.dense.bias"),
     ],
 )
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_damaged_weights_of_the_head(capsys, monkeypatch, tmp_path, saved_model, change, message):
     """Refused before the corpus is read, by an analysis that uses the head."""
     folder = broken_copy(saved_model, tmp_path)
@@ -379,6 +384,7 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     assert list(folder.glob("wandb/offline-run-*"))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -401,6 +407,7 @@ def test_refused_too(capsys, monkeypatch, tmp_path, arguments, message):
     assert message in refuse(capsys, monkeypatch, tmp_path, *arguments)
 
 
+@pytest.mark.slow
 def test_a_file_that_turns_bad_late_gives_one_line_too(capsys, monkeypatch, tmp_path, saved_model):
     path = tmp_path / "late.txt"
     path.write_bytes(b"fine\n" * 6000 + b"caf\xe9\n")
@@ -412,6 +419,7 @@ def test_a_file_that_turns_bad_late_gives_one_line_too(capsys, monkeypatch, tmp_
     assert json.loads((tmp_path / "a/results.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_categories_that_never_occur_are_refused_if_they_are_all(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "categories=[mask]", "analysis=[mixing,norms]", "tracking=disabled"]
     outcome = run_here(capsys, monkeypatch, *arguments, "dataset.limit=3", f"output_dir={tmp_path / 'a'}")
@@ -419,6 +427,7 @@ def test_categories_that_never_occur_are_refused_if_they_are_all(capsys, monkeyp
     assert "categories=[mask]: no token of these categories occurs in the corpus" in outcome.err
 
 
+@pytest.mark.slow
 def test_existing_folders_stay(capsys, monkeypatch, tmp_path, saved_model):
     mine = tmp_path / "mine"
     mine.mkdir()

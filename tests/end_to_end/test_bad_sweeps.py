@@ -56,7 +56,7 @@ def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, mo
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"[", b"3", b'{"status": "completed"}'])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_damaged_results_in_the_folder_of_a_sweep(capsys, monkeypatch, tmp_path, content):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/results.json").write_bytes(content)
@@ -66,6 +66,7 @@ def test_damaged_results_in_the_folder_of_a_sweep(capsys, monkeypatch, tmp_path,
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow
 def test_a_comparison_that_cannot_be_made_says_why(capsys, monkeypatch, tmp_path, completed, saved_model):
     shutil.copytree(completed, tmp_path / "earlier")
     (tmp_path / "other").mkdir()

@@ -73,7 +73,7 @@ def commands(folder, tmp_path):
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("command", ["reproduce", "resume"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_a_run_does_not_decide_what_runs_here(capsys, monkeypatch, trusting, tmp_path, command, key):
     folder = trusting(key, evil=True)
     if command == "resume":  # as a kill leaves it
@@ -96,6 +96,7 @@ def test_the_code_runs_if_the_user_says_so_again(capsys, monkeypatch, trusting, 
     assert (tmp_path / "obeyed").exists()
 
 
+@pytest.mark.slow
 def test_the_user_may_say_so_again(capsys, monkeypatch, trusting, tmp_path):
     folder = trusting("model.allow_pickle", evil=False)
     outcome = run_here(capsys, monkeypatch, *commands(folder, tmp_path)["reproduce"], "model.allow_pickle=true")
@@ -107,6 +108,7 @@ def test_the_user_may_say_so_again(capsys, monkeypatch, trusting, tmp_path):
     assert "model.trust_remote_code was False in that run and is True now" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_config_asks_this_machine_for_nothing(capsys, monkeypatch, runs, tmp_path):
     """Neither variables of the environment nor resolvers of ours."""
     folder = tmp_path / "run"

@@ -119,6 +119,7 @@ def test_the_page_in_a_browser(compared, tmp_path):
     assert "attn_n" not in re.sub(r"<script.*?</script>|<table.*?</table>", "", shown, flags=re.S)
 
 
+@pytest.mark.slow
 def test_every_run_is_a_line_in_every_panel(compared):
     """Of the same numbers as in the tables, in the units of the axis; the table below the figure has them too."""
     layers = compared.values[compared.values["layer"] > 0].set_index(["metric", "group", "layer"])["value"]
@@ -169,6 +170,7 @@ def test_different_analyses_of_one_model_share_a_label(tmp_path):
     assert found.metrics.notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_the_command_on_any_folders(sweep, capsys, tmp_path):
     _, folder = sweep
     capsys.readouterr()
@@ -479,6 +481,7 @@ def _with_sequences(run, values):
     return dataclasses.replace(run, sequences=_sample(values, 7))
 
 
+@pytest.mark.slow
 def test_runs_are_tested_over_sequences_unless_seeds_decide(tmp_path, sequences):
     _, a, b = sequences
     first, second = _run(tmp_path, name="a"), _run(tmp_path, name="b")

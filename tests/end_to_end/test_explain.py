@@ -29,6 +29,7 @@ def explained(capsys, monkeypatch, folder, *arguments):
     return outcome.out, (folder / "explain.html").read_text()
 
 
+@pytest.mark.slow
 def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
     out, page = explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
     model = normscope.load(str(saved_model))
@@ -43,6 +44,7 @@ def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
     assert f"{length:.3g}" in out
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("auto", "family", "text", "what"),
     [
@@ -69,6 +71,7 @@ def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, tex
     assert "Strongest: layer" in page
 
 
+@pytest.mark.slow
 def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(capsys, monkeypatch, tmp_path, tokenizer):
     """Nearly every logit would seem to come from the first token, on which attention rests."""
     folder = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path / "model")
@@ -89,6 +92,7 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(ca
         assert (said in out) is (said in page) is apart
 
 
+@pytest.mark.slow
 def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
     folder = saved_with_head(AutoModelForSeq2SeqLM, "marian", tokenizer, tmp_path / "model", decoder_start_token_id=0)
     out, page = explained(
@@ -138,11 +142,13 @@ def test_a_file_that_is_no_text(capsys, monkeypatch, tmp_path):
     assert "expected a text in UTF-8" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_text_that_is_markup(capsys, monkeypatch, tmp_path, saved_model):
     _, page = explained(capsys, monkeypatch, tmp_path / "out", "<script>alert(1)</script>", f"model.name={saved_model}")
     assert "<script>alert" not in page
 
 
+@pytest.mark.slow
 def test_long_texts_are_shown_without_what_is_too_large(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.setattr("normscope.explaining._LARGEST", 6000)
     _, page = explained(capsys, monkeypatch, tmp_path / "heads", TEXT, f"model.name={saved_model}")
@@ -153,6 +159,7 @@ def test_long_texts_are_shown_without_what_is_too_large(capsys, monkeypatch, tmp
     assert "explorer-root" not in page
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
     explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")

@@ -73,7 +73,7 @@ def parallel(tmp_path_factory):
     "model_type",
     [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACK_CONFIGS)],
 )
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_stacks_of_an_encoder_decoder(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer, parallel, model_type, stack
 ):
@@ -94,6 +94,7 @@ def test_stacks_of_an_encoder_decoder(
     assert sorted(table["layer"].unique()) == [1, 2]
 
 
+@pytest.mark.slow
 def test_analyses_that_do_not_support_cross_attention_refuse_it(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer
 ):

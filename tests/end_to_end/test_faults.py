@@ -20,6 +20,7 @@ from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents
 
 
+@pytest.mark.slow
 def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_path, saved_model):
     from transformers import AutoModel, AutoTokenizer
 
@@ -111,7 +112,7 @@ def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids="gpu torch numpy".split())
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_a_sequence_that_does_not_fit_says_what_to_change(capsys, monkeypatch, tmp_path, saved_model, error):
     TooSmall(monkeypatch, 3, error)
     folder = f"output_dir={tmp_path / 'run'}"
@@ -288,7 +289,7 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, signals):
     """The status is recorded, and the W&B run is finished once it has started; a second signal does not wait for that."""
     folder = tmp_path / "run"

@@ -32,6 +32,7 @@ def test_what_the_help_page_shows_can_be_typed(capsys, monkeypatch):
     assert page(capsys, monkeypatch, *asked.split())
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("section", ["analysis.sinks", "sinks", "dataset", "device", "tracking", "model", "report"])
 def test_a_group_prints_all_its_keys(capsys, monkeypatch, section):
     shown = page(capsys, monkeypatch, "help", section)

@@ -86,6 +86,7 @@ def test_the_numbers_are_those_of_a_command(model, command, capsys):
     assert results.provenance["skipped"] == {"empty": 1}
 
 
+@pytest.mark.slow
 def test_a_wrapped_model_gives_the_same(model, command):
     """From any iterable of texts, with the options of one analysis under its name."""
     results = normscope.run(
@@ -100,6 +101,7 @@ def test_a_wrapped_model_gives_the_same(model, command):
     assert_same_results(results, command)
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_split(model, monkeypatch):
     expected = normscope.run("norms", model=model, texts=TEXTS)
     attempts = []
@@ -117,6 +119,7 @@ def test_a_batch_that_does_not_fit_is_split(model, monkeypatch):
     pd.testing.assert_frame_equal(split.tables["norms_by_layer"], expected.tables["norms_by_layer"], rtol=1e-5)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("analyses", "passes"), [("attribution", 0), (["attribution", "mixing"], 1)])
 def test_the_model_runs_on_the_corpus_only_if_an_analysis_observes_it(model, monkeypatch, analyses, passes):
     corpus, ran = [], []
@@ -195,6 +198,7 @@ def test_text_in_results_is_escaped(model):
     assert "<script>" not in results._repr_html_()
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -231,6 +235,7 @@ def test_errors_speak_of_arguments(model, arguments, message):
     assert not re.search(r"\b(model|dataset|device|analysis|report)\.[a-z]|dataset=|analysis=|\n", str(caught.value))
 
 
+@pytest.mark.slow
 def test_a_run_has_a_default_model():
     """The one that `load` loads."""
     default = normscope.run("mixing", texts=["A text."], layers=1)

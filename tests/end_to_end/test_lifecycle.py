@@ -19,6 +19,7 @@ from tests.end_to_end.shell import ROOT, run_here
 QUICK = ["tracking=disabled", "report.enabled=false", "dataset.limit=3", "device=cpu"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("given", [[], ["output_dir={}/x/y"]])
 def test_bad_input_in_an_empty_directory_leaves_it_as_it_was(capsys, monkeypatch, tmp_path, saved_model, given):
     here = tmp_path / "a/b"
@@ -31,6 +32,7 @@ def test_bad_input_in_an_empty_directory_leaves_it_as_it_was(capsys, monkeypatch
     assert list(tmp_path.rglob("*")) == [tmp_path / "a", here]
 
 
+@pytest.mark.slow
 def test_the_folder_is_claimed_before_the_model_is_loaded(capsys, monkeypatch, tmp_path, saved_model):
     load, claimed = OpenedModel.load, []
 
@@ -70,6 +72,7 @@ def interrupted(finished, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_keys_that_may_differ_are_obeyed_and_others_refused(capsys, monkeypatch, finished, tmp_path):
     given = [f"reproduce={finished}", f"output_dir={tmp_path / 'again'}", "checkpoint.every_seconds=7"]
     outcome = run_here(capsys, monkeypatch, *given, "tracking=offline", "tracking.project=mine", "report.enabled=true")
@@ -88,6 +91,7 @@ def test_keys_that_may_differ_are_obeyed_and_others_refused(capsys, monkeypatch,
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_resume_obeys_and_refuses_likewise(capsys, monkeypatch, interrupted, tmp_path):
     before = (interrupted / "results.json").read_bytes()
     for given, said in (
@@ -113,6 +117,7 @@ def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, inte
     assert {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypatch, tmp_path, saved_model):
     accumulate = pipeline.accumulate
 
@@ -153,6 +158,7 @@ def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dyi
     assert results(tmp_path / "run")["error"]
 
 
+@pytest.mark.slow
 def test_bad_input_ends_every_process_with_2_and_is_printed_once(tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", *QUICK, "layers=[99]", f"output_dir={tmp_path / 'new/run'}"]
     outcomes = forks.run_several(2, *arguments)

@@ -110,6 +110,7 @@ def test_what_is_typed_is_shown(tab, models):
     assert float(listed[2]) == pytest.approx(received[largest], rel=5e-3)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_link_reproduces_the_page(tab, browser):
     tab.run("document.querySelector('[name=keep]').click()")
@@ -131,6 +132,7 @@ def test_a_link_reproduces_the_page(tab, browser):
     )
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     tab.click(".tokens [data-at='3']")
@@ -149,6 +151,7 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     assert float(listed[2].replace("−", "-")) == pytest.approx(change[largest], rel=1e-2, abs=1e-3)
 
 
+@pytest.mark.spread(1)
 @needs_browser
 @pytest.mark.parametrize(
     "before",
@@ -172,6 +175,7 @@ def test_what_is_edited_after_an_emoji_is_what_was_chosen(tab, before):
         assert tab.run("document.querySelector('textarea').value") == f"{before}{changed}"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_token_is_masked_or_deleted(tab):
     for at, button, expected in ((2, 1, "The [MASK] bridge"), (2, 2, "The bridge")):
@@ -185,6 +189,7 @@ def test_a_token_is_masked_or_deleted(tab):
     tab.until("!document.querySelector('.tokens s')")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_what_is_wrong_is_said_and_what_was_there_stays(tab):
     tokens = chips(tab)
@@ -207,6 +212,7 @@ def test_models_words_and_maps_up_to_each_layer(tab, models):
     tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
     model = models[2]
@@ -287,6 +293,7 @@ def test_texts_that_were_typed_and_examples_are_chosen(tab):
     tab.until("document.querySelectorAll('.tokens [data-at]').length === 5")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_code_is_shown_for_what_is_on_screen(tab, models):
     tab.run("document.querySelector('#snippets').open = true")
@@ -301,6 +308,7 @@ def test_code_is_shown_for_what_is_on_screen(tab, models):
     assert float(listed[2]) == pytest.approx(row.max(), rel=5e-3)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_page_is_saved_and_shows_the_same_without_a_server(tab, browser, tmp_path):
     tab.click("[name=keep]")
@@ -328,6 +336,7 @@ def test_a_page_is_saved_and_shows_the_same_without_a_server(tab, browser, tmp_p
     browser.fetched[asked:] = []
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_conversation_is_typed(tab, models):
     text = "system: be brief.\nuser: We swam.\nassistant: We crossed the river."
@@ -357,6 +366,7 @@ def test_a_conversation_is_typed(tab, models):
     assert "chat=1" in tab.run("location.hash")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_notebook_shows_the_page_in_a_frame(browser, models, tmp_path, monkeypatch):
     with normscope.explore(models[0], TEXT) as page:
@@ -374,6 +384,7 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, models, tmp_path, monkeyp
         tab.close()
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_printed_address_logs_in_and_links_work_afterwards(browser, page, tmp_path):
     """Links, of a file and of the page itself, need the cookie, which the printed address sets; its token is seen nowhere."""
@@ -403,6 +414,7 @@ def test_the_printed_address_logs_in_and_links_work_afterwards(browser, page, tm
     browser.said.clear()  # that a page was refused
 
 
+@pytest.mark.spread(1)
 @needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
 def test_nothing_is_wider_than_the_page(tab, width, dark):
@@ -461,6 +473,7 @@ def test_many_requests_from_several_tabs_and_malformed_ones(page):
     assert process.memory_info().rss - before < 40 * 2**20
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     process = start("serve", "live.port=0", f"model.name={saved_model}")
     assert process.stdout is not None
@@ -538,6 +551,7 @@ def test_the_address_has_the_token_and_a_name_that_others_reach():
         assert address(listening, "0.0.0.0", "secret") == f"http://{socket.gethostname()}:{port}/?token=secret"
 
 
+@pytest.mark.slow
 def test_without_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     outcome = run_here(capsys, monkeypatch, "serve")

@@ -15,6 +15,7 @@ def loud(monkeypatch):
     monkeypatch.setattr(terminal, "_quiet", False)
 
 
+@pytest.mark.slow
 def test_the_last_line_of_a_run_is_its_folder(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *arguments)
@@ -25,6 +26,7 @@ def test_the_last_line_of_a_run_is_its_folder(capsys, monkeypatch, tmp_path, sav
     assert f"results in {tmp_path / 'run'}" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_quiet_run_prints_its_folder_alone(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, "--quiet", *arguments)
@@ -37,6 +39,7 @@ def test_a_quiet_run_still_says_what_is_wrong(capsys, monkeypatch, saved_model):
     assert outcome.err == "normscope: layers=[9]: expected all or numbers from 1 to 3 (this model's layers), got 9\n"
 
 
+@pytest.mark.slow
 def test_a_reproduced_run_ends_with_its_folder_too(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     assert run_here(capsys, monkeypatch, *arguments).status == 0
@@ -47,7 +50,7 @@ def test_a_reproduced_run_ends_with_its_folder_too(capsys, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_jobs_stand_with_their_tables(capsys, monkeypatch, tmp_path, saved_model, quiet):
     arguments = ["-m", f"model.name={saved_model}", "layers=[1],[2]", "dataset.limit=2", "tracking=disabled"]
     folder = tmp_path / "sweep"

@@ -28,6 +28,7 @@ def facts_of(folder):
     return json.loads((folder / "results.json").read_text())["provenance"]
 
 
+@pytest.mark.slow
 @pytest.mark.reports
 def test_a_run_names_its_phases_and_records_their_times(capsys, monkeypatch, tmp_path, corpus, saved_model):
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True, raising=False)
@@ -57,6 +58,7 @@ def test_a_run_names_its_phases_and_records_their_times(capsys, monkeypatch, tmp
     assert own > 0.5 * facts["seconds"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_records_how_far_it_came(capsys, monkeypatch, tmp_path, corpus, saved_model):
     def fail(*_):
         raise RuntimeError("no results")

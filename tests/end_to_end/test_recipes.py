@@ -67,6 +67,7 @@ def test_feed_forward_networks_of_the_papers_models():
         assert job.recipe.paper is None
 
 
+@pytest.mark.slow
 def test_feed_forward_networks_of_a_masked_language_model(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [
         "experiment=kobayashi2024",
@@ -175,6 +176,7 @@ def test_the_papers_model_and_data_are_compared(name):
         assert row.within == (abs(row.value - row.published) <= row.tolerance)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_model):
     """With an invented paper about the tiny model."""
     papers = tmp_path / "papers"

@@ -156,6 +156,7 @@ def assert_lists(lists, expected, name):
         assert width == pytest.approx(100 * value / longest, rel=1.1e-2), "both lists have one scale"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_explorer_shows_the_numbers_of_the_tables(reported, wide):
     seen, console = wide
@@ -239,6 +240,7 @@ def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, wind
         assert f"{100 * value:.0f}" in written
 
 
+@pytest.mark.slow
 @needs_browser
 def test_numbers_are_written_alike_in_python_and_in_the_page(tmp_path):
     generator = np.random.default_rng(0)
@@ -308,6 +310,7 @@ def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):
     assert "report.text" in long.err
 
 
+@pytest.mark.slow
 def test_long_texts_are_truncated_for_the_explorer_with_a_note(capsys, monkeypatch, saved_model, tmp_path):
     (tmp_path / "long.txt").write_text("".join(f"{'long ' * 140}text {number}\n" for number in range(3)))
     corpus = ["dataset=text", f"dataset.path={tmp_path / 'long.txt'}", f"model.name={saved_model}", "tracking=disabled"]

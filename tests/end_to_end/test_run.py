@@ -78,6 +78,7 @@ def test_minilm_equals_every_vector_built(capsys, monkeypatch, tmp_path, corpus,
         )  # float32 against float64
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus, saved_model):
     folder = tmp_path / "a run, with = and [brackets]"
     arguments = (f"model.name={saved_model}", "dataset=text", f"dataset.path={corpus}", "layers=[1,3]", "seed=5")

@@ -52,6 +52,7 @@ def tables(folder):
     return {path.stem: pd.read_parquet(path) for path in sorted((folder / "tables").glob("similarity*.parquet"))}
 
 
+@pytest.mark.slow
 @pytest.mark.reports
 def test_the_text_for_the_explorer_may_be_a_single_one(command):
     outcome, folder = command("report.enabled=true", "report.text='It rained in the town.'")
@@ -59,6 +60,7 @@ def test_the_text_for_the_explorer_may_be_a_single_one(command):
     assert "rained" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, saved_model):
     outcome, folder = command("analysis.similarity.rows=[1,3,6]")
     assert outcome.status == 0, outcome.err
@@ -86,12 +88,14 @@ def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, save
     assert drawn == {"similarity_pair_1", "similarity_pair_6"}
 
 
+@pytest.mark.slow
 def test_the_limit_counts_pairs(command):
     outcome, folder = command("dataset.limit=2", "analysis.similarity.rows=[]")
     assert outcome.status == 0, outcome.err
     assert tables(folder)["similarity_pairs"]["row"].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_other_analyses_read_pairs_as_they_would_alone(command):
     """And single texts, which are skipped for the comparison."""
     outcome, folder = command("analysis=[similarity,mixing]")
@@ -128,6 +132,7 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypa
         pd.testing.assert_frame_equal(found, expected, check_exact=True, obj=name)
 
 
+@pytest.mark.slow
 def test_batches_are_split_between_pairs(command, monkeypatch):
     sums = "analysis.similarity.sums=true"
     _, whole = command(sums, folder="whole")
@@ -160,7 +165,7 @@ def test_batches_are_split_between_pairs(command, monkeypatch):
         (["dataset.pair_path=other.jsonl"], "dataset.score_column is set, but the texts of a pair come from two files"),
     ],
 )
-@pytest.mark.spread(4)
+@pytest.mark.spread(1)
 def test_bad_input_is_one_line(command, arguments, message):
     outcome, folder = command(*arguments)
     assert outcome.status == 2
@@ -169,6 +174,7 @@ def test_bad_input_is_one_line(command, arguments, message):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
     outcome, _ = command(f"dataset.path={tmp_path / 'texts.txt'}", "dataset.score_column=null")
@@ -176,6 +182,7 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     assert "2 without a second text (dataset.pair_column)" in outcome.err
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("counts", "note"),
     [
@@ -229,6 +236,7 @@ def ranked(command, encoder, tmp_path, *arguments, rows=RANKINGS, folder="run"):
     return command(f"model.name={encoder[1]}", *data, "analysis.similarity.pooling=null", *arguments, folder=folder)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sums", ["true", "false"])
 def test_documents_are_ranked_with_the_prompts_of_the_model(command, encoder, tmp_path, sums):
     outcome, folder = ranked(command, encoder, tmp_path, f"analysis.similarity.sums={sums}")
@@ -275,7 +283,7 @@ def test_sums_are_those_of_the_maps(command, encoder, tmp_path):
         ("null", ("", "")),
     ],
 )
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_prompts_are_chosen(command, encoder, prompts, texts):
     outcome, folder = command(
         f"model.name={encoder[1]}", f"analysis.similarity.prompts={prompts}", "analysis.similarity.pooling=null"
@@ -305,7 +313,7 @@ def test_prompts_are_chosen(command, encoder, prompts, texts):
         ),
     ],
 )
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_a_ranking_that_cannot_be_read_is_one_line(command, encoder, tmp_path, row, message):
     rows = [*RANKINGS, {"query": "rain", "documents": ["One.", "Two."]} | row]
     outcome, _ = ranked(command, encoder, tmp_path, rows=rows)

@@ -30,6 +30,7 @@ def test_outliers_of_a_real_model_are_found(run):
     assert "3 standard deviations" in outcome.err
 
 
+@pytest.mark.slow
 def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
     outcome, table = run("analysis=[outliers,score]", "dataset.limit=4", "analysis.outliers.threshold=100")
     assert outcome.status == 0, outcome.err
@@ -39,6 +40,7 @@ def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
     assert not (tmp_path / "run/tables/score_intervention.parquet").exists()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("dimensions", ["[5,24]", "[-1]"])
 def test_a_dimension_out_of_range_names_the_range(run, tmp_path, dimensions):
     outcome, _ = run("analysis=score", f"analysis.outliers.dimensions={dimensions}")
@@ -60,6 +62,7 @@ def test_a_hundred_and_thirty_custom_categories(run, tokenizer):
     assert set(table("score_contributions")["category"]) >= {f"own{number}" for number in range(130)}
 
 
+@pytest.mark.slow
 def test_ranks_from_a_file(run, tmp_path):
     """`.`, `,`, `!` and `the`, as MiniLM numbers them."""
     (tmp_path / "ranks").write_text("1 90 1012\n2 80 1010\n7 3 1996\n")
@@ -77,6 +80,7 @@ def test_ranks_from_a_file(run, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_conventional_ranks(run):
     given = ["analysis=frequency", "analysis.frequency.conventional=true", "dataset.mask_fraction=0.1"]
     outcome, table = run(*given, text="the cat , , the river . . a cat ?\n")
@@ -87,6 +91,7 @@ def test_the_conventional_ranks(run):
     assert by_token["the"] > 4
 
 
+@pytest.mark.slow
 def test_a_corpus_of_special_tokens_alone_has_no_correlation(run):
     outcome, table = run("analysis=frequency", text="[SEP]\n[MASK]\n")
     assert outcome.status == 0, outcome.err
@@ -94,6 +99,7 @@ def test_a_corpus_of_special_tokens_alone_has_no_correlation(run):
     assert table("frequency_correlation").set_index("specials").loc["without", "spearman"].isna().all()
 
 
+@pytest.mark.slow
 def test_categories_that_never_occur_are_reported(run):
     outcome, table = run("analysis=norms", text="no stops at all\n")
     assert outcome.status == 0, outcome.err

@@ -88,6 +88,7 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path, saved_model, 
         assert pd.read_parquet(folder / "tables/mixing_by_layer.parquet")["layer"].unique().tolist() == [1]
 
 
+@pytest.mark.slow
 def test_the_command_of_a_job_runs_this_job_alone(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "sweep"
@@ -145,6 +146,7 @@ def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_pat
     assert set(pd.read_parquet(tmp_path / "sweep/comparison.parquet")["run"]) == {"0"}
 
 
+@pytest.mark.slow
 def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, monkeypatch, saved_model, tmp_path):
     wr = pytest.importorskip("wandb_workspaces.reports.v2")
     given = [f"model.name={saved_model}", "dataset.limit=3", "tracking=disabled", f"output_dir={tmp_path / '0'}"]

@@ -155,6 +155,7 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     assert set(artifact["files"]) == {name for name in files if not name.startswith(("wandb/", "."))}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_its_run_in_wandb(capsys, monkeypatch, tmp_path, saved_model):
     folder = tmp_path / "run"
 
@@ -177,6 +178,7 @@ def test_a_resumed_run_continues_its_run_in_wandb(capsys, monkeypatch, tmp_path,
     assert resumed["exit"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # W&B leaves the file of a sweep's parameters open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_sweep_of_the_server_keeps_the_whole_config(monkeypatch, tmp_path):
@@ -242,6 +244,7 @@ def test_many_analyses_are_counted_in_names():
     assert describe(run, "normscope", "bert").name == "5 analyses · model · sample · seed 0"
 
 
+@pytest.mark.slow
 def test_the_environment_describes_a_run_that_the_config_does_not(monkeypatch, tmp_path):
     for name, value in {"NAME": "theirs", "NOTES": "a note", "JOB_TYPE": "nightly", "TAGS": "one, two"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
@@ -253,6 +256,7 @@ def test_the_environment_describes_a_run_that_the_config_does_not(monkeypatch, t
     assert run["tags"] == ["bert", "sample", "one", "two"]
 
 
+@pytest.mark.slow
 def test_a_valid_environment_gives_no_warning(capsys, tmp_path):
     assert tracked(capsys, tmp_path / "run") == []
     assert recorded(tmp_path / "run")["summary"]["mixing/last"] == 0.25
@@ -317,6 +321,7 @@ def test_a_service_that_is_killed_during_the_run(capsys, monkeypatch, tmp_path):
     assert recorded(tmp_path / "next")["exit"] == 0
 
 
+@pytest.mark.slow
 def test_a_proxy_that_answers_with_a_page(capsys, monkeypatch, tmp_path):
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -343,6 +348,7 @@ def test_a_proxy_that_answers_with_a_page(capsys, monkeypatch, tmp_path):
     assert recorded(tmp_path / "run")["summary"]["mixing/last"] == 0.25
 
 
+@pytest.mark.slow
 def test_a_temporary_directory_that_is_full(capsys, monkeypatch, tmp_path, saved_model):
     """Room for the four bytes that Python writes to test a directory, and no more."""
     with mounted(tmp_path / "disk", "size=12k") as disk:
@@ -358,6 +364,7 @@ def test_a_temporary_directory_that_is_full(capsys, monkeypatch, tmp_path, saved
     assert results(tmp_path / "run")["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_log_file_of_w_and_b_that_cannot_be_written(capsys, tmp_path):
     """Everything that W&B logs raises: the logging module would print a traceback for every line."""
 
@@ -377,6 +384,7 @@ def test_a_log_file_of_w_and_b_that_cannot_be_written(capsys, tmp_path):
     assert tracked(capsys, tmp_path / "run", log) == []
 
 
+@pytest.mark.slow
 def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
     others = []
     monkeypatch.setattr(threading, "excepthook", lambda failure: others.append(failure.exc_type))
@@ -398,6 +406,7 @@ def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
     assert others == [ZeroDivisionError]  # ours keeps its traceback
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_before_w_and_b_has_started(monkeypatch, tmp_path):
     """A tracker starts with the environment of the run, and gets the run's exit status."""
     failed, init, seen = threading.Event(), wandb.init, {}
@@ -428,6 +437,7 @@ def test_a_run_that_fails_before_w_and_b_has_started(monkeypatch, tmp_path):
     assert (tmp_path / "run/wandb/run_id").read_text() == run["id"]
 
 
+@pytest.mark.slow
 def test_errors_of_the_run_propagate(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(RuntimeError, match="a bug"), started(options(), tmp_path / "run"):
@@ -450,6 +460,7 @@ def test_the_mode_of_the_environment_holds_where_ours_is_not_set(capsys, monkeyp
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_an_unknown_mode_in_the_environment_is_reported_and_ignored(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "garbage")
     assert with_environment(TrackingOptions()).mode is TrackingMode.offline

@@ -22,6 +22,7 @@ def presets(tmp_path, saved_model):
     return folder
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("searched", ["--config-dir", "hydra.searchpath"])
 def test_presets_of_the_users_own(capsys, monkeypatch, tmp_path, presets, searched):
     """The run's record has the folder, so the command that it gives can be typed again."""

@@ -122,6 +122,7 @@ def test_norms(any_specimen, choice):
     assert_published(findings, norms_oracle.expected(any_specimen, layers, categories, options))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["bert", "qwen2"])
 def test_mixing_of_words(name):
     layers, of_words = [2, 3], words.of_words(made(name))
@@ -130,6 +131,7 @@ def test_mixing_of_words(name):
     assert_published(findings, mixing_oracle.expected(of_words, layers, categories))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sampled", [4, 512])
 def test_cross_attention_of_words(sampled):
     """What target words take from source words, in padded batches."""
@@ -146,6 +148,7 @@ def test_cross_attention_of_words(sampled):
         assert_published(findings, mixing_oracle.expected(of_words, layers, categories))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sampled", [4, 512])
 def test_norms_of_words(sampled):
     # Not of a causal model, where the first word's α of 1 is a tie that rounding may break: unit tests compare its pairs.
@@ -197,7 +200,7 @@ OUTLIERS = {
 
 @pytest.mark.parametrize("categories", [None, ["punctuation", "other"], ["all"]])
 @pytest.mark.parametrize("options", OUTLIERS)
-@pytest.mark.spread(8)
+@pytest.mark.spread(5)
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)
@@ -262,6 +265,7 @@ def _labels(figure, side):
     return figure.table[side], figure.table[f"token_{side}"]
 
 
+@pytest.mark.spread(1)
 def test_the_similarity_of_queries_and_documents(specimen):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     pairs = dataclasses.replace(pairs, ranked=[(1, 1), (1, 2), (0, 0), (2, 1), (1, 3)])
@@ -271,6 +275,7 @@ def test_the_similarity_of_queries_and_documents(specimen):
     assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
+@pytest.mark.spread(1)
 def test_similarity_without_gold_scores(specimen):
     pairs = similarity_oracle.PairSpecimen.of(specimen, [None] * 5)
     options = SimilarityOptions(rows=[])
@@ -328,7 +333,7 @@ def test_attribution(choice):
 
 
 @pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_attribution_of_losses(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen, wanted = (
@@ -341,7 +346,7 @@ def test_attribution_of_losses(options):
 
 
 @pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_attribution_of_answers(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen = specimens.answered()
@@ -362,7 +367,7 @@ TRANSLATED = {
 
 
 @pytest.mark.parametrize("choice", TRANSLATED)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_attribution_of_translations(choice):
     specimen, options = specimens.translations(), TRANSLATED[choice]
     examples = [Example(*texts, row=row) for row, texts in enumerate(specimen.texts, start=1)]

@@ -4,6 +4,7 @@ import pathlib
 import tempfile
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from normscope.data.batching import batches
@@ -35,6 +36,7 @@ pieces = st.sampled_from(
 contents = st.lists(pieces, min_size=1, max_size=25).map(b"".join)
 
 
+@pytest.mark.slow
 @given(
     content=contents, ending=st.sampled_from(ENDINGS), header=st.booleans(), segmentation=st.sampled_from(Segmentation)
 )

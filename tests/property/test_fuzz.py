@@ -130,6 +130,7 @@ FUZZ = {
 }
 
 
+@pytest.mark.slow
 @given(family=st.sampled_from(FAMILIES), corpus=rows, given_=overrides)
 @example(family="deberta", corpus=[{"text": "cat"}], given_={"analysis": "[mixing]", "device.dtype": "bfloat16"})
 @example(

@@ -124,7 +124,7 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_an_adapter_gives_what_its_unmerged_model_gives(kind, tokenizer, tmp_path):
     family, config = ADAPTERS[kind]
     of_task = AutoModelForCausalLM if family == "llama" else AutoModelForSequenceClassification
@@ -134,6 +134,7 @@ def test_an_adapter_gives_what_its_unmerged_model_gives(kind, tokenizer, tmp_pat
     assert_same_vectors(loaded, adapter)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_an_encoder_decoder_translates(tokenizer, tmp_path):
     config = LoraConfig(r=2, task_type="SEQ_2_SEQ_LM", target_modules=["q_proj", "v_proj"])
     adapter = trained(tmp_path, tokenizer, AutoModelForSeq2SeqLM, "bart", config, decoder_start_token_id=2)
@@ -142,6 +143,7 @@ def test_an_adapter_of_an_encoder_decoder_translates(tokenizer, tmp_path):
     assert_same_vectors(loaded, adapter)
 
 
+@pytest.mark.slow
 def test_the_classifier_of_an_adapter_is_explained(tokenizer, tmp_path):
     """Its base has no classifier, and nothing but the shape of the saved one says how many classes there are."""
     config = LoraConfig(r=2, **BERT)
@@ -158,6 +160,7 @@ def test_the_classifier_of_an_adapter_is_explained(tokenizer, tmp_path):
     assert score.target == pytest.approx(float(logits.max()), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_classifier_whose_pooler_nobody_has_trained_is_no_classifier(tokenizer, tmp_path):
     """peft fills it with random numbers, others whenever it loads the adapter."""
     config = LoraConfig(r=2, **BERT)
@@ -166,6 +169,7 @@ def test_a_classifier_whose_pooler_nobody_has_trained_is_no_classifier(tokenizer
     assert opened(adapter.folder).classifier is None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("task", [None, "FEATURE_EXTRACTION"])
 def test_an_adapter_that_names_no_task_fits_the_model_with_its_modules(task, tokenizer, tmp_path):
     config = LoraConfig(r=2, target_modules=["query"], task_type=task)
@@ -178,6 +182,7 @@ def test_an_adapter_that_names_no_task_fits_the_model_with_its_modules(task, tok
     assert_same_vectors(loaded, adapter)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_an_adapter_is_read_with_its_new_tokens(tokenizer, tmp_path):
     config = LoraConfig(r=2, modules_to_save=["embed_tokens", "lm_head"], **LLAMA)
     adapter = trained(tmp_path, tokenizer, AutoModelForCausalLM, "llama", config)
@@ -202,6 +207,7 @@ def widened(adapter: Trained) -> Any:
     return PeftModel.from_pretrained(model, adapter.folder).eval()
 
 
+@pytest.mark.slow
 def test_an_adapter_that_transformers_has_saved(tokenizer, tmp_path):
     adapter = trained(tmp_path, tokenizer, AutoModelForCausalLM, "llama", LoraConfig(r=2, **LLAMA))
     shutil.rmtree(adapter.folder)
@@ -216,6 +222,7 @@ def test_an_adapter_that_transformers_has_saved(tokenizer, tmp_path):
     torch.testing.assert_close(loaded.next_token_head(ids).logits, model(ids).logits, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -352,6 +359,7 @@ def adapted(tmp_path_factory, tokenizer):
     return adapter, trained.merge_and_unload().model.state_dict(), base
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_its_model(adapted):
     adapter, expected, base = adapted
     loaded = load(ModelOptions(name=str(adapter), seed=0), CPU)

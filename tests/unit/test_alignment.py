@@ -88,6 +88,7 @@ def test_words_and_punctuation_without_spaces_between(subwords):
     assert punctuated_words("it's (old).") == [(0, 4), (5, 6), (6, 9), (9, 10), (10, 11)]
 
 
+@pytest.mark.slow
 def test_words_that_the_tokenizer_does_not_know_keep_their_place(slow_tokenizer):
     text = "der 貓 sieht 狗狗 !"
     _, found, _ = token_words(slow_tokenizer, text, spaced_words(text))

@@ -95,6 +95,7 @@ def test_attention_is_that_of_the_whole_matrix(qkv, kind, strip, monkeypatch):
         torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.spread(37)
 @pytest.mark.parametrize(
     "sizes", [(1, {True: 2, False: 4}), (200, {True: 4, False: 4}), (2**18, {True: 64, False: 128})]
 )

@@ -89,6 +89,7 @@ def test_without_cuda_its_suite_is_empty(monkeypatch):
     assert dataclasses.replace(large_language_model(), memory=False).packed()
 
 
+@pytest.mark.slow
 def test_a_bare_command_runs_the_untouched_model_on_all_batches(monkeypatch, saved_model, tmp_path):
     monkeypatch.setattr(cli, "_import_pipeline", cli._import_pipeline)
     arguments = [
@@ -170,6 +171,7 @@ def test_phases_of_commands_are_divided_by_the_bare_pass_before_them():
     }
 
 
+@pytest.mark.slow
 def test_commands_are_measured_beside_bare_passes_and_drawn(monkeypatch, tmp_path):
     started = []
 

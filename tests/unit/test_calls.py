@@ -89,6 +89,7 @@ def damaged(tokenizer):
     return normscope.wrap(model, tokenizer), model
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -104,6 +105,7 @@ def test_a_weight_that_has_become_nan_is_named(damaged, name, call):
         call(wrapped)
 
 
+@pytest.mark.slow
 def test_a_head_that_has_become_infinite_is_named(damaged):
     wrapped, model = damaged
     normscope.attribute(wrapped, TEXT, 0)
@@ -120,6 +122,7 @@ def test_numbers_that_overflow_name_the_dtype(damaged, monkeypatch):
         normscope.decompose(wrapped, TEXT)
 
 
+@pytest.mark.slow
 def test_a_target_may_change_the_vectors_that_it_gets(damaged):
     wrapped, _ = damaged
     expected = normscope.attribute(wrapped, TEXT, lambda hidden: 2 * hidden[1, 3])
@@ -157,7 +160,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_settings_of_torch_change_no_result(setting, tokenizer):
     model = in_memory(AutoModel, "bert", tokenizer)
 

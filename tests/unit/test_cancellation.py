@@ -32,6 +32,7 @@ CALLS = {
 }
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_left_at_any_layer_and_the_model_is_as_it_was(model, name):
     call, layers = CALLS[name]

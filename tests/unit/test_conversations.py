@@ -244,6 +244,7 @@ def chats(path, *conversations):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_says_what_each_part_contributes(capsys, monkeypatch, tmp_path, saved_model):
     path = chats(tmp_path / "chats.jsonl", MESSAGES, MESSAGES[1:], [Message("user", "the river")])
     corpus = open_corpus(DatasetOptions(kind=DatasetKind.text, path=str(path), chat_template=True))

@@ -271,6 +271,7 @@ def test_custom_categories(tmp_path, tokenizer):
     assert [causal.names[index] for index in causal.of_sequence(np.array(ids))][:2] == ["first", "other"]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("own", "message"),
     [
@@ -416,6 +417,7 @@ def test_headings_are_recognised_in_time_that_grows_with_the_line(tmp_path):
     assert "<heading>" not in found[len(headings) :]
 
 
+@pytest.mark.slow
 def test_two_hundred_custom_categories(tokenizer):
     words = [token for token in sorted(tokenizer.get_vocab()) if token.isascii() and token.isalpha()][:200]
     own = {f"own{number}": [word] for number, word in enumerate(words)}

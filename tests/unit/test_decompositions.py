@@ -29,6 +29,7 @@ def cross(tokenizer):
     return normscope.wrap(whole, tokenizer, stack="cross")
 
 
+@pytest.mark.slow
 def test_many_texts_are_each_decomposed_as_if_alone(model):
     together = normscope.decompose(model, TEXTS)
     assert len(together) == 3
@@ -44,6 +45,7 @@ def test_many_texts_are_each_decomposed_as_if_alone(model):
     assert isinstance(normscope.decompose(model, [TEXTS[0]]), normscope.Decompositions)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 def test_maps_through_the_feed_forward_network_are_those_of_the_observed_layers(tokenizer, model_type):
     model = normscope.wrap(
@@ -95,6 +97,7 @@ def test_single_heads_make_the_block(model):
     assert normscope.decompose(model, TEXTS[0]).head_weights is None
 
 
+@pytest.mark.slow
 def test_cross_attention_has_tokens_of_two_texts(cross):
     pair = ("A dog barked.", "Nobody heard it, of course.")
     one = normscope.decompose(cross, pair, heads=True)
@@ -122,6 +125,7 @@ def test_pandas_holds_the_same_numbers(model):
             assert of_layer.tolist() == mixing.loc[(str(method), layer)].tolist()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("level", ["token", "word"])
 @pytest.mark.parametrize("model_type", ["bert", "olmo2", "gpt2"])
 def test_shares_of_an_output_add_up(tokenizer, model_type, level):

@@ -53,6 +53,7 @@ def ratios(answer):
     return torch.tensor(answer["by_layer"]["ratios"], dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_the_page_is_served_with_its_text_and_a_token(page, model):
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=\S{20,}#text=The\+old\+bridge\S+", page.url)
     with urllib.request.urlopen(page.url.partition("#")[0]) as answer:
@@ -107,6 +108,7 @@ def test_a_long_text_is_cut_and_the_argument_is_named(model):
         assert ask(page, text="word " * 99)[1]["notes"] == ["The text is cut to at most 10 tokens (tokens)."]
 
 
+@pytest.mark.slow
 def test_pairs_and_conversations_are_typed(model):
     with normscope.explore(model, ("We swam.", "They ran.")) as page:
         assert page.url.endswith("#text=We+swam.+%7C%7C%7C+They+ran.")
@@ -116,6 +118,7 @@ def test_pairs_and_conversations_are_typed(model):
         assert page.url.endswith("#text=user%3A+Hi.%0Aassistant%3A+Ho.&chat=1")
 
 
+@pytest.mark.slow
 def test_a_model_is_explored_twice_and_each_page_closes_by_itself(model):
     first, second = normscope.explore(model), normscope.explore(model)
     assert first.url.partition("?")[0] != second.url.partition("?")[0]
@@ -130,6 +133,7 @@ def test_a_model_is_explored_twice_and_each_page_closes_by_itself(model):
     assert not [each for each in threading.enumerate() if each.name.startswith("normscope")]
 
 
+@pytest.mark.slow
 def test_closing_releases_the_model(saved_model):
     model = normscope.load(str(saved_model), device="cpu")
     page = normscope.explore(model, TEXT)
@@ -155,6 +159,7 @@ def test_a_page_that_is_closed_while_its_server_starts_leaves_no_port_open(saved
         socket.create_connection((where.hostname, where.port), timeout=5)
 
 
+@pytest.mark.slow
 def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model, monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
     shown = page._repr_html_()
@@ -162,6 +167,7 @@ def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model,
     assert normscope.decompose(model, TEXT).explorer()._repr_html_()[:200] == shown[:200]
 
 
+@pytest.mark.slow
 def test_page_and_notebook_get_the_numbers_that_they_get_alone_or_are_refused(page, model):
     """Both use the model as fast as they can."""
     expected = normscope.decompose(model, TEXT).ratios
@@ -208,6 +214,7 @@ def test_while_a_notebook_uses_the_model_the_page_says_so(page, model):
     torch.testing.assert_close(ratios(ask(page)[1]), expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_training_in_place_is_seen(saved_model):
     whole = AutoModel.from_pretrained(saved_model).eval()
     model = normscope.wrap(whole, AutoTokenizer.from_pretrained(saved_model))

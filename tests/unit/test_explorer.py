@@ -117,7 +117,7 @@ def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkey
 
 
 @pytest.mark.parametrize(("layers", "heads", "single_heads"), [(1, 100, True), (6, 12, False)])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_the_table_is_within_its_bound_even_if_nothing_can_be_compressed(tmp_path, layers, heads, single_heads):
     """As many random numbers as the explorer may hold take less than twenty megabytes."""
     numbers = layers * (exploration._MAPS + heads * single_heads)

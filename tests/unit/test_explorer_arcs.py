@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from normscope.api import load
 from normscope.data.corpora import open_corpus
@@ -32,6 +33,7 @@ def test_the_words_and_the_tree_are_the_corpuss(tmp_path, saved_model):
     assert payload([first])["sentences"][0]["tree"]["arcs"][0] == (1, 3, "det")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_tells_arcs_that_the_map_finds_from_others(tmp_path):
     tokens = ("[CLS]", "big", "do", "##g", "barks")

@@ -115,6 +115,7 @@ def test_cross_attention_has_two_sides(tokenizer):
 METHODS = ["rollout", "alti", "decompx"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_through_all_layers_have_an_explorer(model, level):
     maps = normscope.attribution_maps(model, TEXT, METHODS, level=level)
@@ -133,6 +134,7 @@ def test_maps_through_all_layers_have_an_explorer(model, level):
         type(maps)().explorer()
 
 
+@pytest.mark.slow
 def test_maps_of_a_translation_have_an_explorer(tokenizer):
     torch.manual_seed(0)
     config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
@@ -175,6 +177,7 @@ def assert_on_page(map_, page):
     assert (np.abs(found - expected) <= 6e-4 * np.abs(expected) + 0.6 * largest / 65535 + 1e-12).all()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("direct", [False, True])
 def test_an_attributions_page_has_its_scores_and_effects(causal, direct):
     by = ["layer", "head", "token"]
@@ -281,6 +284,7 @@ def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
         normscope.decompose(model, TEXT).explorer()
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_a_frame_and_a_picture(explorer, tmp_path):
     shown = explorer._repr_html_()
     frame = re.search(r'<iframe [^>]*sandbox="([^"]*)"[^>]* srcdoc="([^"]*)"', shown)
@@ -339,6 +343,7 @@ def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity)
     assert repr(explorer).startswith(f"cosine similarity {number(similarity.value)}")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pointing_at_a_token_colours_the_other_text(similarity, tmp_path):
     page = similarity.explorer().page
@@ -384,6 +389,7 @@ document.body.append(pre);
 DOCUMENTS = ["It rained in the town.", "The old dog slept.", *(f"There were {number} cats." for number in range(2, 11))]
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_page_of_a_query_lists_its_documents_in_order(model, tmp_path):
     found = normscope.similarity(model, "The old cat slept.", DOCUMENTS, pooling="mean")

@@ -103,6 +103,7 @@ def _channels(colour):
     return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.draws
 @pytest.mark.parametrize(
     ("maps", "words", "width", "across"), [(6, 24, 6.9, 2), (2, 10, 6.9, 2), (4, 12, 3.35, 1), (2, 40, 3.35, 1)]
@@ -117,6 +118,7 @@ def test_maps_fill_a_page(maps, words, width, across):
     assert canvas.get_figheight() < 10.5
 
 
+@pytest.mark.slow
 def test_words_of_a_corpus_are_drawn_as_they_are(tmp_path):
     paths = [tmp_path / "map.svg", tmp_path / "map.png"]
     draw(word_map(HOSTILE, "costs $5 or $x_{ more"), paths)
@@ -129,6 +131,7 @@ def test_words_of_a_corpus_are_drawn_as_they_are(tmp_path):
     assert paths[1].stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_powers_of_ten_are_written_without_mathematics(tmp_path):
     table = pd.DataFrame({"x": [1e-3, 1.0, 1e4], "y": [1e-2, 1.0, 1e2], "panel": "p"})
@@ -153,6 +156,7 @@ CURVES = Lines(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_files_have_the_chosen_width_and_resolution_and_no_date(tmp_path):
     paths = [tmp_path / f"curves.{extension}" for extension in ("png", "svg", "pdf")]

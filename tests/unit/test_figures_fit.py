@@ -213,6 +213,7 @@ def test_no_text_overlaps_in_a_style_with_larger_letters(name):
     check(FIGURES[name], PAGE, style=LARGE_SERIF)
 
 
+@pytest.mark.slow
 def test_a_caption_below_the_panels_has_room():
     check(FIGURES["grid"], COLUMN, caption=True)
 

@@ -79,6 +79,7 @@ def test_the_paths_of_lines_go_through_the_numbers_of_the_table():
         np.testing.assert_allclose(drawn_at, slope * CURVES[name] + place, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_page_has_its_own_font_and_colours_and_no_identifier_twice():
     hostile = "<script>alert(1)</script> & \"'"
@@ -140,6 +141,7 @@ def test_panels_of_lines_are_in_order_and_hold_their_rows():
             np.testing.assert_array_equal(line.get_xydata(), own[["layer", "value"]])
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_axes_of_lines_are_those_of_the_figure():
     panels = {"panel": "head", "series_titles": {"cls": "classes"}}
@@ -168,6 +170,7 @@ def test_training_steps_are_on_a_logarithmic_axis_with_room_for_zero():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["143k", "1023", "7", "0"]
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_axes_of_scatter_plots_leave_out_what_the_figure_trims():
     table = pd.DataFrame({"x": np.arange(1001.0), "y": np.arange(1001.0) ** 2, "panel": "one"})
@@ -256,6 +259,7 @@ def test_categories_keep_their_colour_in_scatter_plots():
         np.testing.assert_allclose(cloud.get_facecolor()[0][:3], mpl.colors.to_rgb(colour))
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_heat_maps_hold_every_cell():
     one = GRID[GRID["head"] == 1]
@@ -331,6 +335,7 @@ def test_profiles_hold_every_series_and_name_the_furthest():
     assert (label, place) == ("7", (7, furthest))
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_panels_share_a_range_unless_it_would_hide_their_values():
     values = {0: [1.0, -2.0], 1: [3.0, 0.5], 2: [0.61, -0.1], 3: [0.5, 0.0], 4: [-90.0, 1.0]}

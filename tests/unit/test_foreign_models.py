@@ -65,6 +65,7 @@ def test_what_is_no_file_of_ordinary_size_is_refused(folder, name, kind):
         loaded(folder)
 
 
+@pytest.mark.slow
 def test_links_into_a_cache_are_read(folder, tmp_path):
     for number, path in enumerate(sorted(folder.iterdir())):
         shutil.move(path, tmp_path / f"blob{number}")
@@ -98,6 +99,7 @@ def test_the_record_of_a_trainer_says_nothing_if_it_is_none(folder, make):
     assert training_step(config, folder) == 7
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     "values",
     [
@@ -131,6 +133,7 @@ def test_a_config_that_does_not_fit_names_the_weight(folder):
         open_model(ModelOptions(name=str(changed(folder, "config.json", vocab_size=10**9))))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("value", [5, 0.5, ["a"], {"default": 3}])
 def test_a_chat_template_is_a_text(folder, value):
     with pytest.raises(InputError, match="chat_template|cannot load a tokenizer"):
@@ -140,6 +143,7 @@ def test_a_chat_template_is_a_text(folder, value):
 _VALUES = [-1, 0, 10**9, -1e-12, float("nan"), 1e30, "x", "", None, True, [], [1], {}, {"a": 1}, 0.5, [[[]]], -(10**20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", pytest.param("tokenizer_config.json", marks=pytest.mark.slow)])
 def test_values_of_other_types_are_accepted_or_refused(folder, name):
     """Anything but an InputError is a traceback for whoever was sent the model."""
@@ -195,6 +199,7 @@ def _reads(tree: ast.AST) -> Iterator[str]:
             yield name
 
 
+@pytest.mark.slow
 def test_small_files_are_read_by_one_reader():
     reading = {
         path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(_reads(ast.parse(path.read_text())))

@@ -95,6 +95,7 @@ class Decomposed(torch.utils.data.Dataset):
         return torch.tensor(ratios(self.model))
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_decompose_while_another_thread_does(model):
     expected = torch.tensor(ratios(model))
     with in_thread(lambda: ratios(model)):
@@ -109,7 +110,7 @@ CALLS = {
 }
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_a_fork_in_the_middle_of_a_call_finds_the_model_as_it_was(model, call):
     expected = {name: function(model) for name, function in CALLS.items()}
@@ -134,6 +135,7 @@ def test_a_fork_in_the_middle_of_a_call_finds_the_model_as_it_was(model, call):
     assert before[3] == expected
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_computes_a_property(folder, monkeypatch):
     """Of a model that nobody has used yet, whose proof is made by its first call."""
     model, other = normscope.load(folder, device="cpu"), normscope.load(folder, device="cpu")
@@ -160,6 +162,7 @@ def test_a_fork_while_another_thread_computes_a_property(folder, monkeypatch):
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_fork_inside_a_loop_over_blocks(model):
     expected = ratios(model)
     blocks = normscope.observe(model, TEXT)
@@ -178,6 +181,7 @@ def test_a_fork_inside_a_loop_over_blocks(model):
     blocks.close()
 
 
+@pytest.mark.slow
 def test_a_fork_in_a_loop_over_blocks_finds_the_model_free(model):
     expected = ratios(model)
     for _ in normscope.observe(model, TEXT):
@@ -185,6 +189,7 @@ def test_a_fork_in_a_loop_over_blocks_finds_the_model_free(model):
     assert ratios(model) == expected
 
 
+@pytest.mark.slow
 def test_a_fork_inside_a_call_of_ones_own_goes_on_with_it(model):
     """The child is in the middle of the same call."""
     alone = normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]).scores.tolist()

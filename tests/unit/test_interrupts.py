@@ -86,7 +86,7 @@ def interrupted(monkeypatch, number):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "llama", "olmo2"])
-@pytest.mark.spread(5)
+@pytest.mark.spread(2)
 def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, monkeypatch):
     model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
     before = state(model)
@@ -258,6 +258,7 @@ def in_another_thread(call):
         assert not thread.is_alive(), "a thread waits for ever"
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stack", [None, "cross"])
 def test_a_call_on_a_model_that_another_thread_uses_is_refused(stack, tokenizer):
     """The numbers of the other call are those that it gets alone."""
@@ -286,6 +287,7 @@ def test_a_call_on_a_model_that_another_thread_uses_is_refused(stack, tokenizer)
     same(normscope.decompose(wrapped, text, heads=True), expected)
 
 
+@pytest.mark.slow
 def test_of_calls_at_the_same_time_one_is_answered(tokenizer):
     """The others are refused or come after it; whoever is answered gets the numbers that it gets alone."""
     wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
@@ -314,6 +316,7 @@ def test_of_calls_at_the_same_time_one_is_answered(tokenizer):
     assert all(USE in each for each in refused)
 
 
+@pytest.mark.slow
 def test_a_call_inside_another_one_is_refused(tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
     for block in normscope.observe(wrapped, TEXT):
@@ -336,7 +339,7 @@ def test_a_call_inside_another_one_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize(("family", "stack"), STACKS[:3])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_an_interrupted_pass_of_a_stack_leaves_nothing(family, stack, tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModelForSeq2SeqLM, family, tokenizer), tokenizer, stack=stack)
     text = TEXT if stack == "encoder" else PAIR

@@ -80,6 +80,7 @@ def test_only_the_chosen_tokens_are_replaced(qwen2):
     assert not torch.allclose(after[3][:, 1], before[3][:, 1])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["bert", "qwen2"])
 def test_losses_under_ablation_are_those_of_a_whole_pass(name, monkeypatch):
     """The layers before the ablation do not run again, neither for the texts nor for the texts with masked tokens."""

@@ -64,6 +64,7 @@ def test_every_form_of_the_weights_is_that_of_a_softmax(size, causal, sinks):
     same(alpha.rows(places, slice(0, 1), slice(0, 21)), expected[:1][:, :, places, :21])
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("factor", [100, 1000])
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_models_with_large_scores_are_exact_in_float32(family, factor):

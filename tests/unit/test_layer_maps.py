@@ -61,6 +61,7 @@ def assert_same(got, expected, block):
     torch.testing.assert_close(got[tokens], expected[tokens], **EXACT)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.usefixtures("_strips")
 @pytest.mark.parametrize("model_type", POSITIONS)
 def test_alti_and_norms_are_those_of_explicit_vectors(model_type):
@@ -94,7 +95,7 @@ def test_globenc_norms_both_normalisations():
 
 @pytest.mark.usefixtures("_strips")
 @pytest.mark.parametrize("model_type", POSITIONS)
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
     """The layer of the model itself, with the value of one token set to zero at its projection to the output."""
     model, layout = model_of(model_type)
@@ -138,6 +139,7 @@ def _layer_with(model, inputs, modules, contexts):
     return outputs[0]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.usefixtures("_strips")
 @pytest.mark.parametrize("model_type", POSITIONS)
 def test_norms_of_the_layer_are_those_of_its_network_per_pair(model_type):
@@ -159,6 +161,7 @@ def test_norms_of_the_layer_are_those_of_its_network_per_pair(model_type):
         torch.testing.assert_close(got[attention.token_mask], expected[attention.token_mask], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 def test_maps_of_the_model_are_products_with_the_last_layer_on_the_left(model_type):
     model, layout = model_of(model_type)
@@ -177,6 +180,7 @@ def test_maps_of_the_model_are_products_with_the_last_layer_on_the_left(model_ty
         torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 def test_padding_changes_no_map(model_type):
     model, layout = model_of(model_type)

@@ -99,6 +99,7 @@ def read(client: socket.socket) -> str:
         return first + lines.read(length).decode()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "beginning",
     [
@@ -128,6 +129,7 @@ def test_unfinished_requests_keep_nobody_out(running, capsys, beginning):
     assert len(lines) <= 2  # and that a request without the token is refused
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("drips", [False, True])
 @pytest.mark.parametrize("part", ["headers", "body", "next headers"])
 def test_a_request_that_takes_too_long_is_closed(running, monkeypatch, part, drips):
@@ -150,6 +152,7 @@ def test_a_request_that_takes_too_long_is_closed(running, monkeypatch, part, dri
     assert 0.2 < time.monotonic() - begun < 1.5
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_is_closed(running, monkeypatch):
     monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.3)
     client = running.connect()
@@ -164,6 +167,7 @@ def test_an_answer_that_nobody_reads_is_closed(running, monkeypatch):
     client.close()
 
 
+@pytest.mark.slow
 def test_what_is_slower_than_the_time_for_headers_is_still_answered(running, monkeypatch):
     monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.1)
 
@@ -177,6 +181,7 @@ def test_what_is_slower_than_the_time_for_headers_is_still_answered(running, mon
     client.close()
 
 
+@pytest.mark.slow
 def test_what_a_client_that_left_waited_for_is_not_computed(running, monkeypatch):
     """Thirty requests of half a second each, whose clients leave, cost the next one no more than a layer."""
     computed, begun = [], threading.Event()
@@ -203,6 +208,7 @@ def test_what_a_client_that_left_waited_for_is_not_computed(running, monkeypatch
     client.close()
 
 
+@pytest.mark.slow
 def test_one_that_stays_gets_what_another_that_left_has_asked_for_too(running, monkeypatch):
     begun = threading.Event()
 
@@ -223,6 +229,7 @@ def test_one_that_stays_gets_what_another_that_left_has_asked_for_too(running, m
     stays.close()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sent", ["headers", "body", "question", "nothing read"])
 def test_stopping_while_a_client_is_slow_is_quiet_and_quick(model, capfd, monkeypatch, sent):
     running = Running(model)
@@ -248,6 +255,7 @@ def test_stopping_while_a_client_is_slow_is_quiet_and_quick(model, capfd, monkey
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "host", [b"localhost\t", b"\tlocalhost", b"localhost ", b"", b" ", b"local host", b"a\r\n localhost"]
 )
@@ -262,6 +270,7 @@ def test_a_host_with_blanks_is_refused_before_they_are_stripped(running, host):
         client.close()
 
 
+@pytest.mark.slow
 def test_many_at_once_are_all_answered(running):
     with ThreadPoolExecutor(40) as clients:
         assert set(clients.map(lambda _: running.page(), range(200))) == {200}

@@ -66,6 +66,7 @@ def test_messages_begin_with_their_roles(text, expected):
         assert text[each.start :].startswith(each.content)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_have_roles_and_places(client, model, level):
     found = asked(client, text=TYPED, chat="1", level=level)
@@ -87,6 +88,7 @@ def test_maps_have_roles_and_places(client, model, level):
     assert {TYPED[slice(*place)] for place in found["places"] if place} >= {"bridge", "river"}
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_conversation(client, model):
     found = asked(client, "prediction", text=TYPED, chat="1")
     best, second = (name for name, _ in found["choices"][:2])
@@ -101,6 +103,7 @@ def test_predictions_are_those_of_the_conversation(client, model):
     assert before["tokens"] == [*normscope.decompose(model, [{"role": "user", "content": "We swam."}]).tokens]
 
 
+@pytest.mark.slow
 def test_what_is_copied_makes_the_same_numbers(client, capsys, monkeypatch, tmp_path):
     state = {"text": TYPED, "chat": "1"}
     code = asked(client, "code", **state)

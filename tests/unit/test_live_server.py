@@ -105,6 +105,7 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
         assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("auto", "family", "text"),
     [
@@ -157,6 +158,7 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     assert session.engine.close(5)
 
 
+@pytest.mark.slow
 def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
     folder = sentence_encoder(saved_model, tmp_path / "encoder")
     model = normscope.load(str(folder))
@@ -241,6 +243,7 @@ BAD_BODIES = [
 ]
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(("body", "message"), BAD_BODIES)
 def test_a_bad_request_gets_one_line_and_the_server_goes_on(client, capsys, body, message):
     answer = client.post("/answer", content=body, headers={"content-type": "application/json"})
@@ -357,6 +360,7 @@ def test_a_host_that_no_browser_sends_is_refused(session, host, hosts):
     assert client.post("/answer", json=BODY, headers={TOKEN_HEADER: "secret", "host": host}).status_code == 421
 
 
+@pytest.mark.slow
 def test_strangers_cannot_flood_the_terminal(session, capsys):
     client = TestClient(app(session, Access("secret")), "http://localhost")
     session._said_once.clear()
@@ -401,6 +405,7 @@ def test_names_and_texts_are_never_markup(model):
     session.engine.close(1)
 
 
+@pytest.mark.slow
 def test_a_saved_page_has_its_answers_and_asks_nobody(session, client):
     state = {"text": TEXT, "before": "</script><b>", "layer": "2"}
     page = session.saved_page(state)
@@ -414,6 +419,7 @@ def test_a_saved_page_has_its_answers_and_asks_nobody(session, client):
         session.saved_page({"text": ""})
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("ranking", RANKINGS)
 def test_examples_are_ranked(client, session, model, ranking, tmp_path, monkeypatch):
     texts = [TEXT, "We swam.", "It's an old, old story of a bridge and a river.", "Nobody came, and nobody knew why."]
@@ -447,6 +453,7 @@ def test_examples_that_cannot_be_read_are_one_line(client, session, tmp_path, mo
     assert answer["error"].startswith("examples='longest': expected one of first_weight")
 
 
+@pytest.mark.slow
 def test_another_thread_may_use_the_model(tokenizer, tmp_path):
     """As a notebook does whose page is open: an answer is right, or says that the model is in use."""
     model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)))

@@ -86,7 +86,7 @@ STATES = [
 ]
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("state", STATES, ids=lambda state: " ".join(map("=".join, state.items()))[:60])
 def test_python(client, state):
     state = {"text": TEXT} | state
@@ -126,12 +126,14 @@ def test_python(client, state):
             np.testing.assert_allclose(names[f"found{suffix}"].scores, predicted["scores"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_python_of_two_embeddings_has_their_pairs(client):
     names = run(asked(client, "code", text=TEXT, before=BEFORE)["python"])
     pair = asked(client, "pair", text=TEXT, before=BEFORE)
     np.testing.assert_allclose(names["pairs"].ravel(), pair["values"], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_python_of_two_texts_in_a_model_that_says_not_how_it_pools(saved_model):
     model = normscope.load(str(saved_model), random_init=True)
     session = Session(
@@ -185,6 +187,7 @@ def words_of(command, folder):
     return json.loads(seen.read_text())
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_pasted_command_has_the_text_and_runs_nothing_else(client, tmp_path, monkeypatch, text):
     for name in ("README.md", "hello", "-", "a"):
@@ -209,6 +212,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_name_of_a_model_is_a_literal(folders, tmp_path, name):
     model = normscope.load(str(folders[0]), device="cpu")
@@ -238,6 +242,7 @@ def test_the_command_that_repeats_a_run_is_printable(tmp_path):
     assert words_of(shown, tmp_path) == [words[1]]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model", ["2", "3"])
 def test_the_command(client, capsys, monkeypatch, tmp_path, model):
     text = TEXT if model == "2" else 'It\'s an "old" [MASK]; $HOME.'

@@ -68,6 +68,7 @@ def test_fewer_layers_in_the_config_than_in_the_weights(folder):
     )
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "extra", ["encoder.layer.0.attention.self.gate", "bert.encoder.layer.0.extra.weight", "embeddings.b"]
 )
@@ -95,6 +96,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("prefix", WRAPPERS)
 def test_what_a_wrapper_puts_before_names_is_named(prefix, folder):
     def rename(weights):
@@ -119,6 +121,7 @@ def test_what_wrappers_put_into_names_is_named(folder):
     )
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
 @pytest.mark.parametrize("kind", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn"])
 def test_the_attention_that_a_config_asks_for_need_not_be_installed(key, kind, folder):
@@ -131,6 +134,7 @@ def test_the_attention_that_a_config_asks_for_need_not_be_installed(key, kind, f
     assert verify(loaded.model, loaded.layout, "flash").error < 1e-12
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [(torch.complex64, "C64"), (torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")],
@@ -189,7 +193,7 @@ def test_heads_poolers_and_buffers_of_older_versions_are_accepted(folder):
 @pytest.mark.parametrize(
     "family", ["bert", "roberta", "electra", "distilbert", "albert", "modernbert", "deberta-v2", "mpnet"]
 )
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_checkpoints_with_a_head_are_accepted(family, tmp_path, tokenizer):
     settings = FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}
     whole = AutoModelForMaskedLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
@@ -201,6 +205,7 @@ def test_checkpoints_with_a_head_are_accepted(family, tmp_path, tokenizer):
             assert torch.equal(parameter, whole.get_parameter(f"{whole.base_model_prefix}.{name}")), name
 
 
+@pytest.mark.slow
 def test_chunked_feed_forward_networks_give_the_same_numbers(folder):
     """The length of a batch need not be a multiple of the chunk size."""
     whole = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
@@ -211,6 +216,7 @@ def test_chunked_feed_forward_networks_give_the_same_numbers(folder):
     assert verify(chunked.model, chunked.layout, "chunked").error < 1e-12
 
 
+@pytest.mark.slow
 def test_outputs_are_read_by_name_whatever_the_config_says(folder):
     change_config(folder, return_dict=False)
     loaded = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
@@ -242,7 +248,7 @@ def test_configs_of_no_model_are_refused(folder, changes, message):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_every_family_is_loaded_from_its_config(family, from_config):
     assert load(from_config(family), DeviceOptions(name="cpu")).layers == 3
 
@@ -266,7 +272,7 @@ def test_every_family_is_loaded_from_its_config(family, from_config):
         ("albert", {}, False),
     ],
 )
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_causal_models_are_recognised(from_config, family, changes, causal):
     model = load(from_config(family, **changes), EXACTLY)
     assert model.causal == causal
@@ -290,7 +296,7 @@ def test_causal_models_are_recognised(from_config, family, changes, causal):
         ("bart", "cross", False),
     ],
 )
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_only_decoder_self_attention_is_causal(from_config, family, stack, causal):
     assert load(from_config(family, stack), EXACTLY).causal == causal
 
@@ -300,6 +306,7 @@ def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(from_conf
         load(from_config("gemma", use_bidirectional_attention=True), EXACTLY)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
@@ -322,6 +329,7 @@ def test_configs_of_known_families_that_cannot_be_exact_are_refused(from_config,
 # Vocabularies.
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 def test_a_decoder_with_a_smaller_vocabulary(stack, from_config, tokenizer):
     apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
@@ -362,6 +370,7 @@ def test_empty_tokenizers_of_every_kind(family, tmp_path):
         check_vocabulary(AutoTokenizer.from_pretrained(tmp_path), "it", None)
 
 
+@pytest.mark.slow
 def test_tokens_whose_numbers_have_gaps(folder):
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -370,6 +379,7 @@ def test_tokens_whose_numbers_have_gaps(folder):
     assert_refused(folder, "has 1000001 tokens, but the model has only 30522 embeddings; set model.tokenizer")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_far_smaller_than_the_embedding(tmp_path, tokenizer):
     tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": 2 * len(tokenizer) + 1}, torch.float32).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

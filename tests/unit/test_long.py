@@ -28,12 +28,13 @@ def parts(monkeypatch):
 
 
 @pytest.mark.usefixtures("parts")
-@pytest.mark.spread(12)
+@pytest.mark.spread(6)
 def test_strips_give_the_same_attention(family, family_model):
     layout = layout_of(family)
     assert verify(family_model, layout, family).error < proved_to(family_model, layout)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.usefixtures("parts")
 @pytest.mark.kinds
 def test_every_reading_of_the_weights_is_that_of_the_whole(family, family_model):
@@ -75,6 +76,7 @@ def test_every_reading_of_the_weights_is_that_of_the_whole(family, family_model)
         observer.run(token_batch(family_model, (9, 4)), visit)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.usefixtures("parts")
 @pytest.mark.kinds
 def test_parts_of_the_pairs_are_those_of_the_whole(family, family_model):

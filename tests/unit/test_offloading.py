@@ -47,7 +47,7 @@ def observed(model, layout) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma2"])
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
     layout = layout_of(family)
     model = tiny_model(FAMILY_CONFIGS[family], torch.float32)
@@ -166,6 +166,7 @@ def test_a_hook_on_a_single_module_knows_its_weights():
     assert offloaded_to(layer) == ["CPU memory"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("memory", [None, "100KB"])
 def test_a_checkpoint_larger_than_memory(saved_model, memory, caplog):
     plain = load(ModelOptions(name=saved_model), DeviceOptions(name="cpu"))

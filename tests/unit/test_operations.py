@@ -43,7 +43,7 @@ def prepared(model_type, sequences, names):
 
 @pytest.mark.parametrize("name", ["mixing", "outliers", "frequency", "norms", "score", "feedforward", "sinks"])
 @pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_operations_do_not_grow_with_the_batch(model_type, name):
     few, many = (prepared(model_type, sequences, [name]) for sequences in (4, 64))
     few(), many()

@@ -149,6 +149,7 @@ def test_the_first_step_beyond_a_threshold(values, thresholds):
             assert (row.low, row.high) == pytest.approx((row.step - half, row.step + half))
 
 
+@pytest.mark.slow
 def test_the_page_of_checkpoints(tmp_path, capsys):
     for number, (seed, step) in enumerate((seed, step) for seed in range(2) for step in STEPS):
         saved(

@@ -33,7 +33,7 @@ def installed(tool: Tool) -> bool:
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_tools_find_the_same_numbers(name, models, monkeypatch):
     monkeypatch.setattr(peer_tasks, "STEPS", 2)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

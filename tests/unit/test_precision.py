@@ -133,6 +133,7 @@ def findings(name, options, monkeypatch, size):
     return getattr(specimens, ENDS[name][0])().findings(name, options, LAYERS, CATEGORIES, **others)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_sample_that_ends_early_is_a_smaller_sample(name, monkeypatch):
     _, options, fewer = ENDS[name]
@@ -145,6 +146,7 @@ def test_a_sample_that_ends_early_is_a_smaller_sample(name, monkeypatch):
         pd.testing.assert_frame_equal(early.tables[table], expected, rtol=1e-9)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", [name for name in ENDS if name != "attribution"])
 def test_headlines_are_the_published_means(name, monkeypatch):
     """The intervals are those of means over sequences that the analysis publishes."""

@@ -49,6 +49,7 @@ def test_a_log_gets_a_plain_line_every_ten_seconds(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_no_phase_is_silent_for_ten_seconds(capsys, monkeypatch):
     monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_BEATS", 0.01)
     monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_LINES", 0.1)
@@ -63,6 +64,7 @@ def test_no_phase_is_silent_for_ten_seconds(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_what_is_printed_postpones_what_is_said_in_silence(capsys, monkeypatch):
     monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_BEATS", 0.01)
     monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_LINES", 0.2)

@@ -55,6 +55,7 @@ def unchanged():
     assert before[1] == np.random.get_state()[1].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchanged")
 def test_threads_that_wrap_one_module():
     with torch.random.fork_rng():
@@ -62,6 +63,7 @@ def test_threads_that_wrap_one_module():
     threads(lambda: normscope.wrap(module))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchanged")
 def test_threads_that_load_and_decompose(saved_model):
     found = []
@@ -112,6 +114,7 @@ def test_the_last_of_several_threads_restores_the_generators():
         holder.join()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -113,6 +113,7 @@ def test_albert_tells_pairs_from_zeros(tokenizer):
     assert not torch.allclose(found[Segments.zero][1], found[Segments.pair][1])
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("number", "takes"), [(0, False), (1, False), (2, True), (3, True)])
 def test_the_size_of_the_table_decides(number, takes, tokenizer):
     family = "deberta" if number == 0 else "roberta"

@@ -52,6 +52,7 @@ def test_blank_lines_end_sentences_and_ends_of_lines_do_not():
     assert sentences(" \n\n ") == []
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=40).map("".join)), st.sampled_from([7, 2**18]))
 @example('He said "Hi." Then left.', 2**18)
 @settings(max_examples=300)

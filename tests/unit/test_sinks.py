@@ -167,6 +167,7 @@ def test_the_strongest_key_and_how_concentrated_the_weight_is():
     np.testing.assert_allclose(concentration(received)[0].numpy(), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
     specimen = gpt_oss()
     layers = list(range(1, specimen.loaded.layers + 1))

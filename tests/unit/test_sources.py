@@ -28,6 +28,7 @@ def cached(saved_model) -> Path:
     shutil.rmtree(repository)
 
 
+@pytest.mark.slow
 def test_the_cache_is_looked_at_before_the_network(cached, monkeypatch):
     monkeypatch.setattr(sources, "hub_reachable", lambda: pytest.fail("the network was asked"))
     source = sources.locate("somebody/tiny", ModelOptions(seed=0), weights=True)
@@ -113,6 +114,7 @@ def test_the_digest_of_several_files_is_that_of_their_list(tmp_path):
     assert sources.weights_digest(tmp_path) == hashlib.sha256(listing.encode()).hexdigest()
 
 
+@pytest.mark.slow
 def test_random_weights_follow_the_seed(saved_model):
     def first_weight(seed):
         options = ModelOptions(name=str(saved_model), random_init=True, seed=seed)

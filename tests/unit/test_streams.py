@@ -53,6 +53,7 @@ def run_python(code: str, **options: object) -> "subprocess.CompletedProcess[byt
     return subprocess.run([sys.executable, "-c", program], check=False, **options)  # type: ignore[call-overload]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "redirection",
     [">&-", "2>&-", ">&- 2>&- <&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>&1", "| head -c 1 >/dev/null"],
@@ -133,6 +134,7 @@ def test_streams_of_tests_and_notebooks_stay(monkeypatch):
     assert sys.stdout is own
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["SOURCE_DATE_EPOCH", "MPLBACKEND"])
 def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):
     from normscope import cli

@@ -17,6 +17,7 @@ def run(capsys, monkeypatch, folder, saved_model, *arguments):
     return run_here(capsys, monkeypatch, *given, f"output_dir={folder}", *arguments)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model)
     assert outcome.status == 2
@@ -39,6 +40,7 @@ WORLD = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_treebanks_of_any_script(capsys, monkeypatch, tmp_path, saved_model):
     """Without spaces, right to left, with vowel signs, with joined characters; and a tree of several roots."""
     path = tmp_path / "world.conllu"
@@ -52,6 +54,7 @@ def test_treebanks_of_any_script(capsys, monkeypatch, tmp_path, saved_model):
     assert heads["count"].unique().tolist() == [2 + 2 + 2 + 3 + 2 + 2]
 
 
+@pytest.mark.slow
 def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved_model):
     path = tmp_path / "short.conllu"
     arcs = sentence(("Dogs", 2, "nsubj"), ("bark", 0, "root"), ("!", 2, "punct"))
@@ -84,7 +87,7 @@ def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved
         (sentence((".", 0, "root"), (",", 1, "punct")), ""),
     ],
 )
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_treebanks_that_show_little(content, message, capsys, monkeypatch, tmp_path, saved_model):
     """Punctuation alone is no fault: it counts under its own relation."""
     path = tmp_path / "little.conllu"

@@ -100,7 +100,7 @@ def needed(shares: np.ndarray, share: float) -> int | None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt_neox", "qwen3", "eurobert", "bert"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_the_key_bias_has_its_share_of_the_spread(family):
     model = biased_model(family)
     batch = batch_of(model)
@@ -138,6 +138,7 @@ def test_the_key_bias_has_its_share_of_the_spread(family):
     assert ("key bias" in text) == (family != "bert")
 
 
+@pytest.mark.slow
 def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
     """A query that sees a single key has no spread."""
     model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
@@ -183,7 +184,7 @@ SAMPLED_FAMILIES = ["bert", "gpt2", "mistral", "modernbert", "mpnet"]
 
 
 @pytest.mark.parametrize("family", SAMPLED_FAMILIES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
     monkeypatch.setattr("normscope.maths.masks.STRIP", 4)
     model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
@@ -200,6 +201,7 @@ def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
     assert len(scatter) == len(sample)
 
 
+@pytest.mark.slow
 def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch):
     monkeypatch.setattr("normscope.analyses.frequency.analysis._POINTS", 8)
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
@@ -266,6 +268,7 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale):
     assert any(written in sentence for sentence in result.sentences)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_rank_correlations_do_not_depend_on_the_size_of_batches(family, dtype):
@@ -288,6 +291,7 @@ def test_rank_correlations_do_not_depend_on_the_size_of_batches(family, dtype):
         assert (other["error_bound"] - tables[0]["error_bound"]).abs().max() < 1e-2
 
 
+@pytest.mark.slow
 def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
     """Tokens that the model tells apart by less than float32 does."""
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)

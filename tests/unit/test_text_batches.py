@@ -31,7 +31,7 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("tensors", [None, "pt", "np"])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_a_batch_encoding_gives_the_same_as_its_texts(model, tensors):
     encoding = model.tokenizer([FIRST, "Short."], padding=True, return_tensors=tensors)
     same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))
@@ -192,6 +192,7 @@ def test_models_without_segments_ignore_those_of_a_batch_encoding(tokenizer):
     assert batch_from_texts(model, encoding).token_type_ids is None
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("family", ["marian", "m2m_100", "t5", "mbart"])
 def test_decoders_read_the_target_shifted_by_one(tokenizer, family):
     """After the token that begins translations; mBART's is the language code that ends the target."""

@@ -50,6 +50,7 @@ def multimodal(request, tokenizer):
     return model, family, kind
 
 
+@pytest.mark.spread(1)
 def test_the_tower_is_found_with_its_head(multimodal, tokenizer):
     model, family, kind = multimodal
     wrapped = normscope.wrap(model, tokenizer)
@@ -70,7 +71,7 @@ def test_the_tower_is_found_with_its_head(multimodal, tokenizer):
         assert len(score.scores) > 0
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_through_its_tower(multimodal, tokenizer, tmp_path):
     model, family, kind = multimodal
     model.save_pretrained(tmp_path)

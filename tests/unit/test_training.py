@@ -51,6 +51,7 @@ def callback(tokenizer, **options):
     return normscope.Callback("mixing", texts=TEXTS, tokenizer=tokenizer, **{"every": 3} | options)
 
 
+@pytest.mark.slow
 def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, monkeypatch, tmp_path):
     """And goes to the active run of W&B."""
     logged = []
@@ -93,6 +94,7 @@ def test_training_goes_on_as_if_nothing_had_happened(train, tokenizer, precision
     assert ("forward" in vars(measured)) == bool(precision) == ("forward" in vars(undisturbed))
 
 
+@pytest.mark.slow
 def test_resumed_training_continues_the_history(train, tokenizer, tmp_path):
     """What was measured after the checkpoint is measured again."""
     whole = callback(tokenizer)
@@ -102,6 +104,7 @@ def test_resumed_training_continues_the_history(train, tokenizer, tmp_path):
     pd.testing.assert_frame_equal(resumed.history, whole.history)
 
 
+@pytest.mark.slow
 def test_the_embeddings_are_not_the_whole_model(train, tokenizer, monkeypatch):
     """Curves of hidden vectors begin with layer 0, the output of the embeddings."""
     logged = []
@@ -121,6 +124,7 @@ def test_wandb_may_still_be_being_imported(monkeypatch):
     log_to_active_run({"mixing/attn_w/mean": 0.5}, 3)
 
 
+@pytest.mark.slow
 def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):
     measured = callback(tokenizer)
     with pytest.raises(InputError, match="nothing has been measured"):
@@ -145,7 +149,7 @@ class Damage(TrainerCallback):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_training_goes_on_when_weights_are_no_numbers_any_more(train, tokenizer, caplog, tmp_path, value):
     """The step is left out with a warning, and training is what it would be alone."""
     measured = callback(tokenizer)
@@ -168,7 +172,7 @@ def test_training_goes_on_when_weights_are_no_numbers_any_more(train, tokenizer,
     ("options", "error"),
     [({"categories": ["mask"]}, "categories=\\[mask]: no token"), ({"layers": [9]}, "layers=\\[9]: expected")],
 )
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_training_goes_on_where_nothing_can_be_measured(train, tokenizer, caplog, options, error):
     measured = callback(tokenizer, **options)
     model = train(measured).model
@@ -181,6 +185,7 @@ def test_training_goes_on_where_nothing_can_be_measured(train, tokenizer, caplog
         measured.figure(METRIC)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])  # torch's on a GPU, and NumPy's
 def test_training_goes_on_without_memory_for_a_measurement_or_a_place_for_its_history(
     train, tokenizer, caplog, monkeypatch, tmp_path, kind

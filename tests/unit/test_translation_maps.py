@@ -120,6 +120,7 @@ def by_hand(maps):
     return layers, cumulative
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", list(STACK_CONFIGS))
 def test_maps_are_those_of_explicit_vectors(model_type, monkeypatch):
     model = tiny_model(STACK_CONFIGS[model_type], torch.float64)

@@ -54,6 +54,7 @@ def encoded(tokenizer, example: Example, *, separate: bool = False, **options):
     return sequences
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("kind", TEXTS)
 def test_texts_and_pairs_are_cut_as_the_tokenizer_cuts(kind, cutting):
     text, second = TEXTS[kind]

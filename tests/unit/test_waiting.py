@@ -120,14 +120,14 @@ def prepared(model_type, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", ["norms", ", ".join(EVERY)])
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
-@pytest.mark.spread(4)
+@pytest.mark.spread(1)
 def test_no_analysis_waits(monkeypatch, model_type, name):
     model, layout, batch = prepared(model_type)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type, torch.bfloat16)
     run(monkeypatch, model, layout, analyses_of(model, EVERY), batch)
@@ -135,7 +135,7 @@ def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_
 
 @pytest.mark.parametrize("name", ["mixing", "norms"])
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_nothing_waits_to_learn_which_tokens_are_words(monkeypatch, model_type, name):
     model, layout, batch = prepared(model_type)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), with_words(batch))
@@ -143,7 +143,7 @@ def test_nothing_waits_to_learn_which_tokens_are_words(monkeypatch, model_type, 
 
 @pytest.mark.parametrize("name", ["alignment", "norms", "mixing"])
 @pytest.mark.parametrize("of_words", [False, True])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
     model, layout = tiny_stack("marian", "cross", torch.float32), layout_of("marian", "cross")
     references = {
@@ -162,7 +162,7 @@ def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_syntax_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type)
     words = torch.tensor([[NO_WORD, 0, 1, 1, 2, NO_WORD]] * 3)
@@ -184,6 +184,7 @@ def test_similarity_does_not_wait(monkeypatch, sums):
     run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(sums=sums), context)], batch)
 
 
+@pytest.mark.slow
 def test_looking_for_massive_activations_does_not_wait_where_there_have_been_some(monkeypatch):
     model, layout, batch = prepared("llama")
     (sinks,) = analyses_of(model, ["sinks"])
@@ -193,12 +194,14 @@ def test_looking_for_massive_activations_does_not_wait_where_there_have_been_som
     assert [kept.layer for kept in massive._kept] == [1]
 
 
+@pytest.mark.slow
 def test_sampled_queries_are_known_on_the_host(monkeypatch):
     model, layout, batch = prepared("llama")
     norms = NormsAnalysis(NormsOptions(seed=0, sampled_queries=2), context_of(model))
     run(monkeypatch, model, layout, [norms], batch)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("waits", "message"),
     [

@@ -320,6 +320,7 @@ def test_tokenizers_that_do_not_show_words_are_refused():
         encoder.with_units(TokenSequence(np.array([0, 1])))
 
 
+@pytest.mark.slow
 def test_decompositions_and_attributions_of_words(saved_model):
     model = load(str(saved_model), device="cpu", dtype="float64")
     text = "The hippopotamus doesn't sing."

@@ -126,7 +126,7 @@ def test_a_model_is_shown_in_one_line(tokenizer):
 
 
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
     model = in_memory(AutoModelForSeq2SeqLM, model_type, tokenizer)
     model.save_pretrained(tmp_path)
@@ -144,6 +144,7 @@ def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, 
     )
 
 
+@pytest.mark.slow
 def test_a_model_in_the_middle_of_its_training(tokenizer):
     """Gradients and transformers' hooks are as they were; what training changes is observed without wrapping again."""
     model = in_memory(AutoModelForSequenceClassification, "bert", tokenizer, chunk_size_feed_forward=0)
@@ -178,6 +179,7 @@ def test_a_model_in_the_middle_of_its_training(tokenizer):
     same(second, normscope.decompose(wrapped, TEXT))
 
 
+@pytest.mark.slow
 def test_a_chunked_model_takes_texts_of_any_length(tokenizer):
     model = in_memory(AutoModel, "bert", tokenizer, chunk_size_feed_forward=4)
     whole = copy.deepcopy(model)
@@ -202,6 +204,7 @@ def test_any_dtype_and_attention_implementation(tokenizer, dtype, implementation
     assert model.config._attn_implementation == implementation
 
 
+@pytest.mark.slow
 def test_a_model_that_was_moved_or_cast_must_be_wrapped_again(tokenizer):
     model = in_memory(AutoModel, "bert", tokenizer)
     wrapped = normscope.wrap(model, tokenizer)
@@ -244,7 +247,7 @@ def adapted(tokenizer, **settings):
     ],
     ids=["lora", "dora", "a saved module", "embeddings"],
 )
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_active_adapters_are_observed_merged(tokenizer, settings):
     peft = adapted(tokenizer, **settings)
     before = record(peft)
@@ -260,6 +263,7 @@ def test_active_adapters_are_observed_merged(tokenizer, settings):
     same(plain, normscope.decompose(normscope.wrap(untouched, tokenizer), TEXT))
 
 
+@pytest.mark.slow
 def test_merged_adapters_stay_merged(tokenizer):
     peft = adapted(tokenizer)
     expected = normscope.decompose(normscope.wrap(peft, tokenizer), TEXT)
@@ -269,6 +273,7 @@ def test_merged_adapters_stay_merged(tokenizer):
     assert_same_record(before, record(peft))
 
 
+@pytest.mark.slow
 def test_an_adapter_that_was_trained_or_switched_off_must_be_wrapped_again(tokenizer):
     peft = adapted(tokenizer)
     wrapped = normscope.wrap(peft, tokenizer)
@@ -359,6 +364,7 @@ def test_modules_that_compute_something_else(tokenizer):
     refused("NaN or infinity in the weight encoder.layer.0.attention.output.dense.weight", model, tokenizer)
 
 
+@pytest.mark.slow
 def test_stacks_that_a_model_does_not_have(tokenizer):
     bert = in_memory(AutoModel, "bert", tokenizer)
     refused("stack=cross: bert has only one stack", bert, tokenizer, stack="cross")
@@ -383,6 +389,7 @@ def test_models_that_attend_to_nothing(tokenizer):
     refused(reason, AutoModel.from_config(config), tokenizer)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 def test_a_decoder_without_a_start_token(tokenizer, stack):
     config = AutoConfig.for_model(**STACK_CONFIGS["t5"] | {"vocab_size": len(tokenizer)})
@@ -423,6 +430,7 @@ def test_a_model_that_cannot_be_observed_exactly_is_refused(tokenizer, monkeypat
 # Options of `load`.
 
 
+@pytest.mark.slow
 def test_another_tokenizer_by_name_or_in_memory(saved_model, tokenizer, tmp_path):
     in_memory(AutoModel, "bert", tokenizer).save_pretrained(tmp_path)
     expected = normscope.decompose(normscope.load(tmp_path, tokenizer=saved_model, device="cpu"), TEXT)
@@ -431,6 +439,7 @@ def test_another_tokenizer_by_name_or_in_memory(saved_model, tokenizer, tmp_path
         normscope.load(tmp_path, tokenizer="nowhere/none")
 
 
+@pytest.mark.slow
 def test_random_weights_leave_the_generator_as_it_was(saved_model):
     torch.manual_seed(7)
     before = torch.get_rng_state()
@@ -442,6 +451,7 @@ def test_random_weights_leave_the_generator_as_it_was(saved_model):
     assert first.weights_sha256 is None
 
 
+@pytest.mark.slow
 def test_a_device_map_must_put_the_model_on_one_device(saved_model):
     expected = normscope.decompose(normscope.load(saved_model, device="cpu"), TEXT)
     for device_map in ("cpu", {"": "cpu"}):

@@ -37,7 +37,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_wrong_calls_of_every_day(kind, stock):
     at_least, stride, always = KINDS[kind]
     every = list(kind(stock))
