@@ -213,6 +213,7 @@ def test_help_and_the_schema_know_it(outcomes):
     assert "did you mean analysis.planted.power?" in err
 
 
+@pytest.mark.slow
 def test_its_own_check_refuses_bad_input(outcomes):
     (status, _, err), folder = outcomes[0]["refused"], outcomes[1]
     assert status == 2
@@ -220,6 +221,7 @@ def test_its_own_check_refuses_bad_input(outcomes):
     assert not (folder / "refused").exists()
 
 
+@pytest.mark.slow
 def test_a_stack_without_a_feed_forward_network_is_refused(outcomes):
     (status, _, err), folder = outcomes[0]["no network"], outcomes[1]
     assert status == 2
@@ -230,12 +232,14 @@ def test_a_stack_without_a_feed_forward_network_is_refused(outcomes):
     assert not (folder / "refused").exists()
 
 
+@pytest.mark.slow
 def test_it_runs_on_texts_in_memory(outcomes):
     results = outcomes[0]["in memory"]
     assert results["layers"] == [1, 2, 3]
     assert list(results["metrics"]) == ["planted/length/mean"]
 
 
+@pytest.mark.slow
 def test_a_run_publishes_it(outcomes):
     (status, out, err), folder = outcomes[0]["run"], outcomes[1] / "run"
     assert status == 0, err
@@ -256,6 +260,7 @@ def test_a_run_publishes_it(outcomes):
         assert part in logged, part
 
 
+@pytest.mark.slow
 def test_sweeps_compare_it(outcomes):
     (status, _, err), folder = outcomes[0]["sweep"], outcomes[1] / "sweep"
     assert status == 0, err
@@ -264,6 +269,7 @@ def test_sweeps_compare_it(outcomes):
     assert "planted/length/mean" in set(values["metric"])
 
 
+@pytest.mark.slow
 def test_its_runs_are_reproduced(outcomes):
     status, out, err = outcomes[0]["reproduced"]
     assert status == 0, err
@@ -285,6 +291,7 @@ def test_several_processes_share_it(outcomes, tmp_path, saved_model, searched):
     pd.testing.assert_frame_equal(shared, alone, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_analysis_that_contributing_shows_works(outcomes):
     status, out, err = outcomes[0]["documented"]
     assert status == 0, err
@@ -300,6 +307,7 @@ def test_the_analysis_that_contributing_shows_works(outcomes):
     assert re.search(r"^mean +\d", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_broken_plug_in_is_skipped_with_a_warning(monkeypatch, caplog, tmp_path):
     (tmp_path / "broken-1.0.dist-info").mkdir()
     (tmp_path / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")

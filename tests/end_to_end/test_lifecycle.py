@@ -107,6 +107,7 @@ def test_resume_obeys_and_refuses_likewise(capsys, monkeypatch, interrupted, tmp
     assert results(interrupted)["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, interrupted):
     (interrupted / "checkpoint.safetensors").write_bytes(b"damaged")
     (interrupted / ".unfinished-left").write_bytes(b"half")

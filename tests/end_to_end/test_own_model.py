@@ -35,7 +35,7 @@ def arguments(tmp_path):
     return ["model=own", "dataset=text", f"dataset.path={path}", "analysis=mixing", f"output_dir={tmp_path / 'run'}"]
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", ["bare", "named"])
 def test_a_factory_gives_the_numbers_of_the_model_in_memory(capsys, monkeypatch, tmp_path, arguments, factory):
     outcome = run_here(capsys, monkeypatch, *arguments, f"model.factory={__name__}:{factory}")

@@ -174,6 +174,7 @@ def test_the_explorer_shows_the_numbers_of_the_tables(reported, wide):
         assert f"{every[measure].max():#.3g}" in shown["legend"]
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_explorer_shows_differences_words_and_all_heads(reported, wide):
     seen, _ = wide

@@ -14,7 +14,11 @@ def prepared(tmp_path_factory, tokenizer):
     return commands(tmp_path_factory.mktemp("golden"), tokenizer)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.parquet")))
+def _slow_if_large(name):
+    return pytest.param(name, marks=pytest.mark.slow) if name.startswith("minilm") else name
+
+
+@pytest.mark.parametrize("name", [_slow_if_large(path.stem) for path in sorted(FOLDER.glob("*.parquet"))])
 def test_results_are_those_that_were_kept(name, prepared, tmp_path):
     outcome = run_once(*prepared[name].arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err

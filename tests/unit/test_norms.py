@@ -94,7 +94,7 @@ def test_decompose_equals_explicit_vectors(saved_model):
     assert "%" in found._repr_html_()
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "llama", "mistral"])
 def test_uniform_weights_prefer_no_vectors(family):
     """Short texts of tokens with short vectors and long texts of tokens with long ones; all weights of a query are equal.

@@ -32,8 +32,8 @@ def installed(tool: Tool) -> bool:
     return importlib.util.find_spec(tool.package.replace("-", "_")) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.spread(1)
 def test_tools_find_the_same_numbers(name, models, monkeypatch):
     monkeypatch.setattr(peer_tasks, "STEPS", 2)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
