@@ -7,7 +7,7 @@ from typing import Any
 import jaxtyping
 
 CALLS = 1
-"""How often each function's shapes are checked in a test: tests call some of them a hundred thousand times."""
+"""How many calls of each function are checked in a test: tests call some of them a hundred thousand times."""
 
 _tests = 0
 """Number of tests that have begun in this process."""

@@ -112,6 +112,21 @@ def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, saved_model):
+    out, page = explained(
+        capsys, monkeypatch, tmp_path, TEXT, f"model.name={saved_model}", "analysis.attribution.attention=through"
+    )
+    model = normscope.load(str(saved_model))
+    prediction = prediction_of(model, TEXT)
+    rules = [normscope.attribute(model, TEXT, prediction.target, attention=each) for each in ("through", "held")]
+    strongest = [max(range(len(each.scores)), key=lambda at, each=each: abs(each.scores[at])) for each in rules]
+    shown = [number(float(each.scores[at]), signed=True) for each, at in zip(rules, strongest, strict=True)]
+    assert shown[0] != shown[1]
+    assert shown[0] in out
+    assert shown[1] not in out
+    assert "Which heads wrote it" not in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

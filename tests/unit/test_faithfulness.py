@@ -13,7 +13,10 @@ from transformers import BertConfig, BertForSequenceClassification
 from normscope.analyses.attribution.analysis import AttributionAnalysis
 from normscope.analyses.attribution.erasures import by_score, random_orders, trials, without
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.analyses.attribution.sample import methods_of
 from normscope.analyses.base import AnalysisContext
+from normscope.attribution.baselines import Baseline
+from normscope.attribution.methods import MapMethod
 from normscope.attribution.readouts import (
     ClassReadout,
     ContinuationReadout,
@@ -23,7 +26,7 @@ from normscope.attribution.readouts import (
     readout_of,
 )
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
+from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
@@ -232,15 +235,23 @@ def test_by_default_all_maps_that_a_family_defines(family, maps):
     assert AttributionAnalysis.requirements(AttributionOptions(seed=0), info).token_maps == maps
 
 
-def test_gradients_need_captum(monkeypatch):
-    wanted = AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.gradient_x_input])
+def test_scores_that_follow_attention_weights_join_the_default_methods():
+    through = AttributionOptions(seed=0, attention=AttentionRule.through)
+    assert methods_of(AttributionOptions(seed=0)) == (None, [])
+    assert methods_of(through) == (None, [Baseline.THROUGH_ATTENTION])
+    through.methods = [AttributionMethod.rollout]
+    assert methods_of(through) == ([MapMethod.ROLLOUT], [])
+
+
+def test_integrated_gradients_need_captum(monkeypatch):
+    wanted = AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.integrated_gradients])
     wanted.validate(RunOptions())
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
-        InputError, match=r"gradient_x_input needs Captum, which is not installed; run `pip install captum`"
+        InputError, match=r"integrated_gradients needs Captum, which is not installed; run `pip install captum`"
     ):
         wanted.validate(RunOptions())
-    AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.rollout]).validate(RunOptions())
+    AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.gradient_x_input]).validate(RunOptions())
     AttributionOptions(enabled=False, seed=0, methods=wanted.methods).validate(RunOptions())
 
 

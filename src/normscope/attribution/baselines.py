@@ -1,12 +1,11 @@
-"""Scores of tokens without a map: gradient × input and integrated gradients, by Captum.
+"""Scores of tokens without a map: gradient × input of the untouched model, and integrated gradients by Captum.
 
-Captum's methods attribute to the output of the model's token embedding. Position and segment embeddings are part of the
+Both attribute to the output of the model's token embedding. Position and segment embeddings are part of the
 function, and the baseline of integrated gradients is a text whose token embeddings are zero.
 """
 
 import enum
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -44,10 +43,8 @@ def baseline_scores(
         steps: Number of steps of integrated gradients (Gauss–Legendre).
 
     Raises:
-        ImportError: If Captum is not installed.
+        ImportError: If integrated gradients are asked for and Captum is not installed.
     """
-    from captum.attr import InputXGradient, IntegratedGradients
-
     module = embeddings_of(model)
     names = list(inputs)
     mask = inputs["attention_mask"].bool()
@@ -66,13 +63,17 @@ def baseline_scores(
                 replaced.remove()
             return readout.scalars(readout.answers(output, arguments), answers)
 
-        arguments: dict[str, Any] = {"additional_forward_args": (untouched, *given.values())}
         if method is Baseline.GRADIENT_X_INPUT:
-            parts = InputXGradient(scalars).attribute(embeddings, **arguments)
+            made = scalars(embeddings, untouched, *given.values())
+            parts = torch.autograd.grad(made.sum(), embeddings)[0] * embeddings
         else:
-            rows = 1 if not readout.takes_padding else max(_ROWS_AT_ONCE, len(embeddings))
+            from captum.attr import IntegratedGradients
+
             parts = IntegratedGradients(scalars).attribute(
-                embeddings, n_steps=steps, internal_batch_size=rows, **arguments
+                embeddings,
+                additional_forward_args=(untouched, *given.values()),
+                n_steps=steps,
+                internal_batch_size=1 if not readout.takes_padding else max(_ROWS_AT_ONCE, len(embeddings)),
             )
     scores = wide(parts.detach().sum(dim=-1))
     return scores * mask.to(scores)

@@ -45,7 +45,7 @@ def token_scores(
 
     Raises:
         InputError: If attribution cannot follow the model.
-        ImportError: If a baseline is asked for and Captum is not installed.
+        ImportError: If integrated gradients are asked for and Captum is not installed.
     """
     passed = held_pass(model, layout, inputs, readout.head)
     mask = passed.token_mask

@@ -3,13 +3,6 @@
 import enum
 
 
-class Routing(enum.StrEnum):
-    """How the weights that the router of a mixture gives its experts are treated."""
-
-    held = "held"
-    """They are held fixed, as σ of a layer normalisation is."""
-
-
 class ValueBias(enum.StrEnum):
     """Where `decompx` and scores put the value biases."""
 

@@ -21,7 +21,7 @@ from normscope.analyses.papers import (
 )
 from normscope.config.rules import ABOVE_ZERO, SEED, at_least, listed, rule
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
+from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
 
 
 class AttributionMethod(enum.StrEnum):
@@ -54,10 +54,6 @@ class Erasure(enum.StrEnum):
     remove = "remove"
 
 
-CAPTUM = (AttributionMethod.gradient_x_input, AttributionMethod.integrated_gradients)
-"""The methods that need Captum."""
-
-
 @dataclasses.dataclass
 class AttributionOptions(AnalysisConfig):
     """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences; with
@@ -68,8 +64,11 @@ class AttributionOptions(AnalysisConfig):
         metadata=rule(f"at least one of {', '.join(AttributionMethod)}", len, ([],), listed),
     )
     """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `through_attention` (which follows
-    attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients`; the last two need
-    Captum. By default, the first six, as far as they are defined for the model's family."""
+    attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients` (which needs Captum). By
+    default, the first six, as far as they are defined for the model's family."""
+    attention: AttentionRule = AttentionRule.held
+    """What scores do with attention weights: hold them at their values (`held`), or follow them as well (`through`), which adds
+    `through_attention` to the default methods. `normscope explain` uses this setting, too."""
     stage: AttributionStage = AttributionStage.block
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the attention `block`, or
     the whole `layer`, which takes many times as long."""
@@ -121,11 +120,11 @@ class AttributionOptions(AnalysisConfig):
                 "analysis.attribution.erasure=mask: target=loss measures the loss of the tokens that remain, so tokens are "
                 "removed; leave erasure out"
             )
-        wanted = [method for method in self.methods or () if method in CAPTUM]
+        wanted = AttributionMethod.integrated_gradients in (self.methods or ())
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:
             raise InputError(
-                f"analysis.attribution.methods: {wanted[0]} needs Captum, which is not installed; run `pip install captum`, or "
-                "leave it out"
+                "analysis.attribution.methods: integrated_gradients needs Captum, which is not installed; run "
+                "`pip install captum`, or leave it out"
             )
 
 

@@ -22,7 +22,7 @@ from normscope.attribution.token_scores import token_scores
 from normscope.data.batching import Batch
 from normscope.data.words import unit_texts
 from normscope.errors import InputError
-from normscope.maths.choices import ReadoutTarget
+from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
 from normscope.statistics.precision import in_rounds, until_precise
@@ -51,7 +51,7 @@ class SequenceMaps(NamedTuple):
 def methods_of(options: AttributionOptions) -> tuple[list[MapMethod] | None, list[Baseline]]:
     """The wanted methods with maps (None: all that are defined), and the baselines."""
     if options.methods is None:
-        return None, []
+        return None, [Baseline.THROUGH_ATTENTION] if options.attention is AttentionRule.through else []
     names = list(dict.fromkeys(str(method) for method in options.methods))
     maps, baselines = set(MapMethod), set(Baseline)
     return [MapMethod(name) for name in names if name in maps], [Baseline(name) for name in names if name in baselines]

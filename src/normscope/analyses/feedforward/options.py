@@ -8,7 +8,6 @@ from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2024
 from normscope.config.rules import ABOVE_ZERO, SEED, at_least
-from normscope.maths.choices import Routing
 
 
 @dataclasses.dataclass
@@ -21,8 +20,6 @@ class FeedForwardOptions(AnalysisConfig):
     """Number of amplified token pairs to list in each layer."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences."""
-    routing: Routing = Routing.held
-    """How the router's weights in a mixture of experts are treated: they are held fixed (`held`)."""
     precision: float | None = dataclasses.field(default=0.015, metadata=ABOVE_ZERO)
     """The sample ends early once the 95% interval of the change by the network, 1 − Spearman's ρ averaged over layers, is
     within ± this; null compares all sequences."""
