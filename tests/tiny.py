@@ -326,9 +326,10 @@ def _layout_of(config: str, stack: Stack | None) -> ModelLayout:
 def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1) -> dict[str, torch.Tensor]:
     """Random tokens, right-padded."""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, model.config.vocab_size, (len(lengths), max(lengths)), generator=generator)
+    config = model.config.get_text_config()
+    ids = torch.randint(5, config.vocab_size, (len(lengths), max(lengths)), generator=generator)
     token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    ids = ids.masked_fill(~token_mask, model.config.pad_token_id or 0)
+    ids = ids.masked_fill(~token_mask, config.pad_token_id or 0)
     return {"input_ids": ids, "attention_mask": token_mask.long()}
 
 

@@ -39,12 +39,13 @@ def _observed() -> str:
             code(row.stack) if row.stack else "",
             f"{code(row.block)}: {BLOCKS[row.block]}",
             f"{row.network}: {row.reason}" if row.reason else row.network,
+            row.attribution,
             ", ".join(map(code, _methods(row.block, row.stack))),
         )
         for row in stored()
         if row.block
     ]
-    return table(("`model_type`", "`model.stack`", "block", "whole layer", "mixing ratios"), rows)
+    return table(("`model_type`", "`model.stack`", "block", "whole layer", "attribution", "mixing ratios"), rows)
 
 
 def _refused() -> str:
@@ -61,8 +62,9 @@ def _counts() -> str:
         every = {row.model_type for row in stacks}
         blocks = every - {row.model_type for row in stacks if not row.block}
         layers = blocks - {row.model_type for row in stacks if row.block and row.network in ("no", "part")}
-        rows.append((name, str(len(every)), str(len(blocks)), str(len(layers))))
-    return table(("transformers' list", "architectures", "attention blocks", "whole layers"), rows)
+        followed = blocks - {row.model_type for row in stacks if row.attribution == "no"}
+        rows.append((name, *(str(len(each)) for each in (every, blocks, layers, followed))))
+    return table(("transformers' list", "architectures", "attention blocks", "whole layers", "attribution"), rows)
 
 
 def _methods(block: str, stack: str) -> list[Method]:

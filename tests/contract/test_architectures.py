@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel, SwitchTransformersConfig
+from torch.utils._pytree import tree_iter
+from transformers import AutoModel, PreTrainedModel, SwitchTransformersConfig
 
 from docs import architectures
+from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
+from normscope.linear.passes import held_pass, held_translation
 from normscope.models.block import AttentionBlock
 from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import Graph, NotInferredError
 from normscope.models.infer import infer
+from normscope.models.layout import ModelLayout
 from normscope.models.layouts import layout_of_config, layout_of_model
 from normscope.models.observer import Observer
 from normscope.models.trace import trace
@@ -140,6 +144,25 @@ def test_every_architecture_of_the_page_is_proved(model_type):
         )
         assert layout.residual.norm_position == rows[stack].block
         assert not whole or layout.has_networks
+        if rows[stack].attribution:
+            assert _is_followed(observed, layout) == (rows[stack].attribution == "yes")
+
+
+def _is_followed(model: PreTrainedModel, layout: ModelLayout) -> bool:
+    """Whether scores and biases add up to a scalar of the last hidden vectors."""
+    inputs = token_batch(model, (9, 6))
+    if layout.stack == "cross":
+        inputs |= {"decoder_input_ids": inputs["input_ids"][:, :5]}
+    try:
+        passed = held_translation(model, inputs) if layout.stack == "cross" else held_pass(model, layout, inputs)
+    except InputError:
+        return False
+    made = next(each for each in tree_iter(passed.output) if isinstance(each, torch.Tensor) and each.requires_grad)
+    scalars = (made * torch.randn_like(made) * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2))
+    found = attribute_scalars(passed, scalars)
+    total = found.scores.sum(dim=1) + found.bias + found.remainder
+    torch.testing.assert_close(total, scalars.detach().double(), rtol=1e-4, atol=1e-6)
+    return True
 
 
 @pytest.mark.spread(1)

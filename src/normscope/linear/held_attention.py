@@ -25,7 +25,7 @@ class HeldAttention:
     def __init__(
         self,
         query: Float[Tensor, "*batch query head_dim"],
-        key: Float[Tensor, "*batch key head_dim"],
+        key: Float[Tensor, "*#batch key head_dim"],
         mask: Tensor | None,
         *,
         causal: bool,

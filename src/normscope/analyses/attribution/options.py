@@ -64,7 +64,8 @@ class AttributionOptions(AnalysisConfig):
         metadata=rule(f"at least one of {', '.join(AttributionMethod)}", len, ([],), listed),
     )
     """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `through_attention` (which follows
-    attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients` (which needs Captum). By
+    attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients` (which needs Captum).
+    By
     default, the first six, as far as they are defined for the model's family."""
     attention: AttentionRule = AttentionRule.held
     """What scores do with attention weights: hold them at their values (`held`), or follow them as well (`through`), which adds
