@@ -189,6 +189,7 @@ def _functions() -> Functions:
             ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
         )
     functions = collections.defaultdict(list)
+    gc.unfreeze()  # what conftest.py has frozen is not among the objects
     for thing in gc.get_objects():
         if type(thing) is types.FunctionType:  # `isinstance` would trigger warnings in lazy objects
             functions[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
