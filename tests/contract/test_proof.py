@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
+from normscope.linear.passes import carried_pass, held_pass
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check, TextCheck
 from normscope.models.verification import verify
@@ -248,6 +250,29 @@ def test_a_model_that_does_something_else_is_refused(kind):
     sabotage(model)
     with pytest.raises(InputError, match=message):
         verify(model, layout, family)
+
+
+@pytest.mark.spread(5)
+@pytest.mark.parametrize("kind", SABOTAGED)
+def test_attribution_follows_what_a_model_does_not_what_its_layout_says(kind):
+    """The twins of the refusals above: scores, biases and vectors add up to what the changed code computes."""
+    family, sabotage, _ = SABOTAGED[kind]
+    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    layout, inputs = layout_of(family, None, model.config), token_batch(model, (9, 9))
+    sabotage(model)
+    passed = held_pass(model, layout, inputs)
+    scalars = (passed.returned * torch.randn_like(passed.returned)).sum(dim=(1, 2))
+    found = attribute_scalars(passed, scalars)
+    total = found.scores.sum(dim=1) + found.bias + found.remainder
+    torch.testing.assert_close(total, scalars.detach(), rtol=1e-9, atol=1e-9)
+    if "dropout" in kind:  # no two passes are the same
+        return
+    carried = carried_pass(model, layout, inputs, torch.eye(9).double()[:, None].expand(-1, 2, -1), bias=True)
+    torch.testing.assert_close(carried.parts.sum(dim=0), carried.vectors, rtol=1e-9, atol=1e-9)
+    with torch.inference_mode():
+        untouched = model(**inputs).last_hidden_state  # whose norms round to float32
+    torch.testing.assert_close(passed.returned.detach(), untouched, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(carried.vectors, untouched, rtol=1e-6, atol=1e-6)
 
 
 def test_the_layout_of_another_family_is_refused():
