@@ -58,9 +58,6 @@ _REASONS = {
 """Why the proof refuses some of them."""
 _UNKNOWN_SLOPE = ("apertus",)
 """Architectures whose feed-forward networks have an activation without a known slope, which only weights show."""
-NOT_FOLLOWED = ("apertus",)
-"""Architectures whose blocks can be observed, but whose output is no affine map of the tokens' vectors even with everything held
-fixed that the rules know. A slow test follows all others on tiny models."""
 _SECONDS = 300
 _PATHS = re.compile(r" from '[^']*('|…)")
 """Where modules lie on this machine, in messages of transformers."""
@@ -77,7 +74,7 @@ class Row(NamedTuple):
     network: str
     """Whether whole layers can be observed, with their feed-forward networks: yes, no, or part (some layers only)."""
     attribution: str
-    """Whether the tokens' vectors can be followed through the whole stack: yes or no; empty where a stack has none of its own."""
+    """Whether the tokens' vectors can be followed through the whole stack: yes or no; empty where it has no blocks."""
     reason: str
     """What cannot be observed, or not in the usual form, and why."""
 
@@ -112,7 +109,7 @@ def rows(model_type: str) -> Iterator[Row]:
             limits, network = [*_limits(layout)], _network(layout)
             if model_type in _UNKNOWN_SLOPE:
                 limits, network = [*limits, "the slope of its activation is not known"], "no"
-            followed = "" if stack == "decoder" else "no" if model_type in NOT_FOLLOWED else "yes"
+            followed = "" if stack == "decoder" else "yes"
             position = layout.residual.norm_position
             yield Row(model_type, stack or "", lists, position, network, followed, "; ".join(limits))
 

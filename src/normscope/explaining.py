@@ -15,7 +15,6 @@ from normscope.api.attribution import Attribution
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.decomposition import decompose
 from normscope.errors import InputError, escaped, one_line
-from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.logit_meaning import LogitMeaning
@@ -41,8 +40,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     """Explain one text: print what the model predicts and from which tokens, and write the page.
 
     Args:
-        options: The model, the device, `dataset.chat_template` and `analysis.attribution.attention`; all other options are
-            ignored.
+        options: The model, the device, `dataset.chat_template` and `attention`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
             `typed_texts`).
         folder: Where the page goes; it is made.
@@ -58,15 +56,15 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     model = load(options.model, options.device)
     given = as_given(model, text, chat=options.dataset.chat_template)
     prediction = prediction_of(model, given)
-    rule = options.analysis.attribution.attention
-    by_head = rule is AttentionRule.held and not model.layout.reads_target
+    rule = str(options.attention)
+    by_head = rule == "held" and not model.layout.reads_target
     found = attribute(
         model,
         given,
         prediction.target,
         against=prediction.runner_up,
         by=["layer", "head"] if by_head else None,
-        attention=str(rule),
+        attention=rule,
     )
     assert isinstance(found, Attribution)
     if callable(prediction.target):

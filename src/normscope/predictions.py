@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_number
+from normscope.attribution.embeddings import embedding
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
@@ -117,7 +118,7 @@ def _own_embedding(model: LoadedModel) -> Target:
     embedder, _ = model.guessed_embedder()
 
     def length(hidden: Float[Tensor, "token model"]) -> Tensor:
-        (embedding,) = embedder.embedding(hidden[None], hidden.new_ones(1, len(hidden)).bool())
-        return embedding @ torch.nn.functional.normalize(embedding.detach(), dim=-1)
+        (made,) = embedding(embedder, hidden[None], hidden.new_ones(1, len(hidden)).bool())
+        return made @ torch.nn.functional.normalize(made.detach(), dim=-1)
 
     return length

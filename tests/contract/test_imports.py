@@ -161,7 +161,7 @@ ALLOWED = {
         "typed_texts",
     },
     "typed_texts": {"models"},
-    "predictions": {"api", "data.token_texts", "maths.choices", "models"},
+    "predictions": {"api", "attribution.embeddings", "data.token_texts", "maths.choices", "models"},
     "explaining": {
         "api",
         "models",

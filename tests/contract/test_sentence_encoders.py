@@ -21,7 +21,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import normscope
+from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.errors import InputError
+from normscope.maths import choices
+from normscope.maths.embedder import Embedder
 from normscope.models.embedder_files import _Module, _parts
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
@@ -136,36 +139,66 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folders, family, kind
     assert abs(attributed.remainder) < 1e-6 * (abs(attributed.scores).sum() + abs(attributed.bias))
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(approximate="tanh"), nn.GELU(), nn.Softplus(beta=0.7), nn.PReLU(11)])
+def _behind(module):
+    """An embedder with a module after pooling."""
+    parts = _parts(_Module(type(module).__name__, {}, module.state_dict, module), "x", PLACE)
+    return Embedder(choices.Pooling.mean, [*parts])
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.GELU(approximate="tanh"), nn.GELU(), nn.Softplus(beta=0.7), nn.Sigmoid(), nn.PReLU(11)]
+)
 def test_an_activation_is_what_the_module_computes(activation):
     """The two GELUs differ by 5e-6 in this similarity: a class says nothing of what its arguments change."""
     torch.manual_seed(0)
     dense = Dense(7, 11, activation_function=activation).double()
     if isinstance(activation, nn.PReLU):
         nn.init.uniform_(activation.weight)
-    (part,) = _parts(_Module("Dense", dense.get_config_dict(), dense.state_dict, dense.activation_function), "x", PLACE)
-    vectors = torch.randn(5, 7, dtype=torch.float64)
-    expected = dense({PLACE: vectors})[PLACE]
-    torch.testing.assert_close(part.linear(vectors, vectors) + part.constant(vectors), expected, rtol=0, atol=1e-14)
-    pieces = torch.randn(3, 5, 7, dtype=torch.float64)
-    whole = pieces.sum(dim=0)
-    made = sum(part.linear(each, whole) for each in pieces) + part.constant(whole)
-    torch.testing.assert_close(made, dense({PLACE: whole})[PLACE], rtol=0, atol=1e-13)
+    vectors = torch.randn(5, 1, 7, dtype=torch.float64)
+    expected = dense({PLACE: vectors[:, 0]})[PLACE].detach()
+    made = embedding(_behind(dense), vectors, torch.ones(5, 1).bool())
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-14)
+    pieces = torch.randn(5, 3, 7, dtype=torch.float64)
+    parts, whole = parts_of_embedding(_behind(dense), pieces, pieces.sum(dim=1))
+    torch.testing.assert_close(whole, dense({PLACE: pieces.sum(dim=1)})[PLACE].detach(), rtol=0, atol=1e-14)
+    torch.testing.assert_close(parts.sum(dim=1), whole, rtol=0, atol=1e-13)
+    # What a vector contributes is linear in it, and the bias is that of a part that is zero.
+    halves = torch.cat([pieces[:, :1] / 2, pieces[:, :1] / 2, pieces[:, 1:]], dim=1)
+    again, _ = parts_of_embedding(_behind(dense), halves, pieces.sum(dim=1))
+    torch.testing.assert_close(again[:, 0] + again[:, 1], parts[:, 0], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("activation", [nn.Softmax(dim=-1), nn.GLU(), nn.LogSoftmax(dim=-1)])
 def test_an_activation_that_mixes_dimensions_is_refused(activation):
     dense = Dense(7, 12, activation_function=activation)
-    module = _Module("Dense", dense.get_config_dict(), dense.state_dict, dense.activation_function)
-    with pytest.raises(InputError, match=f"{type(activation).__name__}, expected one that is applied dimension by dim"):
-        list(_parts(module, "x", PLACE))
+    with pytest.raises(InputError, match="pooling: Dense, which follows the pooling, computes no affine map"):
+        embedding(_behind(dense), torch.randn(5, 1, 7), torch.ones(5, 1).bool())
+
+
+class Whitening(nn.Module):
+    """A module that nobody has listed."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.matrix = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7, 4))
+
+    def forward(self, features):
+        return features | {PLACE: torch.nn.functional.layer_norm((features[PLACE] - self.mean) @ self.matrix, [4])}
+
+
+def test_any_module_in_memory_may_follow_the_pooling():
+    torch.manual_seed(0)
+    module, pieces = Whitening().double(), torch.randn(5, 3, 7, dtype=torch.float64)
+    parts, whole = parts_of_embedding(_behind(module), pieces, pieces.sum(dim=1))
+    torch.testing.assert_close(whole, module({PLACE: pieces.sum(dim=1)})[PLACE].detach(), rtol=0, atol=1e-14)
+    torch.testing.assert_close(parts.sum(dim=1), whole, rtol=0, atol=1e-13)
 
 
 def test_an_activation_of_files_is_made_of_the_class_that_they_name():
     dense = Dense(7, 11, activation_function=nn.PReLU(11, init=0.4))
     (part,) = _parts(_Module("Dense", dense.get_config_dict(), dense.state_dict), "x", PLACE)
     vectors = torch.randn(5, 7)
-    torch.testing.assert_close(part.linear(vectors, vectors) + part.constant(vectors), dense({PLACE: vectors})[PLACE])
+    torch.testing.assert_close(part(vectors), dense({PLACE: vectors})[PLACE])
     foreign = dense.get_config_dict() | {"activation_function": "os.system"}
     with pytest.raises(InputError, match="the activation os.system, expected an activation of torch.nn"):
         list(_parts(_Module("Dense", foreign, dense.state_dict), "x", PLACE))
@@ -243,8 +276,8 @@ def test_what_cannot_be_split_is_one_line(folder):
         model(encoder)
     encoder = encoder_of(folder, "cls, tanh")
     encoder[2].activation_function = nn.Softmax(dim=-1)
-    with pytest.raises(InputError, match="Dense module with the activation Softmax, expected one that is applied dim"):
-        model(encoder)
+    with pytest.raises(InputError, match="pooling: Dense, which follows the pooling, computes no affine map"):
+        normscope.similarity(model(encoder), A, B)
     with pytest.raises(
         InputError, match=r"prompts: expected a str, a pair \(tuple\) of two str or None, got a tuple of 3"
     ):

@@ -113,9 +113,7 @@ def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
 
 
 def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, saved_model):
-    out, page = explained(
-        capsys, monkeypatch, tmp_path, TEXT, f"model.name={saved_model}", "analysis.attribution.attention=through"
-    )
+    out, page = explained(capsys, monkeypatch, tmp_path, TEXT, f"model.name={saved_model}", "attention=through")
     model = normscope.load(str(saved_model))
     prediction = prediction_of(model, TEXT)
     rules = [normscope.attribute(model, TEXT, prediction.target, attention=each) for each in ("through", "held")]

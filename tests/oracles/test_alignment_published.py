@@ -127,7 +127,6 @@ def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():
         analysis.result()
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize("layers", [[1, 2], [2]])
 def test_everything(maps, layers):
     found = findings(AlignmentOptions(sentences=[1, 3, 5]), BASELINES, REVERSE, layers)

@@ -122,7 +122,6 @@ def test_norms(any_specimen, choice):
     assert_published(findings, norms_oracle.expected(any_specimen, layers, categories, options))
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["bert", "qwen2"])
 def test_mixing_of_words(name):
     layers, of_words = [2, 3], words.of_words(made(name))
@@ -200,7 +199,7 @@ OUTLIERS = {
 
 @pytest.mark.parametrize("categories", [None, ["punctuation", "other"], ["all"]])
 @pytest.mark.parametrize("options", OUTLIERS)
-@pytest.mark.spread(5)
+@pytest.mark.spread(8)
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)
@@ -265,7 +264,6 @@ def _labels(figure, side):
     return figure.table[side], figure.table[f"token_{side}"]
 
 
-@pytest.mark.spread(1)
 def test_the_similarity_of_queries_and_documents(specimen):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     pairs = dataclasses.replace(pairs, ranked=[(1, 1), (1, 2), (0, 0), (2, 1), (1, 3)])
@@ -275,7 +273,6 @@ def test_the_similarity_of_queries_and_documents(specimen):
     assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
-@pytest.mark.spread(1)
 def test_similarity_without_gold_scores(specimen):
     pairs = similarity_oracle.PairSpecimen.of(specimen, [None] * 5)
     options = SimilarityOptions(rows=[])
@@ -332,8 +329,9 @@ def test_attribution(choice):
     assert_published(findings, expected, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
 
 
-@pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
+@pytest.mark.spread(1)
 def test_attribution_of_losses(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen, wanted = (
@@ -345,8 +343,9 @@ def test_attribution_of_losses(options):
     assert_published(findings, expected, tolerance=2e-5)  # Qwen2's norms compute in float32
 
 
-@pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
+@pytest.mark.spread(1)
 def test_attribution_of_answers(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen = specimens.answered()
@@ -366,8 +365,9 @@ TRANSLATED = {
 }
 
 
-@pytest.mark.parametrize("choice", TRANSLATED)
 @pytest.mark.spread(1)
+@pytest.mark.parametrize("choice", TRANSLATED)
+@pytest.mark.spread(2)
 def test_attribution_of_translations(choice):
     specimen, options = specimens.translations(), TRANSLATED[choice]
     examples = [Example(*texts, row=row) for row, texts in enumerate(specimen.texts, start=1)]

@@ -840,7 +840,6 @@ CLAIMS = {
 """What a sentence claims of the numbers that it prints, by a pattern that finds both."""
 
 
-@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_sentence_claims_holds_of_the_numbers_it_prints(name):
     """Close to every threshold: each metric of each case is moved by up to a half, several times."""

@@ -80,7 +80,7 @@ def expected(model, tokenizer, start: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("start", ["", "<s>"])
-@pytest.mark.slow
+@pytest.mark.spread(1)
 def test_parts_of_conversations_keep_their_places(capsys, monkeypatch, tmp_path, chat_tokenizer, start):
     """Whether or not the template writes the token that begins a sequence; on text, random tokens and one repeated."""
     chat_tokenizer.chat_template = start + TEMPLATE

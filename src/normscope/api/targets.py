@@ -12,12 +12,14 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked
+from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.data.batching import Batch
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
 from normscope.linear.passes import HeldPass
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder, pooled
+from normscope.maths.tensors import wide
 from normscope.models.any_module import returned_vectors
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
@@ -306,20 +308,20 @@ def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     with torch.inference_mode():
         returned = returned_vectors(model.model(**other.model_inputs()))
         assert returned is not None
-        embedding = embedder.embedding(full_precision(returned), other.token_mask)
-    direction = torch.nn.functional.normalize(embedding.clone(), dim=-1)
+        theirs = embedding(embedder, full_precision(returned), other.token_mask)
+    direction = torch.nn.functional.normalize(theirs.clone(), dim=-1)
 
     def cosine(vectors: Tensor, norm: Tensor) -> Tensor:
         return (vectors * direction).sum(dim=-1) / norm
 
     def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
-        embedded = embedder.embedding(passed.returned, passed.token_mask)
+        embedded = embedding(embedder, passed.returned, passed.token_mask)
         return cosine(embedded, torch.linalg.vector_norm(embedded.detach(), dim=-1)), "cosine similarity"
 
     def constant(passed: HeldPass) -> Tensor:
         hidden = passed.returned.detach()
         whole = pooled(embedder.weights(hidden, passed.token_mask), hidden)
-        parts, embedded = embedder.parts(torch.zeros_like(whole).unsqueeze(1), whole)
+        parts, embedded = parts_of_embedding(embedder, wide(torch.zeros_like(whole).unsqueeze(1)), wide(whole))
         return cosine(parts[:, -1], torch.linalg.vector_norm(embedded, dim=-1))
 
     return PreparedTarget(None, evaluate, constant)

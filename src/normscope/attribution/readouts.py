@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.attribution.embeddings import embedding
 from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
@@ -238,7 +239,7 @@ class EmbeddingReadout(Readout):
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The embeddings."""
-        return self.embedder.embedding(full_precision(output.last_hidden_state), inputs["attention_mask"].bool())
+        return embedding(self.embedder, full_precision(output.last_hidden_state), inputs["attention_mask"].bool())
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import pooled_vectors
 from normscope.linear.passes import carried_pass, held_pass
@@ -79,7 +80,7 @@ def embedded_parts(
     def weights(hidden: Tensor, mask: Tensor) -> Tensor | None:
         return embedder.weights(hidden, mask, prompt)
 
-    return embedder.parts(*pooled_vectors(model, layout, inputs, weights, bias))
+    return parts_of_embedding(embedder, *pooled_vectors(model, layout, inputs, weights, bias))
 
 
 def sums_of_pairs(
@@ -109,7 +110,7 @@ def sums_of_pairs(
     passed = held_pass(model, layout, inputs)
     mask = passed.token_mask
     with torch.inference_mode(False), torch.enable_grad():
-        made = embedder.embedding(wide(passed.returned), mask, prompt)
+        made = embedding(embedder, wide(passed.returned), mask, prompt)
         still = made.detach()
         lengths = product_of_lengths(still[0::2], still[1::2])
         others = torch.stack([still[1::2], still[0::2]], dim=1).flatten(0, 1)
@@ -122,7 +123,7 @@ def sums_of_pairs(
     carried = carried_pass(model, layout, inputs, nothing, bias=True, credited=credited)
     hidden = wide(carried.vectors)
     weights = embedder.weights(hidden, mask, prompt)
-    constants, _ = embedder.parts(pooled_parts(weights, wide(carried.parts)), pooled(weights, hidden))
+    constants, _ = parts_of_embedding(embedder, pooled_parts(weights, wide(carried.parts)), pooled(weights, hidden))
     biases = torch.linalg.vecdot(constants[0::2, 0], constants[1::2, 0]) / lengths
     value = torch.linalg.vecdot(still[0::2], still[1::2]) / lengths
     return PairSums(added[0::2], added[1::2], value, biases)

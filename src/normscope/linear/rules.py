@@ -182,6 +182,8 @@ def _held(value: Callable[[], Tensor], back: Callable[[Tensor], Any], *operands:
 
 
 _KNOWN: "weakref.WeakKeyDictionary[nn.Module, Activation]" = weakref.WeakKeyDictionary()
+_BY_DIMENSION: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
+"""Whether modules that are none of the known activations are applied dimension by dimension."""
 _KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
 
 
@@ -197,6 +199,8 @@ class HeldFixed(TorchFunctionMode):
         absorbed: A number, 1, if attention weights are followed as well. What a product of two linear tensors (q·k and α v)
             gives then belongs half to each, and a softmax is linearised where it is; its constant part is a multiple of this
             number.
+        shifted: Whether a module that is applied dimension by dimension is an activation even where it is not 0 at 0. Inside a
+            model, such as a sigmoid, it may be a gate, and is held.
 
     Source of `absorbed`: Achtibat et al. 2024, AttnLRP (arXiv:2402.05602).
     """
@@ -210,9 +214,10 @@ class HeldFixed(TorchFunctionMode):
         bias: bool = False,
         values: Callable[[Tensor], Tensor] | None = None,
         absorbed: Tensor | None = None,
+        shifted: bool = False,
     ) -> None:
         super().__init__()
-        self.absorbed = absorbed
+        self.absorbed, self._shifted = absorbed, shifted
         self.softmaxes = 0
         """Number of softmaxes that have been linearised."""
         self._model, self.ones, self.carries, self._bias, self.values = model, ones, carries, bias, values
@@ -242,6 +247,10 @@ class HeldFixed(TorchFunctionMode):
                     _KNOWN[module] = found
                 if module in _KNOWN:
                     return self.done(_sloped(own, args[0], _KNOWN[module]))
+                if module not in _BY_DIMENSION:
+                    _BY_DIMENSION[module] = _is_by_dimension(own, args[0])
+                if _BY_DIMENSION[module] and (step := _of_numbers(own, args[0], shifted=self._shifted)) is not None:
+                    return self.done(step)
         return own(*args, **kwargs)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -375,7 +384,7 @@ class HeldFixed(TorchFunctionMode):
 def _may_be_an_activation(module: nn.Module) -> bool:
     return (
         next(module.children(), None) is None
-        and sum(parameter.numel() for parameter in module.parameters()) <= 1
+        and (isinstance(module, nn.PReLU) or all(parameter.numel() <= 1 for parameter in module.parameters()))
         and not isinstance(module, nn.Identity | nn.Dropout | nn.Embedding)
         and "forward" not in vars(module)
     )
@@ -765,6 +774,42 @@ def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activati
         stacked=lambda u: u * slope,
         activation=(inner, known),
     )
+
+
+def _is_by_dimension(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
+    """Whether a function is applied dimension by dimension: changing one of them changes no other."""
+    given = torch.linspace(-2, 2, like.numel()).to(like.detach()).view_as(like)
+    changed = given.clone()
+    changed[..., ::2] += 1
+    try:
+        made, other = function(given.clone()), function(changed)
+        return made.shape == like.shape and torch.allclose(made[..., 1::2], other[..., 1::2], rtol=1e-5, atol=1e-7)
+    except Exception:  # somebody else's function, which takes something else
+        return False
+
+
+def _of_numbers(function: Callable[[Tensor], Tensor], inner: Tensor, *, shifted: bool) -> Step | None:
+    """A function that is applied dimension by dimension, as u times (g(u) − g(0))/u, plus g(0).
+
+    Args:
+        shifted: Whether g(0) may be anything. XIELU's is nearly 0.
+    """
+    fixed = inner.detach()
+    value, zero = function(fixed.clone()), function(torch.zeros_like(fixed))
+    if not shifted and float(zero.abs().max()) > _NEARLY_ZERO:
+        return None
+    # Where u is 0, g(u) − g(0) is 0 as well, whatever the slope.
+    slope = torch.where(fixed == 0, 1.0, (value - zero) / fixed.masked_fill(fixed == 0, 1))
+    return Step(
+        lambda u, at_zero: _held(lambda: value - zero, lambda gradient: gradient * slope, u) + at_zero,
+        [inner],
+        [zero],
+        stacked=lambda u: u * slope,
+        constant_part=lambda: zero,
+    )
+
+
+_NEARLY_ZERO = 1e-5
 
 
 def _slope(value: Tensor, inner: Tensor, known: Activation) -> Tensor:

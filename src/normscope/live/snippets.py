@@ -10,7 +10,8 @@ from normscope.live.answers import THROUGH, Aimed
 from normscope.live.state import Side, State
 from normscope.live.texts import Read
 from normscope.maths.choices import Pooling
-from normscope.maths.embedder import Embedder, UnitLength
+from normscope.maths.embedder import Embedder
+from normscope.models.embedder_modules import UnitLength
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.reporting.explorer import HEAD_MEASURES, MEASURES

@@ -1,14 +1,11 @@
 """How the embedding of a text is made from its last hidden vectors: pooling, and the modules that follow it.
 
 Pooling is linear in the hidden vectors: it is a weighted sum or, for the maximum, takes each dimension from one token, and that
-choice is held fixed. The modules that follow are affine once what they compute from the whole vector is held fixed: a norm's
-deviation, an activation's slope g(u)/u, a length. So the parts of the hidden vectors give parts of the embedding, which add up
-to it exactly.
+choice is held fixed.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +13,6 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling, SimilarityFunction
-from normscope.maths.normalisation import Normalisation
 
 
 def pooling_weights(
@@ -47,107 +43,6 @@ def pooling_weights(
     return torch.nn.functional.one_hot(positions, token_mask.shape[1]).to(token_mask)
 
 
-class EmbeddingModule(Protocol):
-    """A module that reads and returns one vector for each text."""
-
-    def linear(self, vectors: Float[Tensor, "*batch given"], whole: Float[Tensor, "*#batch given"]) -> Tensor:
-        """The module without its constants; what it computes from the whole vector is held fixed."""
-
-    def constant(self, whole: Float[Tensor, "*batch given"]) -> Tensor | float:
-        """Its constants. `linear` of the whole vector, plus these, is exactly what the module returns."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Projection:
-    """g(x W + b), with the slopes (g(u) − g(0))/u held fixed, plus x or x R if there is a residual connection.
-
-    Args:
-        weight: W, of shape (given, made).
-        bias: b; None without one.
-        activation: g, applied dimension by dimension.
-        residual: R, of shape (given, made). True stands for the identity; False and None, for no residual connection.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: Callable[[Tensor], Tensor]
-    residual: Tensor | bool | None = None
-
-    def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
-        """s ⊙ v W, plus the residual connection; s are the slopes."""
-        made = vectors @ self.weight.to(vectors) * self._slopes(whole)
-        if self.residual is None or self.residual is False:
-            return made
-        return made + (vectors @ self.residual.to(vectors) if isinstance(self.residual, Tensor) else vectors)
-
-    def constant(self, whole: Tensor) -> Tensor | float:
-        """s ⊙ b + g(0)."""
-        at_zero = self._activated(self.weight.new_zeros(1, self.weight.shape[1]).to(whole))[0]
-        return at_zero if self.bias is None else self.bias.to(whole) * self._slopes(whole) + at_zero
-
-    def _slopes(self, whole: Tensor) -> Tensor:
-        inner = whole @ self.weight.to(whole)
-        inner = (inner if self.bias is None else inner + self.bias.to(whole)).detach()
-        zero = torch.zeros_like(inner)
-        # Where u is 0, g(u) − g(0) is 0 as well, whatever the slope.
-        return torch.where(inner == 0, 1.0, (self._activated(inner) - self._activated(zero)) / inner)
-
-    def _activated(self, inner: Tensor) -> Tensor:
-        """g, whose learned parameters, if there are any, have one value for each dimension or for all."""
-        if isinstance(self.activation, nn.Module):
-            self.activation.to(inner)
-        with torch.no_grad():
-            return self.activation(inner.reshape(-1, inner.shape[-1])).view_as(inner)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Norm:
-    """A layer normalisation, with σ held fixed."""
-
-    norm: Normalisation
-
-    def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
-        """γ ⊙ (v − mean(v)) / σ."""
-        norm = self.norm._replace(weight=self.norm.weight.to(vectors))
-        return norm.scaled(vectors) / norm.deviation(whole.detach()).unsqueeze(-1)
-
-    def constant(self, whole: Tensor) -> Tensor | float:
-        """β."""
-        return 0.0 if self.norm.bias is None else self.norm.bias.to(whole)
-
-
-class UnitLength:
-    """x/‖x‖, with ‖x‖ held fixed."""
-
-    def linear(self, vectors: Tensor, whole: Tensor) -> Tensor:
-        """v/‖x‖; a vector of zeros stays as it is."""
-        lengths = torch.linalg.vector_norm(whole.detach(), dim=-1, keepdim=True)
-        return vectors / lengths.masked_fill(lengths == 0, 1)
-
-    def constant(self, _whole: Tensor) -> float:
-        """There is none."""
-        return 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Truncation:
-    """The first entries of a vector (Matryoshka embeddings).
-
-    Args:
-        size: How many.
-    """
-
-    size: int
-
-    def linear(self, vectors: Tensor, _whole: Tensor) -> Tensor:
-        """The first entries."""
-        return vectors[..., : self.size]
-
-    def constant(self, _whole: Tensor) -> float:
-        """There is none."""
-        return 0.0
-
-
 @dataclasses.dataclass(frozen=True)
 class LateInteraction:
     """Which tokens have vectors that are compared, if texts keep a vector for each token."""
@@ -166,8 +61,8 @@ class Embedder:
 
     pooling: Pooling | None
     """None for late interaction, in which texts keep a vector for each token."""
-    modules: Sequence[EmbeddingModule] = ()
-    """What follows pooling, in order."""
+    modules: Sequence[nn.Module] = ()
+    """What follows pooling, in order. Each reads and returns a tensor."""
     function: SimilarityFunction = SimilarityFunction.cosine
     """The similarity that the model uses."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -217,22 +112,6 @@ class Embedder:
         default = self.prompts.get(self.default_prompt or "", "")
         return default, default
 
-    def embedding(
-        self,
-        hidden: Float[Tensor, "batch token model"],
-        token_mask: Bool[Tensor, "batch token"],
-        prompt: int | Int[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch *token made"]:
-        """The embeddings. Gradients hold fixed what the modules hold fixed, so gradient × input misses only the constants.
-
-        Args:
-            prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
-        """
-        embedding = pooled(self.weights(hidden, token_mask, prompt), hidden)
-        for module in self.modules:
-            embedding = module.linear(embedding, embedding) + module.constant(embedding)
-        return embedding
-
     def weights(
         self,
         hidden: Float[Tensor, "batch token model"],
@@ -247,21 +126,6 @@ class Embedder:
             positions = torch.arange(mask.shape[1], device=mask.device)
             mask = mask * (positions >= torch.as_tensor(prompt, device=mask.device).reshape(-1, 1))
         return pooling_weights(self.pooling, mask, hidden)
-
-    def parts(
-        self, parts: Float[Tensor, "batch source *token model"], whole: Float[Tensor, "batch *token model"]
-    ) -> tuple[Float[Tensor, "batch source *token made"], Float[Tensor, "batch *token made"]]:
-        """What tokens and biases contribute to embeddings, and the embeddings.
-
-        Args:
-            parts: What each token, and last the bias, contributes to the pooled vectors.
-            whole: The pooled vectors.
-        """
-        for module in self.modules:
-            constant = module.constant(whole)
-            parts, whole = module.linear(parts, whole.unsqueeze(1)), module.linear(whole, whole) + constant
-            parts[:, -1] += constant
-        return parts, whole
 
 
 def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch *token model"]:

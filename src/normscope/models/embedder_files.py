@@ -1,6 +1,5 @@
 """Reads how a sentence encoder makes embeddings: from its files, or from a SentenceTransformer in memory."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,16 +11,8 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError, one_line, printable
 from normscope.maths.choices import Pooling, SimilarityFunction
-from normscope.maths.embedder import (
-    Embedder,
-    EmbeddingModule,
-    LateInteraction,
-    Norm,
-    Projection,
-    Truncation,
-    UnitLength,
-)
-from normscope.maths.normalisation import Normalisation
+from normscope.maths.embedder import Embedder, LateInteraction
+from normscope.models.embedder_modules import Dense, OfFeatures, Truncation, UnitLength
 from normscope.untrusted.files import MIB
 from normscope.untrusted.plain_data import json_value
 
@@ -85,8 +76,8 @@ class _Module(NamedTuple):
     """The name of its class."""
     config: Mapping[str, Any]
     weights: Callable[[], Mapping[str, Tensor]]
-    activation: Any = None
-    """What a Dense module in memory applies; the files of one name a class."""
+    itself: nn.Module | None = None
+    """The module, if it is in memory."""
 
 
 def embedder_of(folder: Path | None, name: str) -> Embedder:
@@ -171,7 +162,7 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
             type(module).__name__,
             _knobs(module) if place == 0 else _config_in_memory(module),
             module.state_dict,
-            getattr(module, "activation_function", None),
+            module,
         )
         for place, module in enumerate(encoder.children())
     ]
@@ -274,7 +265,7 @@ def _transformer_settings(folder: Path, name: str) -> tuple[Path, Mapping[str, A
 
 def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str) -> Embedder:
     known = {*_TRANSFORMERS, "Pooling", "Normalize", "Dropout", "Dense", "LayerNorm", "MultiVectorMask"}
-    unknown = [module.kind for module in modules if module.kind not in known]
+    unknown = [module.kind for module in modules if module.kind not in known and module.itself is None]
     pools = [module for module in modules if module.kind == "Pooling"]
     late = settings.get("model_type") == "MultiVectorEncoder"
     if unknown or len(pools) != (not late):
@@ -355,7 +346,7 @@ def _late(modules: Sequence[_Module], name: str) -> LateInteraction:
     )
 
 
-def _parts(module: _Module, name: str, place: str) -> Iterator[EmbeddingModule]:
+def _parts(module: _Module, name: str, place: str) -> Iterator[nn.Module]:
     """What a module after pooling does; nothing if it changes nothing.
 
     Args:
@@ -371,69 +362,63 @@ def _parts(module: _Module, name: str, place: str) -> Iterator[EmbeddingModule]:
             )
         case "Normalize":
             yield UnitLength()
+        case "Dropout" | "MultiVectorMask":
+            return
+        case _ if module.itself is not None:
+            yield OfFeatures(module.itself, place)
         case "LayerNorm":
             weights = _tensors(module, name, {"norm.weight", "norm.bias"})
-            yield Norm(Normalisation(weights["norm.weight"], weights["norm.bias"], 1e-5))
+            norm = nn.LayerNorm(len(weights["norm.weight"]))
+            norm.load_state_dict({key.removeprefix("norm."): weight for key, weight in weights.items()})
+            yield norm
         case "Dense":
-            learned = {key for key in module.weights() if key.startswith(_ACTIVATION)}
-            weights = _tensors(module, name, {"linear.weight"}, {"linear.bias", "residual.weight"} | learned)
-            activation = _activation(module, weights, name)
-            residual = weights["residual.weight"].T if "residual.weight" in weights else None
-            adds = True if residual is None and module.config.get("use_residual") else residual
-            yield Projection(weights["linear.weight"].T, weights.get("linear.bias"), activation, adds)
+            yield _dense(module, name)
 
 
-def _activation(module: _Module, weights: Mapping[str, Tensor], name: str) -> Callable[[Tensor], Tensor]:
-    """The activation of a Dense module, whatever it computes: that in memory, or a new one of the class that the files name.
+def _dense(module: _Module, name: str) -> Dense:
+    """A Dense module as its files describe it.
 
     Raises:
-        InputError: If the class is not torch's, or the activation is not applied dimension by dimension.
+        InputError: If weights are missing or have no use, or the activation is none of torch's.
     """
-    named = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    activation = module.activation
-    if activation is None:
-        kind = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
-        learned = {
-            key.removeprefix(_ACTIVATION): weight for key, weight in weights.items() if key.startswith(_ACTIVATION)
-        }
-        try:
-            activation = kind()  # type: ignore[misc]
-            if "weight" in learned and isinstance(activation, nn.PReLU):
-                activation = nn.PReLU(len(learned["weight"]))
-            activation.load_state_dict(learned)
-        except Exception as error:  # no class, or one that cannot be created like that
-            raise InputError(
-                f"pooling: {name} has a Dense module with the activation {printable(named, 80)}, expected an activation of "
-                f"torch.nn that its files describe; {_WITHOUT_POOLING}"
-            ) from error
-    if isinstance(activation, nn.Module):
-        activation = copy.deepcopy(activation).eval().requires_grad_(False)
-    _check_elementwise(activation, weights["linear.weight"].shape[0], name)
-    return activation
+    learned = {key for key in module.weights() if key.startswith(_ACTIVATION)}
+    weights = _tensors(module, name, {"linear.weight"}, {"linear.bias", "residual.weight"} | learned)
+    residual: nn.Module | None = nn.Identity() if module.config.get("use_residual") else None
+    if "residual.weight" in weights:
+        residual = _linear(weights["residual.weight"], None)
+    activation = _activation(
+        str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh")),
+        {key.removeprefix(_ACTIVATION): weights[key] for key in learned},
+        name,
+    )
+    return Dense(_linear(weights["linear.weight"], weights.get("linear.bias")), activation, residual)
 
 
-def _check_elementwise(activation: Callable[[Tensor], Tensor], size: int, name: str) -> None:
-    """Check that an activation is applied dimension by dimension: changing one of them changes no other.
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    made, given = weight.shape
+    linear = nn.Linear(given, made, bias=bias is not None)
+    linear.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    return linear
+
+
+def _activation(named: str, learned: Mapping[str, Tensor], name: str) -> nn.Module:
+    """A new activation of the class that the files of a Dense module name.
 
     Raises:
-        InputError: If it is not.
+        InputError: If the class is not torch's, or cannot be created like that.
     """
-    parameters = activation.parameters() if isinstance(activation, nn.Module) else ()
-    like = next(iter(parameters), torch.zeros(()))
-    given = torch.linspace(-2, 2, size, device=like.device, dtype=like.dtype).repeat(2, 1)
-    given[1, ::2] += 1
+    kind = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
     try:
-        with torch.no_grad():
-            made = activation(given)
-        alike = made.shape == given.shape and torch.allclose(made[0, 1::2], made[1, 1::2], rtol=1e-4, atol=1e-6)
-    except Exception:  # it takes something else
-        alike = False
-    if not alike:
-        kind = getattr(activation, "__name__", type(activation).__name__)
+        activation: nn.Module = kind()  # type: ignore[misc]
+        if "weight" in learned and isinstance(activation, nn.PReLU):
+            activation = nn.PReLU(len(learned["weight"]))
+        activation.load_state_dict(learned)
+    except Exception as error:  # no class, or one that cannot be created like that
         raise InputError(
-            f"pooling: {name} has a Dense module with the activation {kind}, expected one that is applied dimension by "
-            f"dimension; {_WITHOUT_POOLING}"
-        )
+            f"pooling: {name} has a Dense module with the activation {printable(named, 80)}, expected an activation of "
+            f"torch.nn that its files describe; {_WITHOUT_POOLING}"
+        ) from error
+    return activation
 
 
 def _tensors(module: _Module, name: str, needed: Set[str], optional: Set[str] = frozenset()) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from normscope.config.schema import Schema
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
 from normscope.live.options import LiveOptions
+from normscope.maths.choices import AttentionRule
 from normscope.models.options import DeviceOptions, ModelOptions, ModelStack, check_device, check_model
 from normscope.reporting.options import (
     FigureOptions,
@@ -61,6 +62,9 @@ class RunOptions:
     measured. Words are those of the corpus if it is annotated, otherwise those of the tokenizer."""
     seed: int = field(default=0, metadata=SEED)
     """Seed of all random choices, unless a more specific one is set."""
+    attention: AttentionRule = AttentionRule.held
+    """What attributions do with attention weights, in a run and in `normscope explain`: hold them at their values (`held`), or
+    follow them to queries and keys as well (`through`)."""
     output_dir: str | None = field(default=None, metadata=_LOCAL_FOLDER)
     """The run directory itself; in a multirun, the sweep's directory."""
     resume: str | None = field(default=None, metadata=IS_PATH)

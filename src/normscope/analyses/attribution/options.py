@@ -67,9 +67,8 @@ class AttributionOptions(AnalysisConfig):
     attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients` (which needs Captum).
     By
     default, the first six, as far as they are defined for the model's family."""
-    attention: AttentionRule = AttentionRule.held
-    """What scores do with attention weights: hold them at their values (`held`), or follow them as well (`through`), which adds
-    `through_attention` to the default methods. `normscope explain` uses this setting, too."""
+    attention: AttentionRule = dataclasses.field(default=II("attention"))
+    """With `through`, the default methods include `through_attention`; by default, as `attention` says."""
     stage: AttributionStage = AttributionStage.block
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the attention `block`, or
     the whole `layer`, which takes many times as long."""

@@ -1,0 +1,88 @@
+"""Embeddings of texts, and what tokens contribute to them.
+
+The modules that follow pooling run their own code, with everything held fixed that is not linear: a norm's deviation, an
+activation's slope, a length. So the parts of the pooled vector give parts of the embedding, which add up to it exactly.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from normscope.errors import InputError
+from normscope.linear.rules import HeldFixed, Kind, Stack, kind_of, marked, stack_of
+from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder, pooled
+from normscope.maths.tensors import wide
+
+
+def embedding(
+    embedder: Embedder,
+    hidden: Float[Tensor, "batch token model"],
+    token_mask: Bool[Tensor, "batch token"],
+    prompt: int | Int[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch *token made"]:
+    """The embeddings of texts, in the type of the hidden vectors.
+
+    Gradients hold fixed what is not linear, so gradient × input misses only the constants of the modules.
+
+    Args:
+        embedder: How embeddings are made.
+        hidden: The last hidden vectors.
+        token_mask: True at tokens, False at padding.
+        prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
+
+    Raises:
+        InputError: If a module gives something that is no affine map of the pooled vector, even with that held fixed.
+    """
+    vectors = wide(pooled(embedder.weights(hidden, token_mask, prompt), hidden))
+    for module in _in_float64(embedder.modules, vectors.device):
+        given = marked(vectors.clone(), Kind.LINEAR)
+        with HeldFixed(module, shifted=True):
+            vectors = _made(module, given)
+    return vectors.to(hidden.dtype)
+
+
+def parts_of_embedding(
+    embedder: Embedder,
+    parts: Float[Tensor, "batch source *token model"],
+    whole: Float[Tensor, "batch *token model"],
+) -> tuple[Float[Tensor, "batch source *token made"], Float[Tensor, "batch *token made"]]:
+    """What tokens and biases contribute to embeddings, and the embeddings.
+
+    Args:
+        embedder: How embeddings are made.
+        parts: What each token, and last the bias, contributes to the pooled vectors, in float64.
+        whole: The pooled vectors, in float64.
+
+    Raises:
+        InputError: If a module gives something that is no affine map of the pooled vector, even with what is not linear held
+            fixed.
+    """
+    stack = parts.movedim(1, 0)
+    for module in _in_float64(embedder.modules, whole.device):
+        given = marked(whole.detach().clone(), Kind.LINEAR)
+        given._stack = Stack(lambda stack=stack: stack)  # type: ignore[misc]
+        with HeldFixed(module, carries=True, bias=True, shifted=True), torch.no_grad():
+            made = _made(module, given)
+        stack, whole = stack_of(made)(), made.detach()
+    return stack.movedim(0, 1), whole
+
+
+def _in_float64(modules: Sequence[nn.Module], device: torch.device) -> Iterator[nn.Module]:
+    """Copies, made anew each time: the modules are those of the user, who may change their weights."""
+    for module in modules:
+        yield copy.deepcopy(module).to(device, torch.float64).eval().requires_grad_(False)
+
+
+def _made(module: nn.Module, vectors: Tensor) -> Tensor:
+    made: Tensor = module(vectors)
+    if kind_of(made) is not Kind.LINEAR:
+        inner = getattr(module, "module", module)
+        raise InputError(
+            f"pooling: {type(inner).__name__}, which follows the pooling, computes no affine map even with norms and slopes "
+            f"held fixed; to leave it out, set pooling to one of {', '.join(Pooling)}"
+        )
+    return made
