@@ -123,7 +123,7 @@ def questions(capsys, monkeypatch, tmp_path, causal):
     return run
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", f"level={level}")

@@ -151,7 +151,7 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     assert float(listed[2].replace("−", "-")) == pytest.approx(change[largest], rel=1e-2, abs=1e-3)
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(
     "before",

@@ -200,6 +200,7 @@ def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_
     assert list(table.index) == ["mixing/attn_w/mean", "mixing/attn_n/mean"]
 
 
+@pytest.mark.slow
 def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [
         f"model.name={saved_model}",

@@ -223,6 +223,7 @@ def test_windows_that_only_one_process_reads(tmp_path, saved_model, undisturbed)
         assert found[3]["metrics"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
+@pytest.mark.slow
 def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
     """One of them has none."""
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]

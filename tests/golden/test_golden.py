@@ -15,7 +15,7 @@ def prepared(tmp_path_factory, tokenizer):
 
 
 def _slow_if_large(name):
-    return pytest.param(name, marks=pytest.mark.slow) if name.startswith("minilm") else name
+    return pytest.param(name, marks=pytest.mark.slow) if name.startswith("minilm") or name == "t5_cross" else name
 
 
 @pytest.mark.parametrize("name", [_slow_if_large(path.stem) for path in sorted(FOLDER.glob("*.parquet"))])

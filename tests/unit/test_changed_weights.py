@@ -109,7 +109,7 @@ MERGED = ("data.mul_", "load_state_dict, assign")
 """Changes of a model whose merged weights are the copy's own."""
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "adapted"), [*((change, False) for change in CHANGES), *((change, True) for change in MERGED)]
 )

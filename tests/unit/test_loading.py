@@ -329,7 +329,7 @@ def test_configs_of_known_families_that_cannot_be_exact_are_refused(from_config,
 # Vocabularies.
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 def test_a_decoder_with_a_smaller_vocabulary(stack, from_config, tokenizer):
     apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}

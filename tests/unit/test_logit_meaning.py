@@ -22,7 +22,7 @@ HEADS = {
 }
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_explain_and_the_analysis_read_logits_as_transformers_does(capsys, monkeypatch, tmp_path, tokenizer, name):
     changes, meaning = HEADS[name]

@@ -40,6 +40,7 @@ def test_a_batch_encoding_gives_the_same_as_its_texts(model, tensors):
     torch.testing.assert_close(decompose(model, pair).vectors, decompose(model, SECOND).vectors)
 
 
+@pytest.mark.slow
 def test_left_padding_is_removed(model):
     encoding = model.tokenizer([FIRST, "Short."], padding=True, padding_side="left", return_tensors="pt")
     same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))

@@ -185,7 +185,7 @@ def test_training_goes_on_where_nothing_can_be_measured(train, tokenizer, caplog
         measured.figure(METRIC)
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])  # torch's on a GPU, and NumPy's
 def test_training_goes_on_without_memory_for_a_measurement_or_a_place_for_its_history(
     train, tokenizer, caplog, monkeypatch, tmp_path, kind

@@ -417,6 +417,7 @@ def test_findings_say_words():
     assert lines.y_label == "share of words"
 
 
+@pytest.mark.slow
 @pytest.mark.reports
 def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
     treebank = write_treebank(tmp_path)
