@@ -1,7 +1,8 @@
 """Embeddings of texts, and what tokens contribute to them.
 
-The modules that follow pooling run their own code, with everything held fixed that is not linear: a norm's deviation, an
-activation's slope, a length. So the parts of the pooled vector give parts of the embedding, which add up to it exactly.
+The modules that follow pooling run their own code, with everything that is not linear held fixed: a norm's deviation, an
+activation's slope, a length. The parts of the pooled vector therefore give parts of the embedding, which add up to the
+embedding exactly.
 """
 
 import copy
@@ -24,7 +25,7 @@ def embedding(
     token_mask: Bool[Tensor, "batch token"],
     prompt: int | Int[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch *token made"]:
-    """The embeddings of texts, in the type of the hidden vectors.
+    """The embeddings of texts, in the dtype of the hidden vectors.
 
     Gradients hold fixed what is not linear, so gradient × input misses only the constants of the modules.
 
@@ -32,10 +33,10 @@ def embedding(
         embedder: How embeddings are made.
         hidden: The last hidden vectors.
         token_mask: True at tokens, False at padding.
-        prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
+        prompt: Number of tokens that a prompt takes at the start of a text: one number for all texts, or one for each.
 
     Raises:
-        InputError: If a module gives something that is no affine map of the pooled vector, even with that held fixed.
+        InputError: If a module's output is not an affine map of the pooled vector, even with what is not linear held fixed.
     """
     vectors = wide(pooled(embedder.weights(hidden, token_mask, prompt), hidden))
     for module in _in_float64(embedder.modules, vectors.device):
@@ -58,8 +59,7 @@ def parts_of_embedding(
         whole: The pooled vectors, in float64.
 
     Raises:
-        InputError: If a module gives something that is no affine map of the pooled vector, even with what is not linear held
-            fixed.
+        InputError: If a module's output is not an affine map of the pooled vector, even with what is not linear held fixed.
     """
     stack = parts.movedim(1, 0)
     for module in _in_float64(embedder.modules, whole.device):
@@ -72,7 +72,7 @@ def parts_of_embedding(
 
 
 def _in_float64(modules: Sequence[nn.Module], device: torch.device) -> Iterator[nn.Module]:
-    """Copies, made anew each time: the modules are those of the user, who may change their weights."""
+    """Copies, made anew each time: the modules belong to the user, who may change their weights."""
     for module in modules:
         yield copy.deepcopy(module).to(device, torch.float64).eval().requires_grad_(False)
 

@@ -183,7 +183,7 @@ def _held(value: Callable[[], Tensor], back: Callable[[Tensor], Any], *operands:
 
 _KNOWN: "weakref.WeakKeyDictionary[nn.Module, Activation]" = weakref.WeakKeyDictionary()
 _BY_DIMENSION: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
-"""Whether modules that are none of the known activations are applied dimension by dimension."""
+"""Whether modules that are not known activations are applied dimension by dimension."""
 _KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
 
 
@@ -199,8 +199,8 @@ class HeldFixed(TorchFunctionMode):
         absorbed: A number, 1, if attention weights are followed as well. What a product of two linear tensors (q·k and α v)
             gives then belongs half to each, and a softmax is linearised where it is; its constant part is a multiple of this
             number.
-        shifted: Whether a module that is applied dimension by dimension is an activation even where it is not 0 at 0. Inside a
-            model, such as a sigmoid, it may be a gate, and is held.
+        shifted: Whether a module that is applied dimension by dimension counts as an activation even if it is not 0 at 0.
+            Inside a model, such a module (a sigmoid, for example) may be a gate, and is held.
 
     Source of `absorbed`: Achtibat et al. 2024, AttnLRP (arXiv:2402.05602).
     """
@@ -777,7 +777,7 @@ def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activati
 
 
 def _is_by_dimension(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
-    """Whether a function is applied dimension by dimension: changing one of them changes no other."""
+    """Whether a function is applied dimension by dimension: changing one dimension changes no other."""
     given = torch.linspace(-2, 2, like.numel()).to(like.detach()).view_as(like)
     changed = given.clone()
     changed[..., ::2] += 1
@@ -792,7 +792,7 @@ def _of_numbers(function: Callable[[Tensor], Tensor], inner: Tensor, *, shifted:
     """A function that is applied dimension by dimension, as u times (g(u) − g(0))/u, plus g(0).
 
     Args:
-        shifted: Whether g(0) may be anything. XIELU's is nearly 0.
+        shifted: Whether g(0) may be anything; otherwise, it must be nearly 0, as XIELU's is.
     """
     fixed = inner.detach()
     value, zero = function(fixed.clone()), function(torch.zeros_like(fixed))

@@ -379,7 +379,7 @@ def _dense(module: _Module, name: str) -> Dense:
     """A Dense module as its files describe it.
 
     Raises:
-        InputError: If weights are missing or have no use, or the activation is none of torch's.
+        InputError: If weights are missing or have no use, or the activation is not one of torch's.
     """
     learned = {key for key in module.weights() if key.startswith(_ACTIVATION)}
     weights = _tensors(module, name, {"linear.weight"}, {"linear.bias", "residual.weight"} | learned)
@@ -405,7 +405,7 @@ def _activation(named: str, learned: Mapping[str, Tensor], name: str) -> nn.Modu
     """A new activation of the class that the files of a Dense module name.
 
     Raises:
-        InputError: If the class is not torch's, or cannot be created like that.
+        InputError: If the class is not torch's, or cannot be created from what the files say.
     """
     kind = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
     try:
@@ -413,7 +413,7 @@ def _activation(named: str, learned: Mapping[str, Tensor], name: str) -> nn.Modu
         if "weight" in learned and isinstance(activation, nn.PReLU):
             activation = nn.PReLU(len(learned["weight"]))
         activation.load_state_dict(learned)
-    except Exception as error:  # no class, or one that cannot be created like that
+    except Exception as error:  # no class, or one that cannot be created this way
         raise InputError(
             f"pooling: {name} has a Dense module with the activation {printable(named, 80)}, expected an activation of "
             f"torch.nn that its files describe; {_WITHOUT_POOLING}"

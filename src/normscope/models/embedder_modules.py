@@ -1,4 +1,4 @@
-"""Modules that make embeddings of pooled vectors: those of a SentenceTransformer in memory, or the same made from files."""
+"""Modules that turn pooled vectors into embeddings: those of a SentenceTransformer in memory, or equivalents from files."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class OfFeatures(nn.Module):
-    """A module of sentence-transformers, which reads one of a text's features and writes it again.
+    """A module of sentence-transformers, which reads one of a text's features and overwrites it.
 
     Args:
         module: The module.
@@ -58,7 +58,7 @@ class Truncation(nn.Module):
     """The first entries of a vector (Matryoshka embeddings).
 
     Args:
-        size: How many.
+        size: How many entries to keep.
     """
 
     def __init__(self, size: int) -> None:

@@ -65,10 +65,9 @@ class AttributionOptions(AnalysisConfig):
     )
     """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `through_attention` (which follows
     attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients` (which needs Captum).
-    By
-    default, the first six, as far as they are defined for the model's family."""
+    By default, the first six, as far as they are defined for the model's family."""
     attention: AttentionRule = dataclasses.field(default=II("attention"))
-    """With `through`, the default methods include `through_attention`; by default, as `attention` says."""
+    """`through` adds `through_attention` to the default methods. By default, the run's `attention`."""
     stage: AttributionStage = AttributionStage.block
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the attention `block`, or
     the whole `layer`, which takes many times as long."""
