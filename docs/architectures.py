@@ -74,7 +74,8 @@ class Row(NamedTuple):
     network: str
     """Whether whole layers can be observed, with their feed-forward networks: yes, no, or part (some layers only)."""
     attribution: str
-    """Whether the tokens' vectors can be followed through the whole stack: yes or no; empty where it has no blocks."""
+    """Whether the tokens' vectors can be followed through the whole stack: yes or no; empty for self-attention of a decoder, and
+    where there are no blocks."""
     reason: str
     """What cannot be observed, or not in the usual form, and why."""
 
@@ -96,10 +97,12 @@ def rows(model_type: str) -> Iterator[Row]:
         yield Row(model_type, "", lists, "", "no", "", "its text part is not a separate model")
         return
     stacks: tuple[Stack | None, ...] = get_args(Stack) if config.is_encoder_decoder else (None,)
+    is_encoder_known = True
     for stack in stacks:
         try:
             layout = layout_of_config(config, stack)
         except (InputError, NotInferredError) as error:
+            is_encoder_known &= stack != "encoder"
             yield Row(model_type, stack or "", lists, "", "no", "", _PATHS.sub("", str(error)))
         else:
             if (stack or "") in REFUSED.get(model_type, ()):
@@ -109,8 +112,8 @@ def rows(model_type: str) -> Iterator[Row]:
             limits, network = [*_limits(layout)], _network(layout)
             if model_type in _UNKNOWN_SLOPE:
                 limits, network = [*limits, "the slope of its activation is not known"], "no"
-            followed = "" if stack == "decoder" else "yes"
-            position = layout.residual.norm_position
+            followed = "yes" if is_encoder_known else "no"
+            position, followed = layout.residual.norm_position, "" if stack == "decoder" else followed
             yield Row(model_type, stack or "", lists, position, network, followed, "; ".join(limits))
 
 
