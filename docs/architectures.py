@@ -74,7 +74,7 @@ class Row(NamedTuple):
     network: str
     """Whether whole layers can be observed, with their feed-forward networks: yes, no, or part (some layers only)."""
     attribution: str
-    """Whether the tokens' vectors can be followed through the whole stack: yes or no; empty for self-attention of a decoder, and
+    """Whether vectors can be followed through the whole stack: yes or no; empty for self-attention of a decoder, and
     where there are no blocks."""
     reason: str
     """What cannot be observed, or not in the usual form, and why."""
