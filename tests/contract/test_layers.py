@@ -149,7 +149,8 @@ def assert_parts(model, layout, bound=None):
                 (ratio(*norms[stage]), ratio(others.norm(dim=-1), own.norm(dim=-1))),
             ):
                 torch.testing.assert_close(made[tokens], brute[tokens], **close, msg=lambda m, s=stage: f"{s}: {m}")
-        output = composition.output_at(composition.stages[-1])
+        last = composition.stages[-1]
+        output = composition.own(last) + composition.others(last) + composition.constant(last)
         torch.testing.assert_close(output[tokens], block.layer_output[tokens], **close)
         torch.testing.assert_close(composition.made_of_others()[tokens], composition.parts.others[tokens], **close)
         assert keys.any()

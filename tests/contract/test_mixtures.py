@@ -126,7 +126,9 @@ def test_the_parts_of_a_layer_add_up(model):
         tokens = block.token_mask
         made = parts.made_of_itself() + parts.made_of_others() + parts.parts.constant
         close(made[tokens], block.output[tokens], 1e-6)  # their norms compute in float32
-        close(parts.output_at(parts.stages[-1])[tokens], block.layer_output[tokens], 1e-6)
+        last = parts.stages[-1]
+        output = parts.own(last) + parts.others(last) + parts.constant(last)
+        close(output[tokens], block.layer_output[tokens], 1e-6)
 
 
 @pytest.mark.spread(1)

@@ -216,14 +216,6 @@ class LayerComposition:
         """What the network makes of each token's own vector, by running it on that: `parts.own` without a remainder."""
         return self.network.contribution(self._own_input(), self.query_slopes)
 
-    def output_at(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
-        """The layer's output at a stage: the sum of the parts.
-
-        Raises:
-            ValueError: If the layer does not have the stage.
-        """
-        return self.own(stage) + self.others(stage) + self.constant(stage)
-
     def relative_norms(self) -> dict[LayerStage, tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]]:
         """The norms of others and own by stage, up to a factor common to both norms of a token.
 

@@ -176,18 +176,6 @@ class InterventionRunner:
         """
         return self._passes(unchanged.batch, unchanged.texts, unchanged.masked, visit, ablation)
 
-    def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> "Loss":
-        """The loss of a batch: see `Unchanged.loss`.
-
-        Raises:
-            ValueError: If the checkpoint has no head, see `predicts`.
-        """
-        unchanged = self.unchanged(batch, _nothing)
-        loss = unchanged.loss if ablation is None else self.ablated(unchanged, _nothing, ablation)
-        if loss is None:
-            raise ValueError("expected a checkpoint with a language-modelling head")
-        return loss
-
     def _passes(
         self,
         batch: Batch,
