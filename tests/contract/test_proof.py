@@ -275,6 +275,38 @@ def test_attribution_follows_what_a_model_does_not_what_its_layout_says(kind):
     torch.testing.assert_close(carried.vectors, untouched, rtol=1e-6, atol=1e-6)
 
 
+class Unseen(nn.Linear):
+    """A projection of which no mode learns."""
+
+    def forward(self, vectors):
+        with torch._C.DisableTorchFunction():
+            return super().forward(vectors)
+
+
+class Squared(nn.Linear):
+    def forward(self, vectors):
+        return super().forward(vectors) + vectors.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (
+            Unseen,
+            r"add in layers\.1 \(LlamaDecoderLayer\) reads a tensor of which it is not known whether it is linear",
+        ),
+        (Squared, r"\w+ in layers\.1\.mlp\.down_proj \(Squared\) is not linear in the tokens' vectors"),
+    ],
+)
+def test_what_attribution_cannot_follow_is_named(kind, reason):
+    """No kind of a tensor is lost, and nothing is guessed: the function and its module are named."""
+    model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
+    layout = layout_of("llama", None, model.config)
+    as_kind(model.layers[1].mlp.down_proj, kind)
+    with pytest.raises(InputError, match=reason):
+        held_pass(model, layout, token_batch(model, (9, 6)))
+
+
 def test_the_layout_of_another_family_is_refused():
     """Gemma 4 looks like OLMo 2, but normalises its values and scales its layers."""
     model = tiny_model(
