@@ -28,6 +28,14 @@ from normscope.untrusted.writing import write_file
 
 PAGE = "explain.html"
 
+_RULES = {
+    "held": "Gradient × input of the model with its attention weights, norms and slopes held fixed: the scores of all tokens, "
+    "with the biases, add up to the value.",
+    "through": "Norms and slopes are held fixed; attention weights are followed to queries and keys as well. The scores of all "
+    "tokens, with the biases and the remainder, which is what softmaxes absorb, add up to the value.",
+}
+"""How scores are made, by what they do with attention weights."""
+
 _STRONGEST = 8
 """Tokens and heads that are printed."""
 _SINK = 0.3
@@ -81,6 +89,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
         ],
         are_shares=prediction.meaning is not LogitMeaning.value,
         scores=_coloured(found, sink),
+        rule=_RULES[rule],
         heads=heads,
         picture=base64.b64encode(found.figure("heads")._repr_png_()).decode() if by_head else "",
         maps=maps,

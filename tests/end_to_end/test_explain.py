@@ -122,6 +122,8 @@ def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, 
     assert shown[0] != shown[1]
     assert shown[0] in out
     assert shown[1] not in out
+    assert "attention weights are followed to queries and keys" in page
+    assert "attention weights, norms and slopes held fixed" not in page
     assert "Which heads wrote it" not in page
 
 

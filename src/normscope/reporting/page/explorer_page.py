@@ -39,6 +39,7 @@ def explained_page(
     choices: Sequence[tuple[str, float, str]],
     are_shares: bool,
     scores: str,
+    rule: str,
     heads: pd.DataFrame,
     picture: str,
     maps: TokenMaps | None,
@@ -52,6 +53,7 @@ def explained_page(
         choices: The most likely predictions, their probabilities or values, and these as they are written.
         are_shares: Whether they are probabilities, which bars show.
         scores: The text with its tokens coloured by their scores, as HTML.
+        rule: How the scores are made, in a sentence or two.
         heads: The strongest heads: `layer`, `head` and `value`.
         picture: What each head adds, as a PNG in base64; empty without heads.
         maps: The token maps; None without the explorer.
@@ -66,6 +68,7 @@ def explained_page(
             choices=choices,
             are_shares=are_shares,
             scores=Markup(scores),
+            rule=rule,
             heads=list(heads.itertuples(index=False)),
             picture=picture,
             css=asset("page.css") + asset("explorer.css"),
