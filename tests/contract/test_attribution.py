@@ -10,7 +10,7 @@ from normscope.attribution import vectors as vectors_of_sources
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import Sources, carried, vector_maps
 from normscope.linear.passes import held_pass
-from normscope.linear.rules import HeldFixed, Kind, marked
+from normscope.linear.rules import HeldFixed, Kind, Stack, marked, stack_of
 from normscope.maths.choices import ValueBias
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
@@ -178,3 +178,25 @@ def test_scores_through_attention_are_relevances_passed_back_by_hand():
     expected = (of_values + of_queries + of_keys).sum(dim=-1)
     torch.testing.assert_close((gradient * vectors).sum(dim=-1)[0], expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(expected.sum() + of_softmax, (weights @ v * target).sum(), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_written_over_is_made_again_for_a_late_reader():
+    """A network writes its slopes over what it reads, unless something else reads that, in whatever order."""
+    torch.manual_seed(0)
+    given, weight, parts = torch.randn(2, 5, 4).double(), torch.randn(7, 4).double(), torch.randn(3, 2, 5, 4).double()
+    marked(given, Kind.LINEAR)
+    given._stack = Stack(lambda: parts)
+    with torch.inference_mode(), HeldFixed(torch.nn.Identity(), carries=True):
+        inner = torch.nn.functional.linear(given, weight)
+        activated = torch.nn.functional.gelu(inner)
+        with torch._C.DisableTorchFunction():
+            slope, expected = activated / inner, parts @ weight.T
+            torch.testing.assert_close(stack_of(activated)(), expected * slope)
+        late = inner + activated
+        both = torch.nn.functional.layer_norm(late + inner, [7])
+    deviation = (late + inner).var(dim=-1, correction=0, keepdim=True).add(1e-5).sqrt()
+    sums = expected * (2 + slope)
+    torch.testing.assert_close(stack_of(both)(), (sums - sums.mean(dim=-1, keepdim=True)) / deviation)
+    torch.testing.assert_close(stack_of(late)(), expected * (1 + slope))
+    torch.testing.assert_close(stack_of(inner)(), expected)
+    assert torch.equal(parts, given._stack())

@@ -59,7 +59,8 @@ class HeldAttention:
         self, values: Float[Tensor, "source *batch key dimension"]
     ) -> Float[Tensor, "source *batch query dimension"]:
         """What each source's values add up to."""
-        return torch.cat([side_by_side(weights, values) for _, weights in self.strips()], dim=-2)
+        strips = [side_by_side(weights, values) for _, weights in self.strips()]
+        return strips[0] if len(strips) == 1 else torch.cat(strips, dim=-2)
 
 
 def side_by_side(

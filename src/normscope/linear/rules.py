@@ -125,6 +125,11 @@ class Step:
     """What an activation was applied to, and which it is: the gate of a gated product."""
     constant_part: Callable[[], Tensor] | None = None
     """What the constants add. By default, what `apply` makes of zeros."""
+    makes_new: bool = False
+    """Whether what `stacked` gives is one tensor that shares no memory with its operands."""
+    over: Linear | None = None
+    """`stacked`, written over its first argument: for large stacks, new memory takes longer than the numbers. The arguments are
+    the operands in any order."""
 
     def parts(self, stacks: Sequence[Tensor]) -> Any:
         """The linear part of each source.
@@ -147,9 +152,23 @@ class Step:
 class Stack:
     """What each source contributes to a linear tensor, computed when it is first asked for: for queries and keys, never."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], *, is_new: bool = False) -> None:
         self._make: Callable[[], Any] | None = make
         self._made: Any = None
+        self._is_new = is_new
+        """Whether it shares no memory with another stack."""
+        self.readers = 0
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether its only reader may write over it."""
+        return self._is_new and self.readers == 1 and self._make is not None
+
+    def taken(self) -> Any:
+        """(source, *tensor), for its only reader, who writes over it. If another one comes later, it is computed again."""
+        make, made = self._make, self()
+        self._make, self._made = make, None
+        return made
 
     def at(self, number: int) -> "Stack":
         """That of one of several tensors that a function gives."""
@@ -312,13 +331,23 @@ class HeldFixed(TorchFunctionMode):
 
     def stack(self, step: Step) -> Stack:
         """What each source contributes to what a step gives."""
-        return Stack(functools.partial(self._parts, step, [stack_of(each) for each in step.operands]))
+        stacks = [stack_of(each) for each in step.operands]
+        return Stack(functools.partial(self._parts, step, stacks), is_new=step.makes_new)
 
     def _parts(self, step: Step, stacks: Sequence[Stack]) -> Any:
-        made = step.parts([each() for each in stacks])
+        spare = None if step.over is None else next((each for each in stacks if each.is_spare), None)
+        if spare is not None and step.over is not None:
+            others = [each() for each in stacks if each is not spare]
+            made = step.over(spare.taken(), *others)
+        else:
+            made = step.parts([each() for each in stacks])
         if not self._bias or not step.constants:
             return made
-        return torch.cat([made[:-1], (made[-1] + step.constant()).unsqueeze(0)])
+        constant = step.constant()
+        if not step.makes_new or made.dtype is not constant.dtype:
+            return torch.cat([made[:-1], (made[-1] + constant).unsqueeze(0)])
+        made[-1].add_(constant)
+        return made
 
     def wrote(self, tensor: Tensor, stack: Stack | None) -> None:
         """Note that linear vectors have been written into a tensor, and so into the tensor that it is a part of.
@@ -395,8 +424,9 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def stack_of(tensor: Tensor) -> Stack:
-    """The stack of a linear tensor of a mode that carries."""
+    """The stack of a linear tensor of a mode that carries, for one reader more."""
     stack: Stack = tensor._stack  # type: ignore[attr-defined]
+    stack.readers += 1
     return stack
 
 
@@ -670,7 +700,14 @@ def _sum(mode: HeldFixed, call: _Call) -> Any:
         def added(a: Tensor, b: Tensor) -> Tensor:
             return function(a, b, **kwargs)
 
-        step = Step(added, [one, other], stacked=added if one.ndim == other.ndim else None)
+        alike = one.shape == other.shape and one.dtype is other.dtype
+        step = Step(
+            added,
+            [one, other],
+            stacked=added if one.ndim == other.ndim else None,
+            makes_new=one.ndim == other.ndim,
+            over=Tensor.add_ if alike and "add" in call.name and not kwargs else None,
+        )
     else:
         linear, plain = (one, other) if kind_of(one) else (other, one)
         constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
@@ -773,6 +810,8 @@ def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activati
         [inner],
         stacked=lambda u: u * slope,
         activation=(inner, known),
+        makes_new=True,
+        over=lambda u: u.mul_(slope),
     )
 
 
@@ -866,6 +905,7 @@ def _linear(_mode: HeldFixed, call: _Call) -> Any:
         [vectors],
         [] if bias is None else [bias],
         stacked=lambda v: F.linear(v, weight),
+        makes_new=True,
     )
 
 
@@ -874,7 +914,7 @@ def _addmm(_mode: HeldFixed, call: _Call) -> Any:
     bias, vectors, weight = _arguments(call, "input", "mat1", "mat2")
     if kind_of(vectors) is not Kind.LINEAR or kind_of(weight) or kind_of(bias) or len(call.kwargs):
         return None
-    return Step(lambda v, b: torch.addmm(b, v, weight), [vectors], [bias], stacked=lambda v: v @ weight)
+    return Step(lambda v, b: torch.addmm(b, v, weight), [vectors], [bias], stacked=lambda v: v @ weight, makes_new=True)
 
 
 @_rule("conv1d", "conv2d")
@@ -914,8 +954,9 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
     def scaled(vectors: Tensor) -> Tensor:
         return vectors * scale if weight is None else vectors * weight * scale
 
-    def normed(vectors: Tensor) -> Tensor:
-        return scaled(vectors - vectors.mean(dim=-1, keepdim=True))
+    def normed(vectors: Tensor, *, over: bool = False) -> Tensor:
+        centred = torch.sub(vectors, vectors.mean(dim=-1, keepdim=True), out=vectors if over else None)
+        return centred.mul_(scale if weight is None else weight * scale)
 
     def back(gradient: Tensor) -> Any:
         centred = scaled(gradient)
@@ -931,6 +972,8 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
         [] if bias is None else [bias],
         stacked=normed,
         constant_part=None if bias is None else lambda: bias.expand_as(fixed),
+        makes_new=True,
+        over=functools.partial(normed, over=True),
     )
 
 
