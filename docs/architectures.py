@@ -112,8 +112,8 @@ def rows(model_type: str) -> Iterator[Row]:
             limits, network = [*_limits(layout)], _network(layout)
             if model_type in _UNKNOWN_SLOPE:
                 limits, network = [*limits, "the slope of its activation is not known"], "no"
-            followed = "yes" if is_encoder_known else "no"
-            position, followed = layout.residual.norm_position, "" if stack == "decoder" else followed
+            followed = "" if stack == "decoder" else "yes" if is_encoder_known else "no"
+            position = layout.residual.norm_position
             yield Row(model_type, stack or "", lists, position, network, followed, "; ".join(limits))
 
 

@@ -200,3 +200,17 @@ def test_what_is_written_over_is_made_again_for_a_late_reader():
     torch.testing.assert_close(stack_of(late)(), expected * (1 + slope))
     torch.testing.assert_close(stack_of(inner)(), expected)
     assert torch.equal(parts, given._stack())
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_a_module_that_moves_tokens_is_no_activation(tokens, shape):
+    """A shift of tokens changes no dimension but its own, and is 0 at 0; a module first meets a text of one token."""
+    torch.manual_seed(0)
+    shift, given = torch.nn.ZeroPad2d((0, 0, 1, -1)), torch.randn(*shape, tokens, 4).double()
+    parts = torch.randn(3, *given.shape).double()
+    marked(given, Kind.LINEAR)
+    given._stack = Stack(lambda: parts)
+    with torch.inference_mode(), HeldFixed(shift, carries=True):
+        moved = shift(given)
+    torch.testing.assert_close(stack_of(moved)(), torch.stack([shift(part) for part in parts]), rtol=0, atol=0)

@@ -194,6 +194,20 @@ def test_any_module_in_memory_may_follow_the_pooling():
     torch.testing.assert_close(parts.sum(dim=1), whole, rtol=0, atol=1e-13)
 
 
+class OfTokens(nn.Module):
+    """A module that reads what a pooling does not leave."""
+
+    def forward(self, features):
+        return features | {PLACE: features["token_embeddings"].sum(dim=1)}
+
+
+def test_a_module_that_reads_another_feature_is_named():
+    with pytest.raises(
+        InputError, match="OfTokens, which follows the pooling, reads .* another feature .*'token_embed"
+    ):
+        embedding(_behind(OfTokens()), torch.randn(5, 1, 7), torch.ones(5, 1).bool())
+
+
 def test_an_activation_of_files_is_made_of_the_class_that_they_name():
     dense = Dense(7, 11, activation_function=nn.PReLU(11, init=0.4))
     (part,) = _parts(_Module("Dense", dense.get_config_dict(), dense.state_dict), "x", PLACE)

@@ -102,7 +102,6 @@ def similarity(
             raise InputError("similarity: expected at least one text, got none")
     if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
         raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
-    _ = model.verification
     first, second = (_Embedding(model, embedder, rule, kind) for kind in _KINDS)
     side_a = repeat(first.of(text_a, of_a)) if texts_a is None else (first.of(text, of_a) for text in texts_a)
     side_b = repeat(second.of(text_b, of_b)) if texts_b is None else (second.of(text, of_b) for text in texts_b)
@@ -138,7 +137,6 @@ def embedded_text(model: LoadedModel, text: Text, kind: str = "query") -> Embedd
         InputError: If the model's embeddings cannot be split into parts, or the text is too long.
     """
     check_followed(model.layout)
-    _ = model.verification
     return _Embedding(model, model.any_embedder, ValueBias.token, kind).of(text, None)
 
 
@@ -186,6 +184,7 @@ class _Embedding(NamedTuple):
         model, embedder = self.model, self.embedder
         text, length = self._prompted(text, prompt)
         batch = single_text(model, text, "similarity")
+        _ = model.verification
         parts, whole = embedded_parts(
             model.model, model.layout, batch.model_inputs(), embedder=embedder, bias=self.bias, prompt=length
         )

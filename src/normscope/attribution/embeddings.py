@@ -78,11 +78,15 @@ def _in_float64(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
 
 
 def _made(module: nn.Module, vectors: Tensor) -> Tensor:
-    made: Tensor = module(vectors)
-    if kind_of(made) is not Kind.LINEAR:
-        inner = getattr(module, "module", module)
-        raise InputError(
-            f"pooling: {type(inner).__name__}, which follows the pooling, computes no affine map even with norms and slopes "
-            f"held fixed; to leave it out, set pooling to one of {', '.join(Pooling)}"
-        )
-    return made
+    fault, made = "computes no affine map even with norms and slopes held fixed", None
+    try:
+        made = module(vectors)
+    except KeyError as error:
+        fault = f"reads or writes another feature than the embedding ({error})"
+    if isinstance(made, Tensor) and kind_of(made) is Kind.LINEAR:
+        return made
+    inner = getattr(module, "module", module)
+    raise InputError(
+        f"pooling: {type(inner).__name__}, which follows the pooling, {fault}; to leave it out, set pooling to one of "
+        f"{', '.join(Pooling)}"
+    )

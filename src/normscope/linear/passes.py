@@ -360,7 +360,7 @@ def held_pass(
         stages,
         recorder.hidden,
         lambda: bind_blocks(model, layout)[0].parameters().value_bias,
-        Bound(_name(model), bound_of(model, layout)),
+        _bound(model, layout),
         ran.affine,
         ran.ones,
         ran.absorbed,
@@ -399,7 +399,7 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
         [],
         recorders[1].hidden,
         lambda: bind_blocks(model.get_encoder(), encoder)[0].parameters().value_bias,
-        Bound(_name(model), max(bound_of(model, encoder), bound_of(model, decoder))),
+        _bound(model, encoder, decoder),
         ran.affine,
         ran.ones,
         ran.absorbed,
@@ -463,7 +463,7 @@ def carried_pass(
         held_pass(model, layout, inputs)  # which says why
         raise not_affine(_name(model), _because(returned))
     with torch.inference_mode():
-        bound = Bound(_name(model), bound_of(model, layout))
+        bound = _bound(model, layout)
         return Carried(full_precision(stack_of(returned)()), full_precision(returned), bound)
 
 
@@ -627,6 +627,10 @@ def _because(output: Any) -> str:
     """Why what a model returns is held."""
     reasons = (getattr(each, "_because", None) for each in tree_iter(output))
     return next(filter(None, reasons), "what it returns")
+
+
+def _bound(model: PreTrainedModel, *layouts: ModelLayout) -> Bound:
+    return Bound(_name(model), max(bound_of(model, layout) for layout in layouts))
 
 
 def _name(model: PreTrainedModel) -> str:

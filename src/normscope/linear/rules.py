@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,8 +202,8 @@ def _held(value: Callable[[], Tensor], back: Callable[[Tensor], Any], *operands:
 
 
 _KNOWN: "weakref.WeakKeyDictionary[nn.Module, Activation]" = weakref.WeakKeyDictionary()
-_BY_DIMENSION: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
-"""Whether modules that are not known activations are applied dimension by dimension."""
+_ELEMENTWISE: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
+"""Whether modules that are not known activations are applied element by element."""
 _KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
 
 
@@ -218,7 +219,7 @@ class HeldFixed(TorchFunctionMode):
         absorbed: A number, 1, if attention weights are followed as well. What a product of two linear tensors (q·k and α v)
             gives then belongs half to each, and a softmax is linearised where it is; its constant part is a multiple of this
             number.
-        shifted: Whether a module that is applied dimension by dimension counts as an activation even if it is not 0 at 0.
+        shifted: Whether a module that is applied element by element counts as an activation even if it is not 0 at 0.
             Inside a model, such a module (a sigmoid, for example) may be a gate, and is held.
 
     Source of `absorbed`: Achtibat et al. 2024, AttnLRP (arXiv:2402.05602).
@@ -266,9 +267,9 @@ class HeldFixed(TorchFunctionMode):
                     _KNOWN[module] = found
                 if module in _KNOWN:
                     return self.done(_sloped(own, args[0], _KNOWN[module]))
-                if module not in _BY_DIMENSION:
-                    _BY_DIMENSION[module] = _is_by_dimension(own, args[0])
-                if _BY_DIMENSION[module] and (step := _of_numbers(own, args[0], shifted=self._shifted)) is not None:
+                if module not in _ELEMENTWISE:
+                    _ELEMENTWISE[module] = _is_elementwise(own, args[0])
+                if _ELEMENTWISE[module] and (step := _of_numbers(own, args[0], shifted=self._shifted)) is not None:
                     return self.done(step)
         return own(*args, **kwargs)
 
@@ -815,20 +816,24 @@ def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activati
     )
 
 
-def _is_by_dimension(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
-    """Whether a function is applied dimension by dimension: changing one dimension changes no other."""
-    given = torch.linspace(-2, 2, like.numel()).to(like.detach()).view_as(like)
-    changed = given.clone()
-    changed[..., ::2] += 1
+def _is_elementwise(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
+    """Whether a function is applied element by element: changing some changes no others.
+
+    Which ones are changed follows no pattern, so that a function that moves tokens or dimensions is noticed. There are several
+    texts and tokens, because a single one could not be moved.
+    """
+    shape = (*(5,) * (like.ndim - 1), like.shape[-1])
+    given = torch.linspace(-2, 2, math.prod(shape)).to(like.detach()).view(shape)
+    changed = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like.device) < 0.5
     try:
-        made, other = function(given.clone()), function(changed)
-        return made.shape == like.shape and torch.allclose(made[..., 1::2], other[..., 1::2], rtol=1e-5, atol=1e-7)
+        made, other = function(given.clone()), function(given + changed)
+        return made.shape == shape and torch.allclose(made[~changed], other[~changed], rtol=1e-5, atol=1e-7)
     except Exception:  # somebody else's function, which takes something else
         return False
 
 
 def _of_numbers(function: Callable[[Tensor], Tensor], inner: Tensor, *, shifted: bool) -> Step | None:
-    """A function that is applied dimension by dimension, as u times (g(u) − g(0))/u, plus g(0).
+    """A function that is applied element by element, as u times (g(u) − g(0))/u, plus g(0).
 
     Args:
         shifted: Whether g(0) may be anything; otherwise, it must be nearly 0, as XIELU's is.

@@ -36,8 +36,7 @@ class KeptTensors(Accumulator):
     """
 
     def __init__(self, dtype: torch.dtype, size: int | None = None) -> None:
-        self._dtype, self._size = dtype, size
-        self._numpy = torch.empty(0, dtype=dtype).numpy().dtype
+        self._size, self._dtype = size, torch.empty(0, dtype=dtype).numpy().dtype
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +52,7 @@ class KeptTensors(Accumulator):
             tensors: The tensors, or arrays.
         """
         arrays = (tensor.cpu().numpy() if isinstance(tensor, Tensor) else tensor for tensor in tensors)
-        copies = (array.astype(self._numpy) for array in arrays)
+        copies = (array.astype(self._dtype) for array in arrays)
         self._kept += zip(numbers, copies, strict=True)
         if self._size is not None:
             self._cut()
@@ -77,7 +76,7 @@ class KeptTensors(Accumulator):
             "numbers": torch.tensor([number for number, _ in self._kept], dtype=torch.float64),
             "shapes": torch.tensor([array.shape for array in arrays], dtype=torch.int64),
             "values": torch.from_numpy(
-                np.concatenate([np.zeros(0, self._numpy), *(array.ravel() for array in arrays)])
+                np.concatenate([np.zeros(0, self._dtype), *(array.ravel() for array in arrays)])
             ),
         }
 
