@@ -185,7 +185,7 @@ def test_what_is_written_over_is_made_again_for_a_late_reader():
     torch.manual_seed(0)
     given, weight, parts = torch.randn(2, 5, 4).double(), torch.randn(7, 4).double(), torch.randn(3, 2, 5, 4).double()
     marked(given, Kind.LINEAR)
-    given._stack = Stack(lambda: parts)
+    given._stack = Stack.given(parts)
     with torch.inference_mode(), HeldFixed(torch.nn.Identity(), carries=True):
         inner = torch.nn.functional.linear(given, weight)
         activated = torch.nn.functional.gelu(inner)
@@ -210,7 +210,7 @@ def test_a_module_that_moves_tokens_is_no_activation(tokens, shape):
     shift, given = torch.nn.ZeroPad2d((0, 0, 1, -1)), torch.randn(*shape, tokens, 4).double()
     parts = torch.randn(3, *given.shape).double()
     marked(given, Kind.LINEAR)
-    given._stack = Stack(lambda: parts)
+    given._stack = Stack.given(parts)
     with torch.inference_mode(), HeldFixed(shift, carries=True):
         moved = shift(given)
     torch.testing.assert_close(stack_of(moved)(), torch.stack([shift(part) for part in parts]), rtol=0, atol=0)

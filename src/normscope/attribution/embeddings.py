@@ -64,7 +64,7 @@ def parts_of_embedding(
     stack = parts.movedim(1, 0)
     for module in _in_float64(embedder.modules, whole.device):
         given = marked(whole.detach().clone(), Kind.LINEAR)
-        given._stack = Stack(lambda stack=stack: stack)  # type: ignore[misc]
+        given._stack = Stack.given(stack)
         with HeldFixed(module, carries=True, bias=True, shifted=True), torch.no_grad():
             made = _made(module, given)
         stack, whole = stack_of(made)(), made.detach()

@@ -18,14 +18,13 @@ from torch.utils._pytree import tree_iter, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.linear.rules import HeldFixed, Kind, NotAffineError, Stack, kind_of, marked, stack_of
+from normscope.linear.rules import HeldFixed, Kind, NotAffineError, Stack, Way, kind_of, marked, stack_of, way_of
 from normscope.maths.tensors import wide
 from normscope.models.any_module import returned_vectors
 from normscope.models.attention_function import attention_by
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
 from normscope.models.cancellation import check_cancelled
-from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.identities import bound_of
 from normscope.models.layer_hooks import layer_hooks, vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
@@ -349,8 +348,7 @@ def held_pass(
             f"effects of heads and networks need layers of one attention block and one feed-forward network, which those of "
             f"this {layout.family} are not; leave out by="
         )
-    networks = bind_feed_forward(model, layout) if parts else []
-    recorder = _Recorder(model, layout, networks, parts=parts)
+    recorder = _Recorder(model, layout, parts=parts)
     fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
     ran = _run(whole, inputs, [recorder], fused, None if through else recorder.values, through=through)
     stages, mask = recorder.stages, inputs["attention_mask"].bool()
@@ -382,8 +380,8 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
     """
     encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
     recorders = [
-        _Recorder(model.get_encoder(), encoder, [], parts=False),
-        _Recorder(model.base_model, decoder, [], parts=False),
+        _Recorder(model.get_encoder(), encoder, parts=False),
+        _Recorder(model.base_model, decoder, parts=False),
     ]
     fused = [(model, reference_attention(model, decoder))]
     ran = _run(model, inputs, recorders, fused, None, through=through)
@@ -505,7 +503,7 @@ class _Carrier:
             axes = self._layout.stream.swapped.get("stream")
             stack = by_text if axes is None else by_text.transpose(axes[0] + 1, axes[1] + 1)
             marked(vectors, Kind.LINEAR)
-            vectors._stack = Stack(lambda: stack)  # type: ignore[attr-defined]
+            vectors._stack = Stack.given(stack)  # type: ignore[attr-defined]
             return None if vectors is given else with_vectors(args, kwargs, vectors)
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -526,7 +524,7 @@ class _Carrier:
         with torch._C.DisableTorchFunction():
             before, new = stack_of(values), marked(values.clone(), Kind.LINEAR)
             credit = self._of_bias[:, :, None, :, None].to(bias.dtype) * bias[:, None]
-            new._stack = Stack(lambda: before() + credit.to(values.dtype))
+            new._stack = Stack(lambda parts, *, bias: parts + credit.to(values.dtype), [before])  # noqa: ARG005
         return new
 
 
@@ -566,7 +564,8 @@ def _run(
     ones, absorbed = torch.ones((), **like), torch.ones((), **like)
 
     def run(recorders: Sequence[_Recorder], *, explains: bool) -> Any:
-        mode = HeldFixed(whole, ones, values=values, absorbed=absorbed if through else None)
+        added = recorders[0].add if recorders[0].parts else None
+        mode = HeldFixed(whole, ones, values=values, absorbed=absorbed if through else None, added=added)
         mode.texts, mode.explains = len(inputs["input_ids"]), explains
         output = _outputs(whole, inputs, recorders, attention, mode)
         attends = sum(len(recorder.attends) for recorder in recorders)
@@ -653,10 +652,9 @@ def _without_gradients(model: nn.Module) -> Iterator[None]:
 class _Recorder:
     """Makes the vectors that enter the first layer leaves and, with parts, those that enter each layer and what parts write."""
 
-    def __init__(
-        self, model: PreTrainedModel, layout: ModelLayout, networks: Sequence[FeedForwardModules], *, parts: bool
-    ) -> None:
-        self._model, self._layout, self._networks, self._parts = model, layout, networks, parts
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout, *, parts: bool) -> None:
+        self._model, self._layout, self.parts = model, layout, parts
+        self._in_layer = False
         self.stages: list[Stage] = []
         self._last: Tensor | None = None
 
@@ -667,7 +665,7 @@ class _Recorder:
 
     def again(self) -> "_Recorder":
         """One for another pass."""
-        return _Recorder(self._model, self._layout, self._networks, parts=self._parts)
+        return _Recorder(self._model, self._layout, parts=self.parts)
 
     @property
     def hidden(self) -> Tensor:
@@ -685,32 +683,30 @@ class _Recorder:
             if final is not None:
                 handle = attrgetter(final)(self._model).register_forward_hook(self._leave)
                 exit_.callback(handle.remove)
-            written = [
-                module
-                for network in self._networks
-                for module in (network.output, *([] if network.shared is None else [network.shared.output]))
-            ]
+            written = [modules.output for modules in bind_blocks(self._model, self._layout)] if self.parts else []
             for module in {id(each): each for each in written}.values():
-                exit_.callback(module.register_forward_hook(self._wrote).remove)
+                exit_.callback(module.register_forward_hook(self._attended).remove)
             yield
 
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_cancelled()
-        if self.stages and not self._parts:
+        self._in_layer = True
+        if self.stages and not self.parts:
             return None
         with torch._C.DisableTorchFunction():  # the mode would take the leaf for a part of the model
             vectors = vectors_in(args, kwargs)
             entered = vectors.clone() if self.stages else None
             if not self.stages and self._layout.stream.convolution is not None:
                 # A convolution reads the same tensor beside the layer.
-                self.stages.append(Stage(marked(vectors.requires_grad_(), Kind.LINEAR), None))
+                self.stages.append(Stage(_carried(vectors.requires_grad_()), None))
                 return None
             leaf = vectors.detach().clone().requires_grad_()
             self.stages.append(Stage(leaf, entered))
             # The model may change what it is given in place.
-            return with_vectors(args, kwargs, marked(leaf.clone(), Kind.LINEAR))
+            return with_vectors(args, kwargs, _carried(leaf.clone()))
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._in_layer = False
         self._last = output[0] if isinstance(output, tuple | list) else output
 
     def values(self, values: Tensor) -> Tensor:
@@ -718,17 +714,30 @@ class _Recorder:
         if not self.stages or self.stages[-1].values is not None:
             return values
         stage = self.stages[-1]
-        if not self._parts:
+        if not self.parts:
             stage.values = values
             return values
         with torch._C.DisableTorchFunction():
             stage.from_inputs, stage.values = values, values.detach().clone().requires_grad_()
-            return marked(stage.values.clone(), Kind.LINEAR)
+            new = marked(stage.values.clone(), Kind.LINEAR)
+            new._way = way_of(values)
+            return new
 
-    def _wrote(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            vectors = output[0] if isinstance(output, tuple | list) else output
-            leaf = vectors.detach().clone().requires_grad_()
-            self.stages[-1].networks.append((leaf, vectors))
-            new = marked(leaf.clone(), Kind.LINEAR)
-        return type(output)((new, *output[1:])) if isinstance(output, tuple | list) else new
+    def _attended(self, _module: nn.Module, _args: Any, output: Tensor) -> None:
+        """What attention gives is no network's."""
+        _carried(output)
+
+    def add(self, vectors: Tensor, _residual: Tensor) -> Tensor:
+        """What a feed-forward network adds to the residual connection."""
+        if not self._in_layer:
+            return vectors
+        leaf = vectors.detach().clone().requires_grad_()
+        self.stages[-1].networks.append((leaf, vectors))
+        return marked(leaf.clone(), Kind.LINEAR)
+
+
+def _carried(vectors: Tensor) -> Tensor:
+    """Let what is made of a tensor be taken for what the residual connection carries."""
+    marked(vectors, Kind.LINEAR)
+    vectors._way = Way(residual=True, origin=object())  # type: ignore[attr-defined]
+    return vectors

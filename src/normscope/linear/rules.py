@@ -9,6 +9,7 @@ Slopes of activations are g(u)/u; a gated product g(u) ⊙ w is split by the mea
 al. 2024, arXiv:2302.00456), as DecompX does with slopes (Modarressi et al. 2023, arXiv:2306.02873).
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -52,6 +54,7 @@ _MOVES = _names(
     "gather index_select dropout sum mean cumsum neg __neg__ __get__ take_along_dim as_strided broadcast_to tile swapdims "
     "expand_as view_as reshape_as unfold diagonal view_as_complex view_as_real"
 )
+_COPIES = _names("clone contiguous dropout")
 _LIKE = _names("expand_as view_as reshape_as")
 _IDENTITIES = _names("detach requires_grad_ cpu cuda")
 _BESIDE = _names("cat concat concatenate stack hstack vstack")
@@ -128,6 +131,12 @@ class Step:
     """What the constants add. By default, what `apply` makes of zeros."""
     makes_new: bool = False
     """Whether what `stacked` gives is one tensor that shares no memory with its operands."""
+    mixes: bool = False
+    """Whether dimensions are mixed or bent, as by weights and activations, and not only moved, scaled or added."""
+    factored: Callable[..., "Factored | None"] | None = None
+    """The linear part for `Factored` parts of the operands; None if they do not stay factored."""
+    factor: object = None
+    """What the only operand is multiplied with."""
     over: Linear | None = None
     """`stacked`, written over its first argument: for large stacks, new memory takes longer than the numbers. The arguments are
     the operands in any order."""
@@ -143,6 +152,29 @@ class Step:
         nothing = [torch.zeros_like(each) for each in self.constants]
         return torch.vmap(lambda *parts: self.apply(*parts, *nothing))(*stacks)
 
+    def made_of(self, *parts: "Tensor | Factored", bias: bool) -> Any:
+        """The linear part of each source, and the constants.
+
+        Args:
+            parts: Those of the operands.
+            bias: Whether the constants belong to the last source.
+        """
+        adds = bias and bool(self.constants)
+        if self.factored is not None and all(isinstance(each, Factored) for each in parts):
+            factored = self.factored(*parts)
+            if factored is not None and not adds:
+                return factored
+            if factored is not None and (constant := self.constant()).ndim == 1:
+                return factored.with_row(constant)
+        made = self.parts([dense(each) for each in parts])
+        return _with_constant(made, self.constant(), new=self.makes_new) if adds else made
+
+    def made_over(self, *parts: Tensor, bias: bool) -> Any:
+        """The same, written over the first of the parts, which are those of the operands in any order."""
+        assert self.over is not None
+        made = self.over(*parts)
+        return _with_constant(made, self.constant(), new=True) if bias and self.constants else made
+
     def constant(self) -> Any:
         """The constant part."""
         if self.constant_part is not None:
@@ -150,36 +182,172 @@ class Step:
         return self.apply(*(torch.zeros_like(each) for each in self.operands), *self.constants)
 
 
-class Stack:
-    """What each source contributes to a linear tensor, computed when it is first asked for: for queries and keys, never."""
+def _with_constant(made: Tensor, constant: Tensor, *, new: bool) -> Tensor:
+    """The parts of sources, to the last of which a constant is added."""
+    if not new or torch.promote_types(made.dtype, constant.dtype) is not made.dtype:
+        return torch.cat([made[:-1], (made[-1] + constant).unsqueeze(0)])
+    made[-1].add_(constant)
+    return made
 
-    def __init__(self, make: Callable[[], Any], *, is_new: bool = False) -> None:
-        self._make: Callable[[], Any] | None = make
+
+class Factored(NamedTuple):
+    """Parts of sources that are sums of few vectors, each with a factor for every token: cheap to map, as biases are."""
+
+    factors: Float[Tensor, "source text token rank"]
+    vectors: Float[Tensor, "source #text rank size"]
+
+    def dense(self) -> Float[Tensor, "source text token size"]:
+        """The parts themselves."""
+        return self.factors @ self.vectors
+
+    def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Factored":
+        """Those of a linear map of every token's vector."""
+        return Factored(self.factors, linear(self.vectors))
+
+    def plus(self, other: "Factored") -> "Factored":
+        """The sum of both."""
+        vectors = torch.broadcast_tensors(self.vectors[..., :1, :1], other.vectors[..., :1, :1])
+        both = [
+            each.expand(*like.shape[:-2], -1, -1)
+            for each, like in zip((self.vectors, other.vectors), vectors, strict=True)
+        ]
+        return Factored(torch.cat([self.factors, other.factors], dim=-1), torch.cat(both, dim=-2))
+
+    def times(self, factor: Tensor | float) -> "Factored | None":
+        """Those times a factor for every token, or for every dimension; None for any other factor."""
+        if not isinstance(factor, Tensor) or factor.ndim == 0 or (factor.shape[-1] == 1 and factor.ndim < 4):
+            return self._replace(factors=self.factors * factor)
+        return self._replace(vectors=self.vectors * factor) if factor.ndim == 1 else None
+
+    def with_row(self, row: Float[Tensor, " size"]) -> "Factored":
+        """Those with one vector more, the same for every token."""
+        ones = self.factors.new_ones(*self.factors.shape[:-1], 1)
+        rows = row.to(self.vectors).expand(*self.vectors.shape[:2], 1, -1)
+        return Factored(torch.cat([self.factors, ones], dim=-1), torch.cat([self.vectors, rows], dim=-2))
+
+
+def dense(parts: "Tensor | Factored") -> Any:
+    """The parts of sources, whichever way they are kept."""
+    return parts.dense() if isinstance(parts, Factored) else parts
+
+
+class Stack:
+    """What each source contributes to a linear tensor, computed when it is first asked for: for queries and keys, never.
+
+    Args:
+        function: Makes the parts of those of the operands.
+        operands: What they are made of.
+        bias: Whether constants belong to the last source.
+        over: The same function of dense parts without constants, written over its first argument.
+        is_new: Whether it shares no memory with another stack.
+    """
+
+    def __init__(
+        self,
+        function: Linear | None,
+        operands: Sequence["Stack"] = (),
+        *,
+        bias: bool = False,
+        over: Linear | None = None,
+        is_new: bool = False,
+    ) -> None:
+        self._function, self._operands, self._bias = function, operands, bias
+        self._over, self.is_new = over, is_new
         self._made: Any = None
-        self._is_new = is_new
-        """Whether it shares no memory with another stack."""
+        self._is_made = False
         self.readers = 0
+
+    @classmethod
+    def given(cls, parts: Any) -> "Stack":
+        """One that is known."""
+        stack = cls(None)
+        stack._made, stack._is_made = parts, True
+        return stack
 
     @property
     def is_spare(self) -> bool:
         """Whether its only reader may write over it."""
-        return self._is_new and self.readers == 1 and self._make is not None
-
-    def taken(self) -> Any:
-        """(source, *tensor), for its only reader, who writes over it. If another one comes later, it is computed again."""
-        make, made = self._make, self()
-        self._make, self._made = make, None
-        return made
+        return self.is_new and self.readers == 1 and not self._is_made
 
     def at(self, number: int) -> "Stack":
         """That of one of several tensors that a function gives."""
-        return Stack(lambda: self()[number])
+        return Stack(lambda parts, *, bias: parts[number], [self])
 
     def __call__(self) -> Any:
-        """(source, *tensor)."""
-        if self._make is not None:
-            self._made, self._make = self._make(), None
+        """(source, *tensor). What it is made of is let go."""
+        if not self._is_made:
+            self._made, self._is_made = self._make(), True
+            self._function = self._over = None
+            self._operands = ()
         return self._made
+
+    def _make(self) -> Any:
+        spare = None if self._over is None else next((each for each in self._operands if each.is_spare), None)
+        if spare is not None and self._over is not None:
+            others = [each() for each in self._operands if each is not spare]
+            # Another reader, who comes later, makes it again.
+            return self._over(spare._make(), *others, bias=self._bias)
+        assert self._function is not None
+        return self._function(*(each() for each in self._operands), bias=self._bias)
+
+    def made_of(self) -> tuple[Sequence["Stack"], Linear | None, Linear | None]:
+        """What it is made of, and how: `function` and `over`."""
+        return self._operands, self._function, self._over
+
+
+def parts_from(known: Mapping[Stack, "Tensor | Factored"], targets: Sequence[Stack], *, bias: bool) -> list[Any]:
+    """The parts of some stacks, for given parts of what they are made of.
+
+    Args:
+        known: Parts, (source, *tensor) or `Factored`, of stacks that were made without.
+        targets: Stacks that are made of these.
+        bias: Whether constants belong to the last source.
+    """
+    return _Evaluation(known, targets, bias=bias).parts()
+
+
+class _Evaluation:
+    """Nothing is kept longer than it is read."""
+
+    def __init__(self, known: Mapping[Stack, Any], targets: Sequence[Stack], *, bias: bool) -> None:
+        self._known, self._targets, self._bias = known, targets, bias
+        self._made: dict[Stack, Any] = {}
+        self._readers: dict[Stack, int] = collections.Counter(targets)
+        waiting = [*self._readers]
+        while waiting:
+            stack = waiting.pop()
+            for each in () if stack in known else stack.made_of()[0]:
+                if each not in self._readers:
+                    waiting.append(each)
+                self._readers[each] = self._readers.get(each, 0) + 1
+
+    def parts(self) -> list[Any]:
+        return [dense(self._of(target)) for target in self._targets]
+
+    def _of(self, stack: Stack) -> Any:
+        """The parts of a stack."""
+        if stack in self._known:
+            return self._known[stack]
+        if stack not in self._made:
+            self._made[stack] = self._computed(stack)
+        return self._made[stack]
+
+    def _computed(self, stack: Stack) -> Any:
+        operands, function, over = stack.made_of()
+        assert function is not None
+        parts = [self._of(each) for each in operands]
+        # Whoever still needs an operand counts as its reader, so the only one may write over it.
+        spare = [place for place, each in enumerate(operands) if self._readers[each] == 1 and each.is_new]
+        if over is not None and spare and not any(isinstance(each, Factored) for each in parts):
+            parts.insert(0, parts.pop(spare[0]))
+            made = over(*parts, bias=self._bias)
+        else:
+            made = function(*parts, bias=self._bias)
+        for each in operands:
+            self._readers[each] -= 1
+            if not self._readers[each]:
+                self._made.pop(each, None)
+        return made
 
 
 class _Transposed(torch.autograd.Function):
@@ -207,6 +375,25 @@ _ELEMENTWISE: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDict
 _KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
 
 
+class Way(NamedTuple):
+    """How a linear tensor came from what the residual connection carries."""
+
+    residual: bool
+    """Whether it is that, only moved, scaled and added up: no weights or activations between."""
+    origin: object
+    """The same for tensors that are each other's multiples, token by token or dimension by dimension."""
+    before_norm: Tensor | None = None
+    """What the last norm was applied to, if nothing but multiples has come since."""
+    uncentred: Tensor | None = None
+    """What its mean was subtracted from, likewise."""
+
+
+def way_of(tensor: Tensor) -> Way:
+    """The way of a linear tensor of a mode that follows."""
+    way: Way = tensor._way  # type: ignore[attr-defined]
+    return way
+
+
 class HeldFixed(TorchFunctionMode):
     """Runs a model's code with everything held fixed that is not linear, and keeps the kinds of its tensors.
 
@@ -221,6 +408,9 @@ class HeldFixed(TorchFunctionMode):
             number.
         shifted: Whether a module that is applied element by element counts as an activation even if it is not 0 at 0.
             Inside a model, such a module (a sigmoid, for example) may be a gate, and is held.
+        added: Called with what is added to the vectors of a residual connection after weights or activations, a network's
+            output, and with these vectors; returns what replaces it.
+        wide: Whether stacks are wider than the model's type.
 
     Source of `absorbed`: Achtibat et al. 2024, AttnLRP (arXiv:2402.05602).
     """
@@ -235,9 +425,11 @@ class HeldFixed(TorchFunctionMode):
         values: Callable[[Tensor], Tensor] | None = None,
         absorbed: Tensor | None = None,
         shifted: bool = False,
+        added: Callable[[Tensor, Tensor], Tensor] | None = None,
+        wide: bool = False,
     ) -> None:
         super().__init__()
-        self.absorbed, self._shifted = absorbed, shifted
+        self.absorbed, self._shifted, self.added, self.wide = absorbed, shifted, added, wide
         self.softmaxes = 0
         """Number of softmaxes that have been linearised."""
         self._model, self.ones, self.carries, self._bias, self.values = model, ones, carries, bias, values
@@ -288,7 +480,7 @@ class HeldFixed(TorchFunctionMode):
             )
         if kinds <= {None}:
             return function(*args, **kwargs)
-        if any(kind_of(each) is Kind.LINEAR and each.dtype is torch.float64 for each in given):
+        if not self.wide and any(kind_of(each) is Kind.LINEAR and each.dtype is torch.float64 for each in given):
             # Families that round to float32 inside a float64 model would not be linear to its precision.
             if name in _CASTS and kind_of(args[0]) is Kind.LINEAR:
                 target = function(*args, **kwargs)
@@ -304,6 +496,10 @@ class HeldFixed(TorchFunctionMode):
         if self.explains:
             for each in _tensors(made):
                 each._because = self._reason(name, given)  # type: ignore[attr-defined]
+        if self.added is not None:
+            origins = {id(origin): origin for each in given if (origin := _origin(each)) is not None}
+            for each in _tensors(made) if len(origins) == 1 else ():
+                (each._origin,) = origins.values()  # type: ignore[attr-defined]
         return made
 
     def done(self, step: Step) -> Any:
@@ -313,13 +509,45 @@ class HeldFixed(TorchFunctionMode):
         constants = step.constants
         if self.ones is not None:
             constants = [self._constant(each) for each in constants]
+        way = None if self.added is None else self.way(step)
         made = marked(step.apply(*step.operands, *constants), Kind.LINEAR)
+        for each in _tensors(made) if way is not None else ():
+            each._way = way  # type: ignore[attr-defined]
         if step.activation is not None:
             made._activation = step.activation
         if whole is not None:
             for number, each in enumerate(made if isinstance(made, tuple | list) else (made,)):
                 each._stack = whole if isinstance(made, Tensor) else whole.at(number)
         return made
+
+    def way(self, step: Step) -> Way:
+        """The way of what a step gives."""
+        ways = [way_of(each) for each in step.operands]
+        if step.mixes:
+            return Way(residual=False, origin=object())
+        residual = all(way.residual for way in ways)
+        if len({id(way.origin) for way in ways}) > 1 or not ways:
+            return Way(residual, object())
+        first, way = step.operands[0], ways[0]
+        if len(ways) > 1:
+            return Way(residual, way.origin, uncentred=first)
+        if isinstance(step.factor, Tensor) and _origin(step.factor) is way.origin:
+            return Way(residual, way.origin, first if way.uncentred is None else way.uncentred)
+        return way._replace(residual=residual)
+
+    def joined(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """Two linear tensors that are added up: what a network adds to a residual connection may be replaced."""
+        if self.added is None or way_of(one).residual is way_of(other).residual:
+            return one, other
+        if way_of(one).residual:
+            return one, self._added(other, one)
+        return self._added(one, other), other
+
+    def _added(self, vectors: Tensor, residual: Tensor) -> Tensor:
+        assert self.added is not None
+        new = self.added(vectors, residual)
+        new._way = way_of(vectors)._replace(residual=True)  # type: ignore[attr-defined]
+        return new
 
     def _constant(self, constant: Tensor) -> Tensor:
         """A constant as a multiple of `ones`."""
@@ -333,28 +561,15 @@ class HeldFixed(TorchFunctionMode):
     def stack(self, step: Step) -> Stack:
         """What each source contributes to what a step gives."""
         stacks = [stack_of(each) for each in step.operands]
-        return Stack(functools.partial(self._parts, step, stacks), is_new=step.makes_new)
+        over = None if step.over is None else step.made_over
+        return Stack(step.made_of, stacks, bias=self._bias, over=over, is_new=step.makes_new)
 
-    def _parts(self, step: Step, stacks: Sequence[Stack]) -> Any:
-        spare = None if step.over is None else next((each for each in stacks if each.is_spare), None)
-        if spare is not None and step.over is not None:
-            others = [each() for each in stacks if each is not spare]
-            made = step.over(spare.taken(), *others)
-        else:
-            made = step.parts([each() for each in stacks])
-        if not self._bias or not step.constants:
-            return made
-        constant = step.constant()
-        if not step.makes_new or made.dtype is not constant.dtype:
-            return torch.cat([made[:-1], (made[-1] + constant).unsqueeze(0)])
-        made[-1].add_(constant)
-        return made
-
-    def wrote(self, tensor: Tensor, stack: Stack | None) -> None:
+    def wrote(self, tensor: Tensor, stack: Stack | None, way: Way | None = None) -> None:
         """Note that linear vectors have been written into a tensor, and so into the tensor that it is a part of.
 
         Args:
             stack: What each source contributes to the tensor, if the mode carries.
+            way: How the tensor came from the residual connection, if the mode follows.
 
         Raises:
             NotAffineError: If the mode carries, and the part cannot be found in the whole.
@@ -363,8 +578,12 @@ class HeldFixed(TorchFunctionMode):
         if whole is not None and kind_of(whole) is not Kind.HELD:
             if stack is not None:
                 whole._stack = self._with_part(whole, tensor, stack)  # type: ignore[attr-defined]
+            if way is not None:
+                whole._way = way  # type: ignore[attr-defined]
             marked(whole, Kind.LINEAR)
         marked(tensor, Kind.LINEAR)
+        if way is not None:
+            tensor._way = way  # type: ignore[attr-defined]
         if stack is not None:
             tensor._stack = stack  # type: ignore[attr-defined]
 
@@ -375,17 +594,17 @@ class HeldFixed(TorchFunctionMode):
                 f"{type(self._model).__name__} cannot be attributed: it writes vectors into a part of a tensor whose elements "
                 "are not in order; its attention blocks can still be measured"
             )
-        before = stack_of(whole) if kind_of(whole) is Kind.LINEAR else None
+        before = [stack_of(whole)] if kind_of(whole) is Kind.LINEAR else []
         offset, place = part.storage_offset() - whole.storage_offset(), (part.shape, part.stride())
 
-        def made() -> Tensor:
-            new = stack()
-            start = new.new_zeros(len(new), *whole.shape) if before is None else before().clone()
+        def made(written: "Tensor | Factored", *parts: "Tensor | Factored", bias: bool) -> Tensor:  # noqa: ARG001
+            new = dense(written)
+            start = dense(parts[0]).clone() if parts else new.new_zeros(len(new), *whole.shape)
             shape, stride = place
             start.as_strided((len(new), *shape), (whole.numel(), *stride), offset).copy_(new)
             return start
 
-        return Stack(made)
+        return Stack(made, [stack, *before])
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -418,6 +637,12 @@ def _may_be_an_activation(module: nn.Module) -> bool:
         and not isinstance(module, nn.Identity | nn.Dropout | nn.Embedding)
         and "forward" not in vars(module)
     )
+
+
+def _origin(tensor: Tensor) -> object:
+    """What a linear or held tensor is a multiple, or a function, of; None if that is more than one."""
+    way: Way | None = getattr(tensor, "_way", None)
+    return getattr(tensor, "_origin", None) if way is None else way.origin
 
 
 def _doubled(tensor: Tensor) -> Tensor:
@@ -477,7 +702,12 @@ def _moved(_mode: HeldFixed, call: _Call) -> Any:
         made = call.run(one, *rest)
         if not isinstance(made, Tensor):
             return (made,)
-    return Step(lambda vectors: call.run(vectors, *rest), [one])
+    stays = call.name in _COPIES
+    return Step(lambda vectors: call.run(vectors, *rest), [one], factored=_unchanged if stays else None)
+
+
+def _unchanged(parts: "Factored") -> "Factored":
+    return parts
 
 
 @_rule(_IDENTITIES)
@@ -486,13 +716,15 @@ def _same(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule(_CASTS)
-def _cast(_mode: HeldFixed, call: _Call) -> Any:
+def _cast(mode: HeldFixed, call: _Call) -> Any:
     one, *rest = call.args
     if kind_of(one) is not Kind.LINEAR:
         return None
     made = call.run(one, *rest)
     if made is one or not made.is_floating_point():
         return (made,)
+    if mode.wide:  # stacks are as wide as any of the types
+        return Step(lambda vectors: call.run(vectors, *rest), [one], stacked=lambda v: v, factored=_unchanged)
     return Step(lambda vectors: call.run(vectors, *rest), [one])
 
 
@@ -529,7 +761,16 @@ def _product(mode: HeldFixed, call: _Call) -> Any:
     stacked = None
     if len(call.args) == 2 and place == 1 and call.name != "einsum" and before[0].ndim == value.ndim:
         stacked = functools.partial(side_by_side, before[0])
-    return Step(lambda vectors: call.run(*before, vectors, *after), [value], stacked=stacked)
+
+    def product(vectors: Tensor) -> Any:
+        return call.run(*_in_type(before, vectors), vectors, *_in_type(after, vectors))
+
+    return Step(product, [value], stacked=stacked, mixes=True)
+
+
+def _in_type(values: Sequence[Any], like: Tensor) -> list[Any]:
+    """Floating-point tensors in the type of another tensor; anything else as it is."""
+    return [each.to(like.dtype) if isinstance(each, Tensor) and each.is_floating_point() else each for each in values]
 
 
 def _shared(call: _Call, places: Sequence[int]) -> Step:
@@ -549,7 +790,9 @@ def _shared(call: _Call, places: Sequence[int]) -> Step:
         return tuple(each / 2 for each in found)
 
     operands = [call.args[place] for place in places]
-    return Step(lambda *both: _held(lambda: product(*(args[place] for place in places)), back, *both), operands)
+    return Step(
+        lambda *both: _held(lambda: product(*(args[place] for place in places)), back, *both), operands, mixes=True
+    )
 
 
 @_rule("softmax")
@@ -570,7 +813,11 @@ def _softmax(mode: HeldFixed, call: _Call) -> Any:
 
     constant = weights - jacobian(fixed.masked_fill(fixed <= _lowest(fixed), 0))
     absorbed = mode.absorbed
-    return Step(lambda v: _held(lambda: weights, lambda g: (jacobian(g), (g * constant).sum()), v, absorbed), [scores])
+    return Step(
+        lambda v: _held(lambda: weights, lambda g: (jacobian(g), (g * constant).sum()), v, absorbed),
+        [scores],
+        mixes=True,
+    )
 
 
 @_rule("max", "amax")
@@ -610,8 +857,20 @@ def _times(mode: HeldFixed, call: _Call) -> Any:
     if gate is not None:
         return _sloped(lambda inner: inner * still(factor), linear, gate)
     if linear is not one:
-        return Step(lambda vectors: still(one) * vectors, [other])
+        fixed = still(one)
+        return Step(
+            lambda vectors: fixed * vectors,
+            [other],
+            stacked=_stacked_product(fixed, other),
+            factored=lambda parts: parts.times(fixed),
+            factor=one,
+        )
     return _scaled(mode, call)
+
+
+def _stacked_product(factor: Any, vectors: Tensor) -> Linear | None:
+    """Of a factor with no more axes than the vectors: any other would be taken for one with sources."""
+    return None if isinstance(factor, Tensor) and factor.ndim > vectors.ndim else lambda parts: parts * factor
 
 
 def _logistic(linear: Tensor, factor: object) -> Activation | None:
@@ -647,7 +906,7 @@ def _gated(gate: Tensor, factor: Tensor) -> Step | None:
     def apply(u: Tensor, w: Tensor) -> Tensor:
         return _held(lambda: value, lambda g: (_shaped(g * of_inner, u), _shaped(g * of_factor, w)), u, w)
 
-    return Step(apply, [inner, factor], stacked=lambda u, w: u * of_inner + w * of_factor)
+    return Step(apply, [inner, factor], stacked=lambda u, w: u * of_inner + w * of_factor, mixes=True)
 
 
 def _shaped(gradient: Tensor, like: Tensor) -> Tensor:
@@ -669,7 +928,13 @@ def _scaled(mode: HeldFixed, call: _Call) -> Any:
 
     # A factor with more axes than the vectors would be taken for one with sources.
     stacked = scaled if not isinstance(factor, Tensor) or factor.ndim <= one.ndim else None
-    step = Step(scaled, [one], stacked=stacked)
+    step = Step(
+        scaled,
+        [one],
+        stacked=stacked,
+        factored=lambda parts: parts.times(1 / factor if divides else factor),
+        factor=call.args[1],
+    )
     if isinstance(factor, float | int) and not divides and not call.in_place:
         made = mode.done(step)
         made._multiple_of = one, float(factor)
@@ -683,7 +948,7 @@ def _changed(mode: HeldFixed, step: Step, one: Tensor) -> Tensor:
     """A tensor that the model changes in place into what a step gives."""
     made = mode.done(step)
     one.copy_(made)
-    mode.wrote(one, stack_of(made) if mode.carries else None)
+    mode.wrote(one, stack_of(made) if mode.carries else None, None if mode.added is None else way_of(made))
     return one
 
 
@@ -697,6 +962,7 @@ def _sum(mode: HeldFixed, call: _Call) -> Any:
     function = _OUT_OF_PLACE.get(call.name, call.function)
     kwargs = call.kwargs
     if kind_of(one) is kind_of(other) is Kind.LINEAR:
+        one, other = mode.joined(_kept(one) if call.in_place and mode.added is not None else one, other)
 
         def added(a: Tensor, b: Tensor) -> Tensor:
             return function(a, b, **kwargs)
@@ -708,13 +974,30 @@ def _sum(mode: HeldFixed, call: _Call) -> Any:
             stacked=added if one.ndim == other.ndim else None,
             makes_new=one.ndim == other.ndim,
             over=Tensor.add_ if alike and "add" in call.name and not kwargs else None,
+            factored=Factored.plus if alike and "add" in call.name and not kwargs else None,
         )
     else:
         linear, plain = (one, other) if kind_of(one) else (other, one)
         constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
         first = kind_of(one) is not None
-        step = Step(lambda a, b: function(*((a, b) if first else (b, a)), **kwargs), [linear], [constant])
-    return (_changed(mode, step, one),) if call.in_place else step
+        alike = torch.broadcast_shapes(linear.shape, constant.shape) == linear.shape
+        added = alike and "add" in call.name and not kwargs
+        step = Step(
+            lambda a, b: function(*((a, b) if first else (b, a)), **kwargs),
+            [linear],
+            [constant],
+            stacked=(lambda parts: parts) if added else None,
+            constant_part=(lambda: constant) if added else None,
+            factored=_unchanged if added else None,
+        )
+    return (_changed(mode, step, call.args[0]),) if call.in_place else step
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A copy of a linear tensor that the model is about to change."""
+    copy = tensor.clone()
+    vars(copy).update(vars(tensor))
+    return copy
 
 
 _OUT_OF_PLACE = {
@@ -759,10 +1042,11 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
     if not in_place:
         return step
     stack = mode.stack(step) if mode.carries else None
+    way = None if mode.added is None else mode.way(step)
     if plain and mode.ones is not None and call.name != "copy_":
         base.copy_(before * mode.ones.to(base.dtype))
     call.function(base, *rest, **kwargs)
-    mode.wrote(base, stack)
+    mode.wrote(base, stack, way)
     return (None if call.name == "__setitem__" else base,)
 
 
@@ -813,6 +1097,7 @@ def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activati
         activation=(inner, known),
         makes_new=True,
         over=lambda u: u.mul_(slope),
+        mixes=True,
     )
 
 
@@ -850,6 +1135,7 @@ def _of_numbers(function: Callable[[Tensor], Tensor], inner: Tensor, *, shifted:
         [zero],
         stacked=lambda u: u * slope,
         constant_part=lambda: zero,
+        mixes=True,
     )
 
 
@@ -909,8 +1195,11 @@ def _linear(_mode: HeldFixed, call: _Call) -> Any:
         lambda v, *b: F.linear(v, weight, *b),
         [vectors],
         [] if bias is None else [bias],
-        stacked=lambda v: F.linear(v, weight),
+        stacked=(mapped := lambda v: F.linear(v, weight.to(v.dtype))),
+        factored=lambda parts: parts.mapped(mapped),
+        constant_part=lambda: bias,
         makes_new=True,
+        mixes=True,
     )
 
 
@@ -919,7 +1208,20 @@ def _addmm(_mode: HeldFixed, call: _Call) -> Any:
     bias, vectors, weight = _arguments(call, "input", "mat1", "mat2")
     if kind_of(vectors) is not Kind.LINEAR or kind_of(weight) or kind_of(bias) or len(call.kwargs):
         return None
-    return Step(lambda v, b: torch.addmm(b, v, weight), [vectors], [bias], stacked=lambda v: v @ weight, makes_new=True)
+
+    def mapped(v: Tensor) -> Tensor:
+        return v @ weight.to(v.dtype)
+
+    return Step(
+        lambda v, b: torch.addmm(b, v, weight),
+        [vectors],
+        [bias],
+        stacked=mapped,
+        factored=lambda parts: parts.mapped(mapped),
+        constant_part=lambda: bias,
+        makes_new=True,
+        mixes=True,
+    )
 
 
 @_rule("conv1d", "conv2d")
@@ -932,9 +1234,10 @@ def _convolved(_mode: HeldFixed, call: _Call) -> Any:
         return None
     function = call.function
     return Step(
-        lambda v, *b: function(v, weight, b[0] if b else None, *rest, **kwargs),
+        lambda v, *b: function(v, weight.to(v.dtype), b[0].to(v.dtype) if b else None, *rest, **kwargs),
         [vectors],
         [] if bias is None else [bias],
+        mixes=True,
     )
 
 
@@ -963,6 +1266,10 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
         centred = torch.sub(vectors, vectors.mean(dim=-1, keepdim=True), out=vectors if over else None)
         return centred.mul_(scale if weight is None else weight * scale)
 
+    def factored(parts: Factored) -> Factored:
+        vectors = parts.vectors - parts.vectors.mean(dim=-1, keepdim=True)
+        return Factored(parts.factors * scale, vectors if weight is None else vectors * weight)
+
     def back(gradient: Tensor) -> Any:
         centred = scaled(gradient)
         centred = centred - centred.mean(dim=-1, keepdim=True)
@@ -976,9 +1283,11 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
         [x],
         [] if bias is None else [bias],
         stacked=normed,
-        constant_part=None if bias is None else lambda: bias.expand_as(fixed),
+        constant_part=None if bias is None else lambda: bias,
         makes_new=True,
         over=functools.partial(normed, over=True),
+        factored=factored,
+        factor=x,
     )
 
 
@@ -996,7 +1305,11 @@ def _rms_norm(_mode: HeldFixed, call: _Call) -> Any:
         return vectors * scale if weight is None else vectors * weight * scale
 
     value = call.function(fixed, shape, weight, eps)
-    return Step(lambda v: _held(lambda: value, scaled, v), [x], stacked=scaled)
+
+    def factored(parts: Factored) -> Factored:
+        return Factored(parts.factors * scale, parts.vectors if weight is None else parts.vectors * weight)
+
+    return Step(lambda v: _held(lambda: value, scaled, v), [x], stacked=scaled, factored=factored, factor=x)
 
 
 @_rule("normalize")
@@ -1010,6 +1323,7 @@ def _unit_length(_mode: HeldFixed, call: _Call) -> Any:
         lambda v: _held(lambda: call.function(fixed, *call.args[1:], **call.kwargs), lambda g: g / length, v),
         [x],
         stacked=lambda v: v / length,
+        factor=x,
     )
 
 
@@ -1022,10 +1336,12 @@ def _of_experts(_mode: HeldFixed, call: _Call) -> Any:
     kwargs = {name: still(value) for name, value in call.kwargs.items()}
 
     def product(v: Tensor) -> Tensor:
-        made: Tensor = call.function(v, weight, *rest, **kwargs)
+        made: Tensor = call.function(v, weight.to(v.dtype), *rest, **kwargs)
         return made
 
-    return Step(product, [call.args[0]], stacked=lambda stack: torch.stack([product(each) for each in stack]))
+    return Step(
+        product, [call.args[0]], stacked=lambda stack: torch.stack([product(each) for each in stack]), mixes=True
+    )
 
 
 @_rule("scaled_dot_product_attention")
@@ -1045,7 +1361,9 @@ def _attention(mode: HeldFixed, call: _Call) -> Any:
     if mode.values is not None and value.ndim == 4:
         value = mode.values(value)
     attention = HeldAttention(query, key, mask, causal=bool(causal), scale=scale)
-    return Step(lambda v: _held(lambda: output, attention.transposed, v), [value], stacked=attention.stacked)
+    return Step(
+        lambda v: _held(lambda: output, attention.transposed, v), [value], stacked=attention.stacked, mixes=True
+    )
 
 
 def _step_by_step(

@@ -205,28 +205,12 @@ def layer_shares(
         composition: The parts of the output.
         rows: See `block_readout`; shares are then those of words.
     """
-    block, network = composition.attention, composition.parts
-    own, others = block.last_parts
-    constant = block.constant(block.stages[-1])
-    norm, deviation = composition.last_norm, composition.last_deviation
     shares = {}
     for stage in composition.stages:
-        direction = along(composition.whole(stage), rows)
-        of_network = of_block = direction
-        bias = torch.zeros_like(direction[..., 0])
-        if stage is LayerStage.NORMALISED and norm is not None and deviation is not None:
-            of_network = _before(norm, deviation, direction)
-            of_block = direction if composition.norm_position == "branch" else of_network
-            bias = _of_bias(norm, direction)
-        parts = [torch.zeros_like(bias) for _ in range(3)]
-        if stage is not LayerStage.NETWORK:
-            parts = [
-                part + _product(vectors, of_block) for part, vectors in zip(parts, (others, own, constant), strict=True)
-            ]
-        if stage is not LayerStage.BLOCK:
-            made = network.others, network.own, network.constant
-            parts = [part + _product(vectors, of_network) for part, vectors in zip(parts, made, strict=True)]
-        shares[stage] = _of_words(Shares(parts[0], parts[1], torch.zeros_like(bias), parts[2] + bias), rows)
+        parts = composition.parts(stage)
+        direction = along(parts.whole, rows)
+        others, own, bias = (_product(part, direction) for part in (parts.others, parts.own, parts.constant))
+        shares[stage] = _of_words(Shares(others, own, torch.zeros_like(bias), bias), rows)
     return shares
 
 

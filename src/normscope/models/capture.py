@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.linear.layers import LayerFollower
 from normscope.maths.attention import repeat_heads
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.keys import KeyMap
@@ -17,11 +18,7 @@ from normscope.maths.visibility import Visibility
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
-from normscope.models.experts import Routes, SharedNetwork
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layer_hooks import vectors_in
-from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
 from normscope.models.norm_weights import normalises_heads
 
@@ -51,10 +48,15 @@ class LayerCapture:
     own_key: Tensor | None = None
     """The keys that an attention module outside the registry has multiplied with its queries."""
     attention_output: Tensor | None = None
+    follower: LayerFollower | None = None
+    """Follows what the rest of the layer makes of the block, if that is visited."""
 
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What the residual connection adds."""
-        self.inputs = self.modules.layout.kept(vectors_in(args, kwargs))
+        vectors = vectors_in(args, kwargs)
+        self.inputs = self.modules.layout.kept(vectors)
+        if self.follower is not None:
+            self.follower.enter(vectors)
 
     def take_bottleneck(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """What the residual connection adds, in a bottleneck."""
@@ -201,123 +203,3 @@ def _seen(weights: Tensor, token_mask: Tensor, key_mask: Tensor) -> Mask:
     """The keys that some head gives weight; verification catches weight on padding."""
     seen = (weights > 0).any(dim=1)
     return Mask(keys=key_mask, allowed=lambda text, _head, query, key: seen[text, query, key], queries=token_mask)
-
-
-@dataclasses.dataclass
-class FeedForwardCapture:
-    """The tensors captured so far from the feed-forward network of the layer that is running."""
-
-    modules: FeedForwardModules
-    layout: ModelLayout
-    """The model's; `modules.layout` is that of the network."""
-    attention: AttentionBlock | None = None
-    """The attention block of the same layer, kept until the model leaves the layer."""
-    inputs: Tensor | None = None
-    pre_activations: Tensor | None = None
-    """What W_1 gives; of a fused network what V gives as well."""
-    multipliers: Tensor | None = None
-    output: Tensor | None = None
-    """What W_2 gives, or the experts of a mixture."""
-    routes: Routes | None = None
-    """The experts of every token."""
-    shared_output: Tensor | None = None
-    """What the network beside the experts gives."""
-    shared_logit: Tensor | None = None
-
-    def take_inputs(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The input of W_1."""
-        self.inputs = self.layout.kept(vectors_in(args, kwargs), "network")
-
-    def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of W_1."""
-        self.pre_activations = self.layout.by_text(output, "network")
-
-    def take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of V."""
-        self.multipliers = self.layout.by_text(output, "network")
-
-    def take_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of W_2."""
-        # Falcon adds the attention output to this tensor, in place.
-        output = output.clone() if self.modules.layout.added_in_place else output
-        self.output = self.layout.by_text(output, "network")
-
-    def take_routes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The input of the experts of a mixture, and the experts of every token."""
-        vectors, chosen, weights = (*args, *kwargs.values())
-        self.inputs, self.routes = self.layout.kept(vectors, "network"), Routes(chosen, weights)
-
-    def take_experts_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of the experts, to which the model may add in place."""
-        self.output = output.clone()
-
-    def take_shared_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of the network beside the experts."""
-        self.shared_output = output.clone()
-
-    def take_shared_logit(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The logit of the factor on that output."""
-        self.shared_logit = output
-
-    def block(self) -> FeedForwardBlock:
-        """Build the block, once the model leaves the layer.
-
-        Raises:
-            InputError: If a part is missing.
-        """
-        if self.routes is not None:
-            return self._mixture(self.routes)
-        u, w = self.pre_activations, self.multipliers
-        if self.attention is None or self.inputs is None or u is None or self.output is None:
-            raise InputError(
-                f"the feed-forward network of layer {self.modules.layer} cannot be observed: the model does not run it, or "
-                "runs it outside the layer; pass a model whose modules are unchanged"
-            )
-        if self.modules.layout.fused:
-            u, w = self.modules.halves(u)
-        axes = self.attention.inputs.shape[:2]  # OPT's network reads all tokens of a batch in one row
-
-        def by_token(vectors: Tensor) -> Tensor:
-            return full_precision(vectors).reshape(*axes, -1)
-
-        output, scale = by_token(self.output), self.modules.scale
-        return FeedForwardBlock(
-            layer=self.modules.layer,
-            inputs=by_token(self.inputs),
-            output=output * scale if isinstance(scale, Tensor) or scale != 1 else output,
-            pre_activations=by_token(u),
-            multipliers=None if w is None else by_token(w),
-            routing=None,
-            parameters=self.modules.parameters(),
-            attention=self.attention,
-        )
-
-    def _mixture(self, routes: Routes) -> FeedForwardBlock:
-        """The block of a mixture of experts. Its neurons are computed again: the model computes those of a few experts."""
-        assert self.attention is not None
-        assert self.inputs is not None
-        assert self.output is not None
-        axes = self.attention.inputs.shape[:2]
-        parameters, inputs = self.modules.parameters(), full_precision(self.inputs).reshape(*axes, -1)
-        neurons = parameters.input_weight.shape[1]
-        shared, output, routing = self.modules.shared, full_precision(self.output), None
-        if shared is None:
-            routing = routes.by_neuron(self.modules.experts, neurons)
-        else:
-            assert self.shared_output is not None
-            beside = SharedNetwork(self.shared_output, self.shared_logit)
-            own = shared.parameters().input_weight.shape[1]
-            factor = beside.factor.reshape(axes.numel(), 1).expand(-1, own)
-            routing = torch.cat([routes.by_neuron(self.modules.experts, neurons - own), factor], dim=1)
-            output = beside.added_to(output)
-        weight = parameters.multiplier_weight
-        return FeedForwardBlock(
-            layer=self.modules.layer,
-            inputs=inputs,
-            output=output.reshape(*axes, -1) * self.modules.scale,
-            pre_activations=inputs @ parameters.input_weight,
-            multipliers=None if weight is None else inputs @ weight,
-            routing=routing.reshape(*axes, -1),
-            parameters=parameters,
-            attention=self.attention,
-        )

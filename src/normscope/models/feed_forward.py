@@ -1,228 +1,264 @@
-"""What the feed-forward network of one layer is made of, and what it did on one batch.
-
-Row vectors. The network reads y_i of token i and gives
-
-    g(u_i) W_2 + b_2            u_i = y_i W_1 + b_1
-    (g(u_i) ⊙ w_i) W_2 + b_2    w_i = y_i V + c, if it is gated
-
-A mixture of experts is one such network with the neurons of all experts, each multiplied by the weight that the router gives
-its expert.
-
-With s_i for what the attention block gives and LN_2 for the norm of this half of the layer, the layer's output z_i is
-
-    post      y = s       z = LN_2(s + network(y))
-    pre       y = LN_2(s) z = s + network(y)
-    parallel  y = LN_2(x) z = s + network(y), where x enters the layer: the network does not read attention
-    branch    y = s       z = s + LN_2(network(y))
-
-Source: gated networks are those of Shazeer 2020 (arXiv:2002.05202).
-"""
+"""What a layer has made of its attention block: the feed-forward network, and the end of the layer."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.composition import NormPosition
-from normscope.maths.feed_forward import FeedForwardNetwork
-from normscope.maths.layer_composition import LayerComposition, LayerStage
-from normscope.maths.layer_pairs import KeyRange, layer_pair_norms
-from normscope.maths.normalisation import Normalisation
+from normscope.errors import InputError
+from normscope.linear.layers import Followed, FollowedLayer, Given
+from normscope.linear.rules import Factored, dense
+from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
 from normscope.maths.shares import Shares, layer_shares
-from normscope.maths.tensors import as_double, pieces
-from normscope.maths.word_layers import layer_word_norms
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
+from normscope.models.layout import ModelLayout, Point
 
-PAIR_NEURONS = {"cpu": 2**21}
-"""Neurons of pairs of tokens to materialise at once, by device. 2²¹ in float32 (8 MiB) were fastest on a CPU."""
+PAIR_ENTRIES = {"cpu": 2**19}
+"""Entries of pairs' vectors to make at once, by device. The network makes several times as many on its way."""
 
-PAIR_NEURONS_ON_ACCELERATORS = 2**26
+PAIR_ENTRIES_ON_ACCELERATORS = 2**24
 """The same on other devices, which need large pieces of work to be busy."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FeedForwardParameters(FeedForwardNetwork):
-    """The weights of one feed-forward network in float32 or better, and its norms."""
-
-    activation: Callable[[Tensor], Tensor]
-    """g, applied neuron by neuron: the model's own."""
-    norm_position: NormPosition
-    """Where the norm of this half of the layer stands."""
-    normalisation: Normalisation | None
-    """LN_2 after the residual connection (`post`) or before the network (`pre`, `parallel`); None where there is none."""
-    output_normalisation: Normalisation | None
-    """LN_2 of the network's output, inside the residual connection (`branch`); None where there is none."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class FeedForwardBlock:
-    """The feed-forward network of one layer, and the attention block that came before it.
+    """What a layer has made of its attention block.
 
-    It lives while its layer is being left and must not be kept: it holds the layer's activations. Everything below the
-    fields is derived from them on first use, once, and shared by the analyses. Rows of padding hold meaningless finite
-    numbers everywhere.
+    It lives while its layer is being left and must not be kept: it holds the layer's activations. Everything is computed on
+    first use. Rows of padding hold meaningless finite numbers everywhere.
     """
 
-    layer: int
-    """Counted from 1."""
-    inputs: Float[Tensor, "batch token model"]
-    """y_i: what W_1 reads, after the norm where one comes before the network."""
-    output: Float[Tensor, "batch token model"]
-    """The network's output as the model computed it, with b_2, before a norm and the residual connection."""
-    pre_activations: Float[Tensor, "batch token neuron"]
-    """u_i = y_i W_1 + b_1, as the model computed it."""
-    multipliers: Float[Tensor, "batch token neuron"] | None
-    """w_i = y_i V + c of a gated network, as the model computed it; None if it is not gated."""
-    routing: Float[Tensor, "batch token neuron"] | None
-    """The weight of each neuron's expert, which decompositions hold at its value; None if the network is dense."""
-    parameters: FeedForwardParameters
     attention: AttentionBlock
     """The attention block of the same layer."""
+    followed: FollowedLayer
+    layout: ModelLayout
+    scale: float | Tensor
+    """Factor on the output of W_O, possibly one for each dimension; the attention block has it in W_O and b_O."""
+
+    def __post_init__(self) -> None:
+        expected = LAYER_STAGES[self.attention.parameters.norm_position]
+        if self.stages != expected:
+            raise InputError(
+                f"the feed-forward network of layer {self.layer} cannot be observed: its norms stand elsewhere than the "
+                f"attention block's; expected the stages {', '.join(expected)}, got {', '.join(self.stages)}"
+            )
+
+    @property
+    def layer(self) -> int:
+        """Counted from 1."""
+        return self.attention.layer
 
     @property
     def token_mask(self) -> Bool[Tensor, "batch token"]:
         """True at tokens, False at padding."""
         return self.attention.token_mask
 
-    @cached_property
-    def activations(self) -> Float[Tensor, "batch token neuron"]:
-        """g(u_i), or g(u_i) ⊙ w_i of a gated network, times the weights of experts: what W_2 reads."""
-        activated = self.parameters.activation(self.pre_activations)
-        for factor in (self.multipliers, self.routing):
-            activated = activated if factor is None else activated * factor
-        return activated
+    @property
+    def stages(self) -> tuple[LayerStage, ...]:
+        """The stages of the layer."""
+        return (LayerStage.BLOCK, *self._tensors)
 
     @property
-    def residual(self) -> Float[Tensor, "batch token model"]:
-        """s_i: the output of the attention block, which the residual connection carries past the network."""
-        return self.attention.composition.block_output
+    def is_parallel(self) -> bool:
+        """Whether the network reads the same vectors as attention."""
+        return self.attention.parameters.norm_position == "parallel"
 
     @cached_property
-    def residual_sum(self) -> Float[Tensor, "batch token model"]:
-        """s_i + network(y_i), or s_i + LN_2(network(y_i)) for `branch`."""
-        return self.residual + _normalised(self.output, self.parameters.output_normalisation)
-
-    @property
-    def norm_inputs(self) -> Float[Tensor, "batch token model"] | None:
-        """What `parameters.normalisation` is given; None where there is no such norm."""
-        if self.parameters.normalisation is None:
-            return None
-        match self.parameters.norm_position:
-            case "post":
-                return self.residual_sum
-            case "parallel":
-                return self.attention.inputs
-            case "pre" | "branch":
-                return self.residual
-
-    @property
-    def read(self) -> Float[Tensor, "batch token model"]:
-        """y_i, what W_1 reads, made of the block's output or of the layer's input."""
-        vectors = self.attention.inputs if self.parameters.norm_position == "parallel" else self.residual
-        return _normalised(vectors, None if self.parameters.norm_position == "post" else self.parameters.normalisation)
-
-    @cached_property
-    def layer_output(self) -> Float[Tensor, "batch token model"]:
-        """z_i, what leaves the layer."""
-        norm = self.parameters.normalisation
-        return _normalised(self.residual_sum, norm if self.parameters.norm_position == "post" else None)
+    def _tensors(self) -> dict[LayerStage, Sequence[Followed]]:
+        """The tensors whose sum is the vector at a stage."""
+        followed = self.followed
+        tensors: dict[LayerStage, Sequence[Followed]] = {LayerStage.NETWORK: followed.networks}
+        if not followed.normed:
+            tensors[LayerStage.RESIDUAL] = [followed.before_norm or followed.output]
+        if followed.normed or followed.before_norm is not None:
+            tensors[LayerStage.NORMALISED] = [followed.output]
+        return tensors
 
     def composition(self) -> LayerComposition:
         """The parts of the layer's output."""
-        weights = self.parameters
-        return LayerComposition(
-            attention=self.attention.composition,
-            network=weights,
-            pre_activations=self.pre_activations,
-            multipliers=self.multipliers,
-            routing=self.routing,
-            inputs=self.inputs,
-            output=self.output,
-            norm_position=weights.norm_position,
-            normalisation=weights.normalisation,
-            output_normalisation=weights.output_normalisation,
-        )
+        block, stages = self.attention.composition, [*self._tensors]
+        own = self._parts(stages, self._given(block.inputs[None], block.preserving[None]))
+        constant = self._parts(stages, self._constants(), bias=True)
+        later = {}
+        for stage in stages:
+            whole, mine, none = self.vectors(stage), own[stage][0], constant[stage][0]
+            if any(self.followed.reads_attention(each) for each in self._tensors[stage]):
+                later[stage] = Parts(mine, (whole - mine).sub_(none), none, whole)
+            else:
+                later[stage] = Parts(whole - none, torch.zeros_like(whole), none, whole)
+        return LayerComposition(block, later)
+
+    def vectors(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
+        """Every token's vector at a stage, as the model computed it."""
+        if stage is LayerStage.BLOCK and self.is_parallel:  # which computes no such vector
+            return self.attention.composition.block_output
+        like = self.attention.inputs.dtype  # some families round inside a layer
+        return sum(self._by_token(each.value.to(like)[None])[0] for each in self._of(stage))  # type: ignore[return-value]
+
+    def _of(self, stage: LayerStage) -> Sequence[Followed]:
+        return [self.followed.residual] if stage is LayerStage.BLOCK else self._tensors[stage]
+
+    def error(self) -> Float[Tensor, "batch token"]:
+        """How far the sum of all parts misses what leaves the layer, relative to the largest of them; 0 at padding."""
+        block, last = self.attention, [*self._tensors][-1:]
+        bias = block.parameters.output_bias
+        attended = block.attention_output if bias is None else block.attention_output - bias
+        (all_parts,) = self._parts(last, self._given(block.inputs[None], attended[None])).values()
+        (constant,) = self._parts(last, self._constants(), bias=True).values()
+        whole = self.vectors(last[0])
+        made = torch.cat([all_parts, constant])
+        size = torch.linalg.vector_norm(torch.cat([made, whole[None]]), dim=-1).amax(dim=0)
+        error = torch.linalg.vector_norm(made.sum(dim=0) - whole, dim=-1)
+        return (error / size.clamp(min=torch.finfo(size.dtype).tiny)).masked_fill(~self.token_mask, 0)
 
     def shares(self) -> dict[LayerStage, Shares]:
         """The signed shares of the parts of every token's vector, from the end of the attention block on; they add up to 1."""
         return layer_shares(self.composition())
 
     def pair_maps(
-        self,
-        *,
-        stages: Collection[LayerStage] | None = None,
-        in_double: bool = True,
+        self, *, stages: Collection[LayerStage] | None = None, in_double: bool = True
     ) -> dict[LayerStage, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key at every stage from the end of the attention block on.
 
-        The network's last projection runs once per pair of tokens. Padding and keys that no query of a strip sees are left out;
-        their entries are 0.
+        In cross-attention, what a token takes from itself belongs to no pair.
 
         Args:
             stages: The stages to measure; all by default.
-            in_double: Whether to compute in float64 on the CPU, or as the model does.
+            in_double: Whether to compute in float64 where the device can, or as the model does.
         """
-        block = self.attention
-        composition, value, output_weight = self._factors(in_double=in_double)
-        ranges = (
-            KeyRange(sequence, keys, self._strips(sequence, keys, value))
-            for sequence in range(len(value))
-            for keys in pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
-        )
-        return layer_pair_norms(
-            composition, ranges, value, output_weight, stages, is_cross_attention=block.is_cross_attention
-        )
-
-    def _factors(self, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
-        """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
-        self.attention.require_vectors_of_keys()
-        composition, value = self.composition(), self.attention.value
-        output_weight = self.attention.parameters.output_weight
-        if in_double:
-            return as_double(composition), as_double(value), as_double(output_weight)
-        return composition, value, output_weight
-
-    def _at_once(self, like: Tensor) -> int:
-        """The number of pairs whose neurons may be materialised at once."""
-        return PAIR_NEURONS.get(like.device.type, PAIR_NEURONS_ON_ACCELERATORS) // self.pre_activations.shape[-1]
-
-    def _strips(self, sequence: int, keys: slice, like: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Ranges of queries of a sequence, the range of the given keys that they see, and α of both in the type of `like`."""
-        block = self.attention
-        for queries in pieces(_extent(self.token_mask[sequence]), self._at_once(like) // (keys.stop - keys.start)):
-            seen = keys
-            if not block.alpha.seen.is_complete:
-                visible = block.alpha.seen.of(queries, slice(sequence, sequence + 1))[0].flatten(0, 1).any(dim=0)[keys]
-                seen = _extent(visible, keys.start)
-            if seen.start < seen.stop:
-                yield queries, seen, block.alpha.rows(queries, slice(sequence, sequence + 1))[0, :, :, seen].to(like)
+        tokens = self.attention.value.shape[2]
+        keys = torch.arange(tokens, device=self.attention.value.device).view(1, -1, 1)
+        return self._norms(keys, None, stages, in_double=in_double)
 
     def word_maps(
-        self,
-        groups: WordGroups,
-        stages: Iterable[LayerStage] | None = None,
-        *,
-        in_double: bool = True,
+        self, groups: WordGroups, stages: Collection[LayerStage] | None = None, *, in_double: bool = True
     ) -> dict[LayerStage, Float[Tensor, "batch word unit"]]:
         """How much every word takes from every other, from the end of the attention block on.
 
         Args:
             stages: The stages to measure; all by default.
-            in_double: Whether to compute in float64 on the CPU, or as the model does.
+            in_double: Whether to compute in float64 where the device can, or as the model does.
         """
+        groups = groups.like(self.attention.value)
+        order = groups.columns.transpose(1, 2).to(torch.int8)
+        most = int(order.sum(dim=-1).max())
+        # The keys of each unit first; −1 stands for none.
+        members = order.argsort(dim=-1, descending=True, stable=True)[..., :most]
+        members = members.masked_fill(order.gather(-1, members) == 0, -1)
+        return self._norms(members, groups.rows, stages, in_double=in_double)
+
+    def _norms(
+        self,
+        members: Int[Tensor, "#batch unit member"],
+        rows: Float[Tensor, "batch word query"] | None,
+        stages: Collection[LayerStage] | None,
+        *,
+        in_double: bool,
+    ) -> dict[LayerStage, Tensor]:
+        """Norms of what units of keys contribute, to every query or to the words of `rows`."""
+        self.attention.require_vectors_of_keys()
+        chosen = [LayerStage.BLOCK, *self._tensors] if stages is None else [*stages]
+        found: dict[LayerStage, list[Tensor]] = {stage: [] for stage in chosen}
+        dtype = self._wide if in_double else self.attention.inputs.dtype
+        weights = self._weights(dtype)
+        for units in members.split(self._units_at_once(members.shape[-1]), dim=1):
+            for stage, parts in self._parts(chosen, self._of_keys(units, weights, dtype)).items():
+                merged = parts if rows is None else rows.to(parts) @ parts
+                found[stage].append(torch.linalg.vector_norm(merged, dim=-1))
+        return {stage: torch.cat(norms).movedim(0, -1) for stage, norms in found.items()}
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.float32 if self.attention.inputs.device.type == "mps" else torch.float64
+
+    def _units_at_once(self, members: int) -> int:
+        device, entries = self.attention.inputs.device.type, self.attention.inputs.numel()
+        return max(1, PAIR_ENTRIES.get(device, PAIR_ENTRIES_ON_ACCELERATORS) // (entries * members))
+
+    def _weights(self, dtype: torch.dtype) -> Float[Tensor, "batch key query head"]:
+        """α."""
+        return torch.cat([some.to(dtype) for _, some in self.attention.alpha.strips()], dim=2).permute(0, 3, 2, 1)
+
+    def _of_keys(
+        self, units: Int[Tensor, "#batch unit member"], weights: Float[Tensor, "batch key query head"], dtype: torch.dtype
+    ) -> Given:
+        """What units of keys contribute to every query: a few vectors, with factors."""
         block = self.attention
-        composition, value, output_weight = self._factors(in_double=in_double)
-        return layer_word_norms(composition, block.alpha.rows, value, output_weight, groups.like(value), stages)
+        texts, _, queries, heads = weights.shape
+        units = units.expand(texts, -1, -1)
+        at = units.clamp(min=0).flatten(1)
+        text = torch.arange(texts, device=at.device)[:, None]
 
+        def by_unit(values: Tensor) -> Tensor:
+            """(text, unit · member, query, head) to (unit, text, query, member · head)."""
+            return values.unflatten(1, units.shape[1:]).permute(1, 0, 3, 2, 4).flatten(3)
 
-def _extent(mask: Bool[Tensor, " token"], offset: int = 0) -> slice:
-    """From the first to the last True of a mask whose first entry has the number `offset`; empty without one."""
-    true = mask.nonzero().flatten()[[0, -1]].tolist() if mask.any() else [0, -1]
-    return slice(offset + true[0], offset + true[1] + 1)
+        used = (units >= 0).flatten(1).to(dtype)[..., None, None]
+        attended = torch.einsum("bhkd,hdm->bkhm", block.value.to(dtype), block.parameters.output_weight.to(dtype))
+        vectors = attended[text, at].unflatten(1, units.shape[1:]).transpose(0, 1).flatten(2, 3)
+        attention = Factored(by_unit(weights[text, at] * used), self._unscaled(vectors))
+        if block.is_cross_attention:
+            nothing = weights.new_zeros(units.shape[1], texts, queries, 0)
+            return self._given(Factored(nothing, block.inputs.new_zeros(units.shape[1], 1, 0, block.inputs.shape[-1])), attention)
+        own = (at[..., None] == torch.arange(queries, device=at.device)).to(dtype)[..., None] * used
+        inputs = block.inputs.to(dtype)[text, at].unflatten(1, units.shape[1:]).transpose(0, 1)
+        return self._given(Factored(by_unit(own), inputs), attention)
 
+    def _constants(self) -> Given:
+        """What comes from no token: b_O."""
+        block = self.attention
+        ones = block.inputs.new_ones(1, *block.inputs.shape[:2], 1)
+        size = block.inputs.shape[-1]
+        nothing = Factored(ones[..., :0], ones.new_zeros(1, 1, 0, size))
+        bias = block.parameters.output_bias
+        if bias is None:
+            return self._given(nothing, nothing)
+        return self._given(nothing, Factored(ones, self._unscaled(bias.view(1, 1, 1, -1))))
 
-def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:
-    return vectors if norm is None else norm.normalised(vectors)
+    def _unscaled(self, vectors: Tensor) -> Tensor:
+        """What W_O gives, from what the block is given of it. What a factor of 0 removes does not matter."""
+        if not isinstance(self.scale, Tensor) and self.scale == 1:
+            return vectors
+        return (vectors / self.scale).nan_to_num(0.0, 0.0, 0.0)
+
+    def _given(self, inputs: Tensor | Factored, attention: Tensor | Factored) -> Given:
+        """Parts with the axes of the model. Dense ones of attention have its factor."""
+        attention = attention if isinstance(attention, Factored) else self._unscaled(attention)
+        return Given(
+            self._by_model(inputs, self.followed.inputs, "stream"),
+            self._by_model(attention, self.followed.attention, "attention output"),
+        )
+
+    def _by_model(self, parts: Tensor | Factored, like: Followed, point: Point) -> Tensor | Factored:
+        axes, shape = self.layout.stream.swapped.get(point), like.value.shape
+        if axes is None and len(shape) == 3:
+            return parts
+        vectors = parts.dense() if isinstance(parts, Factored) else parts
+        if axes is not None:
+            vectors = vectors.transpose(axes[0] + 1, axes[1] + 1)
+        return vectors.reshape(len(vectors), *shape)
+
+    def _by_token(self, parts: Tensor, point: Point = "stream") -> Float[Tensor, "source batch token model"]:
+        axes = self.layout.stream.swapped.get(point)
+        if axes is not None:
+            parts = parts.transpose(axes[0] + 1, axes[1] + 1)
+        return parts.reshape(len(parts), *self.token_mask.shape, -1)
+
+    def _parts(
+        self, stages: Sequence[LayerStage], given: Given, *, bias: bool = False
+    ) -> dict[LayerStage, Float[Tensor, "source batch token model"]]:
+        """What the vectors at some stages take from given parts."""
+        tensors = [self._of(stage) for stage in stages]
+        made: Iterator[Tensor] = iter(self.followed.parts([each for some in tensors for each in some], given, bias=bias))
+        parts = {
+            stage: self._by_token(sum(next(made) for _ in some))  # type: ignore[arg-type]
+            for stage, some in zip(stages, tensors, strict=True)
+        }
+        if LayerStage.BLOCK in parts and self.is_parallel:
+            attended = dense(given.attention) * self.scale
+            parts[LayerStage.BLOCK] = self._by_token(dense(given.inputs)) + self._by_token(attended, "attention output")
+        return parts

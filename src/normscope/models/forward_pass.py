@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.linear.layers import LayerFollower
 from normscope.maths.attention import attention
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.block_modules import BlockModules
 from normscope.models.cancellation import check_cancelled
-from normscope.models.capture import FeedForwardCapture, LayerCapture
+from normscope.models.capture import LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layer_hooks import vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
 from normscope.models.text_check import PassCheck
@@ -71,8 +71,8 @@ class Targets:
     """Layers whose attention blocks are visited."""
     hidden: frozenset[int]
     """Layers whose hidden vectors are visited, from 0."""
-    networks: Mapping[int, FeedForwardModules]
-    """The feed-forward networks to visit, by layer."""
+    followed: frozenset[int]
+    """Layers that are visited again when the model leaves them, with their feed-forward networks."""
     parameters: Mapping[int, BlockParameters]
     """Weights of the blocks to visit, by layer."""
 
@@ -82,7 +82,7 @@ class Targets:
         return max(
             [
                 *((layer, _ATTENTION) for layer in self.wanted),
-                *((layer, _FEED_FORWARD) for layer in self.networks),
+                *((layer, _FEED_FORWARD) for layer in self.followed),
                 *((layer, _HIDDEN) for layer in self.hidden),
             ]
         )
@@ -117,8 +117,10 @@ class ForwardPass:
     """Number of layers that have begun."""
     attention: LayerCapture | None = None
     """What the attention block of the current layer has computed so far; None once it has been visited."""
-    network: FeedForwardCapture | None = None
-    """The same for the feed-forward network, until the model leaves the layer."""
+    follower: LayerFollower | None = None
+    """Follows what layers make of their blocks, if that is visited."""
+    block: AttentionBlock | None = None
+    """The attention block of the current layer, until the model leaves it, if the layer is followed."""
     _left: Tensor | None = None
     """What the last layer returned."""
     shown: set[int] = dataclasses.field(default_factory=set)
@@ -131,12 +133,13 @@ class ForwardPass:
             return None
         if parts.call is not None:
             raise self._unobservable(f"{type(module).__name__} attends more than once")
-        parts.call = call = call.repeated()
-        output, parts.log_normaliser = attention(
-            call.query, call.key, call.value, call.mask, call.scale, cap=call.cap, sinks=call.sinks
-        )
-        parts.attended = output.transpose(1, 2).contiguous()
-        return parts.attended
+        with torch._C.DisableTorchFunction():
+            parts.call = call = call.repeated()
+            output, parts.log_normaliser = attention(
+                call.query, call.key, call.value, call.mask, call.scale, cap=call.cap, sinks=call.sinks
+            )
+            parts.attended = output.transpose(1, 2).contiguous()
+            return parts.attended
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A layer begins: visit its input, and change it if there is a replacement."""
@@ -162,21 +165,32 @@ class ForwardPass:
             if modules is None
             else LayerCapture(modules, inputs=vectors, attends=modules.attends_throughout, large_scores=large)
         )
-        network = None if self.visitors.feed_forward is None else self.targets.networks.get(layer)
-        self.network = None if network is None else FeedForwardCapture(network, self.targets.layout)
         if self.check is not None:
             with torch._C.DisableTorchFunction():
                 self.check.enter(layer, vectors, left if replaced is None else None)
-        if replaced is None:
-            return None
-        return with_vectors(args, kwargs, self.targets.layout.by_text(vectors))
+        given = vectors_in(args, kwargs) if replaced is None else self.targets.layout.by_text(vectors)
+        if self.follower is not None:
+            self._follow(given)
+        return None if replaced is None else with_vectors(args, kwargs, given)
+
+    def _follow(self, vectors: Tensor) -> None:
+        """Follow the layer that begins from what it is given, if it is to be followed."""
+        assert self.follower is not None
+        self.follower.forget()
+        if self.attention is None or self.passed not in self.targets.followed:
+            return
+        self.attention.follower = self.follower
+        modules = self.attention.modules
+        if modules.bottleneck is None and modules.carried is modules.whole:
+            self.follower.enter(vectors)
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
         if self.outputs is not None and self.passed in self.outputs:
             self.outputs[self.passed] = copy_of(output) if self.targets.layout.stream.changes_in_place else output
-        self._show_feed_forward()
-        self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
+        vectors = output[0] if isinstance(output, tuple | list) else output
+        self._show_feed_forward(vectors)
+        self._left = self.targets.layout.by_text(vectors)
         if self.check is not None:
             with torch._C.DisableTorchFunction():
                 self.check.leave(self._left)
@@ -209,6 +223,8 @@ class ForwardPass:
     def take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of W_O."""
         if self.attention is not None:
+            if self.attention.follower is not None:
+                self.attention.follower.attend(output)
             output = self.targets.layout.by_text(output, "attention output")
             if output.shape[:-1] != self.token_mask.shape:
                 raise self._unobservable(
@@ -224,15 +240,23 @@ class ForwardPass:
             self.attention.attention_output = output
             self._show()
 
-    def _show_feed_forward(self) -> None:
-        network, self.network = self.network, None
-        if network is not None:
+    def _show_feed_forward(self, leaving: Tensor) -> None:
+        attention, self.block = self.block, None
+        if attention is not None and self.follower is not None:
             assert self.visitors.feed_forward is not None
             with torch._C.DisableTorchFunction():
-                block = network.block()
+                followed = self.follower.leave(leaving)
+                if followed is None:
+                    raise InputError(
+                        f"the feed-forward network of layer {self.passed} cannot be observed: with everything held fixed that "
+                        "is not linear, what leaves the layer is no affine map of what its attention block gives"
+                    )
+                modules = self.targets.layers[self.passed]
+                block = FeedForwardBlock(attention, followed, self.targets.layout, modules.scale)
                 if self.check is not None:
                     self.check.add_network(block)
                 self.visitors.feed_forward(block)
+            self.follower.forget()
         self._stop_after((self.passed, _FEED_FORWARD))
 
     def _show_hidden(self, layer: int, vectors: Tensor) -> None:
@@ -275,8 +299,8 @@ class ForwardPass:
         self.attention = None
         with torch._C.DisableTorchFunction():  # modes that observe the model must not see our own computation
             block = parts.block(self.targets.parameters[parts.modules.layer], self.token_mask, self.key_mask)
-            if self.network is not None:
-                self.network.attention = block
+            if parts.follower is not None:
+                self.block = block
             if self.check is not None:
                 self.check.add(block, parts.attended)
             self.visitors.attention(block)

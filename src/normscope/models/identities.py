@@ -19,8 +19,8 @@ from normscope.maths.composition import read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
+from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import scaled_projection, stacked_heads
 from normscope.models.stored_weights import execution_device
@@ -354,66 +354,21 @@ def _output_error(model: nn.Module, layout: ModelLayout, vectors: Tensor, output
     return relative_error(made, output, output, token_mask)
 
 
-def feed_forward_differences(
-    block: FeedForwardBlock, modules: FeedForwardModules, record: LayerRecord
-) -> Iterator[Difference]:
-    """Compare a feed-forward network of the observed pass with the untouched model, and with what its weights compute.
+def layer_differences(block: FeedForwardBlock, record: LayerRecord) -> Iterator[Difference]:
+    """Compare a whole layer of the observed pass with the untouched model, and with the sum of its parts.
 
     Args:
-        block: A network of the observed pass, with the attention block of its layer.
-        record: What the untouched model did in its layer.
-
-    Raises:
-        NotObservableError: If the untouched model does not run one of the modules.
+        block: A layer of the observed pass.
+        record: What the untouched model did in it.
     """
-    layer, parameters, token_mask = block.layer, block.parameters, block.token_mask
-    inputs = _by_token(_call(layer, record.calls, modules.input, "W_1").inputs, record)
-    output = _by_token(_call(layer, record.calls, modules.output, "W_2").output, record) * modules.scale
-    if modules.shared is not None:
-        output = output + _shared_output(modules, record)
-    rebuilt = block.activations @ parameters.output_weight
-    if parameters.output_bias is not None:
-        rebuilt = rebuilt + parameters.output_bias
-    compared = [
-        ("feed-forward input", block.inputs, inputs),
-        ("feed-forward output", block.output, output),
-        ("feed-forward network", rebuilt, output),
-        ("what the feed-forward network reads", block.read, inputs),
-        ("layer output", block.layer_output, record.output),
-    ]
-    for part, got, wanted in compared:
-        yield Difference(layer, part, relative_error(got, wanted, wanted, token_mask))
-    yield Difference(layer, "feed-forward parts", _parts_error(block))
-
-
-def _shared_output(modules: FeedForwardModules, record: LayerRecord) -> Tensor:
-    """What the network beside the experts of a mixture adds to them, in the untouched model."""
-    assert modules.shared is not None
-    made = _by_token(_call(modules.layer, record.calls, modules.shared.output, "W_2 beside the experts").output, record)
-    if modules.shared_gate is not None:
-        logit = _call(modules.layer, record.calls, modules.shared_gate, "gate beside the experts").output
-        made = made * _by_token(logit, record).sigmoid()
-    return made * modules.scale
-
-
-def _parts_error(block: FeedForwardBlock) -> float:
-    """The largest error of what the activation reads, and of the network's output as the sum of its parts."""
-    weights, token_mask = block.parameters, block.token_mask
-    errors = []
-    for observed, weight, bias in (
-        (block.pre_activations, weights.input_weight, weights.input_bias),
-        (block.multipliers, weights.multiplier_weight, weights.multiplier_bias),
-    ):
-        if observed is not None and weight is not None:
-            made = block.inputs @ weight + (0.0 if bias is None else bias)
-            errors.append(relative_error(made, observed, observed, token_mask))
-    layer = block.composition()
-    own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
-    # Parts may be far longer than their sum.
-    scale = torch.stack([block.output, own, others, constant]).norm(dim=-1, keepdim=True).amax(dim=0)
-    errors.append(relative_error(own + others + constant, block.output, scale, token_mask))
-    errors.append(relative_error(layer.parts.own, own, scale, token_mask))
-    return max(errors)
+    layer, token_mask = block.layer, block.token_mask
+    last = block.stages[-1]
+    yield Difference(layer, "layer output", relative_error(block.vectors(last), record.output, record.output, token_mask))
+    if not block.is_parallel:
+        expected = block.attention.composition.block_output
+        got = block.vectors(LayerStage.BLOCK)
+        yield Difference(layer, "block output", relative_error(got, expected, expected, token_mask))
+    yield Difference(layer, "sum of the layer's parts", float(block.error().max()))
 
 
 def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:

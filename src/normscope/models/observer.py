@@ -19,12 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.layers import LayerFollower
+from normscope.linear.rules import HeldFixed
 from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import BlockParameters
 from normscope.models.block_modules import bind_blocks
 from normscope.models.block_weights import BlockWeights, takes_no_copy
-from normscope.models.capture import FeedForwardCapture, LayerCapture
-from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
+from normscope.models.capture import LayerCapture
 from normscope.models.forward_pass import (
     FeedForwardVisitor,
     ForwardPass,
@@ -59,7 +60,7 @@ class _Event:
 
     observer: "Observer"
     take: Callable[..., Any]
-    part: Literal["attention", "network"] | None = None
+    part: Literal["attention"] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         receiver: Any = self.observer.current
@@ -99,14 +100,13 @@ class Observer:
         self._layers = bind_blocks(model, layout)
         wanted = frozenset(layout.attends if layers is None else layers)
         modules = {modules.layer: modules for modules in self._layers if modules.layer in wanted}
-        networks = bind_feed_forward(model, layout) if feed_forward else ()
         self._targets = Targets(
             layout=layout,
             entries=[parts.entry for parts in layout.parts(model)],
             layers={modules.layer: modules for modules in self._layers},
             wanted=wanted,
             hidden=frozenset(hidden),
-            networks={network.layer: network for network in networks if network.layer in wanted},
+            followed=wanted if feed_forward else frozenset(),
             parameters=BlockWeights(modules, keep=takes_no_copy(model)),
         )
         self.hidden_norms = {
@@ -116,7 +116,6 @@ class Observer:
         """Weights of the norms that output hidden vectors, by layer from 0."""
         name = model.config.name_or_path or type(model).__name__
         norms = [norm for block in self._layers for norm in (block.norm, block.attention_norm, block.output_norm)]
-        norms += [norm for network in networks for norm in (network.norm, network.output_norm)]
         bound = bound_with_norms(model, layout, norms)
         self.check = TextCheck(name, bound, model.dtype, layout, dict(self._targets.layers))
         """Compares what is observed with what the model does, during the passes."""
@@ -130,7 +129,7 @@ class Observer:
     @property
     def networks(self) -> bool:
         """Whether feed-forward networks are observed."""
-        return bool(self._targets.networks)
+        return bool(self._targets.followed)
 
     @property
     def parameters(self) -> Mapping[int, BlockParameters]:
@@ -193,8 +192,6 @@ class Observer:
                     yield modules.reads_query_inputs.register_forward_pre_hook(
                         attention(LayerCapture.take_query_inputs), with_kwargs=True
                     )
-        for network in {id(network.input): network for network in self._targets.networks.values()}.values():
-            yield from self._hooks_of_network(network)
 
     def _hooks_of_check(self) -> Iterator[RemovableHandle]:
         read, written = self.check.watched()
@@ -202,22 +199,6 @@ class Observer:
             yield module.register_forward_pre_hook(_Event(self, ForwardPass.read), with_kwargs=True)
         for module in written:
             yield module.register_forward_hook(_Event(self, ForwardPass.wrote))
-
-    def _hooks_of_network(self, network: FeedForwardModules) -> Iterator[RemovableHandle]:
-        event = functools.partial(_Event, self, part="network")
-        if network.routed:
-            yield network.input.register_forward_pre_hook(event(FeedForwardCapture.take_routes), with_kwargs=True)
-            yield network.output.register_forward_hook(event(FeedForwardCapture.take_experts_output))
-            if network.shared is not None:
-                yield network.shared.output.register_forward_hook(event(FeedForwardCapture.take_shared_output))
-            if network.shared_gate is not None:
-                yield network.shared_gate.register_forward_hook(event(FeedForwardCapture.take_shared_logit))
-            return
-        yield network.input.register_forward_pre_hook(event(FeedForwardCapture.take_inputs), with_kwargs=True)
-        yield network.input.register_forward_hook(event(FeedForwardCapture.take_pre_activations))
-        if network.multiplier is not None:
-            yield network.multiplier.register_forward_hook(event(FeedForwardCapture.take_multipliers))
-        yield network.output.register_forward_hook(event(FeedForwardCapture.take_output))
 
     def run(
         self,
@@ -319,8 +300,12 @@ class Observer:
         """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self.current = active.set(forward), forward
         own = contextlib.nullcontext() if self._layout.attention.registry else OwnAttention(forward)
+        followed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if forward.visitors.feed_forward is not None and self._targets.followed:
+            forward.follower = LayerFollower()
+            followed = HeldFixed(self._model, carries=True, added=forward.follower.add, wide=True)
         try:
-            with torch.inference_mode(), own, model_code(module):
+            with torch.inference_mode(), own, model_code(module), followed:
                 return module(**inputs)
         except StopForward:
             return None

@@ -6,7 +6,8 @@ its output; and the stream of hidden vectors from the first layer to the model's
 on trust, and nothing that it leaves out stays hidden: every module of the untouched model is recorded. (Adding up parts of
 which one was defined as the remainder would prove nothing.)
 
-If an analysis needs the feed-forward networks, each is rebuilt from its parameters and its activation as well.
+If an analysis needs whole layers, the parts of each are added up as well: what the layer makes of everything that its
+attention block gives, and of nothing.
 
 Every norm is run on probe vectors. Its weights alone do not say what it does: Gemma's stores γ − 1, others have no weight, and
 the activations of a model are too large to show ε.
@@ -29,7 +30,6 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, bind_blocks
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import Replacement
 from normscope.models.identities import (
     BOUNDS,
@@ -38,7 +38,7 @@ from normscope.models.identities import (
     NotObservableError,
     attention_differences,
     bound_of,
-    feed_forward_differences,
+    layer_differences,
     norm_error,
     note_rest,
     precision_explains,
@@ -79,7 +79,7 @@ def verify(model: PreTrainedModel, layout: ModelLayout, name: str, *, feed_forwa
         model: A base model in evaluation mode.
         layout: Where its family keeps the parts of a block.
         name: For messages.
-        feed_forward: Whether to compare the feed-forward networks as well, each with what its weights make.
+        feed_forward: Whether to compare whole layers as well, each with the sum of its parts.
 
     Returns:
         The largest relative difference and where it was.
@@ -215,11 +215,9 @@ class _Proof:
     def __init__(self, model: PreTrainedModel, layout: ModelLayout, name: str, *, feed_forward: bool) -> None:
         self._model, self._layout, self._name = model, layout, name
         self._layers = {modules.layer: modules for modules in bind_blocks(model, layout)}
-        networks = bind_feed_forward(model, layout, name) if feed_forward else []
-        self._networks = {network.layer: network for network in networks}
         self._bound = bound_of(model, layout)
         self._beside = self._other_attention()
-        self._observer = Observer(model, layout, feed_forward=bool(self._networks))
+        self._observer = Observer(model, layout, feed_forward=feed_forward)
         self._layer = 0
         """The last layer that was compared in the current pass."""
         self.worst = Verification(0.0, 1, "block input")
@@ -306,17 +304,12 @@ class _Proof:
 
     def _compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
         self._layer = block.layer - 1
-        modules = self._networks[block.layer]
-        self._note(feed_forward_differences(block, modules, expected.layers[block.layer]))
+        self._note(layer_differences(block, expected.layers[block.layer]))
         self._layer = block.layer
 
     def compare_norms(self) -> None:
         """Compare γ, β, ε and centring of every norm with what the norm does."""
         model, layout, observer = self._model, self._layout, self._observer
-        for network in self._networks.values():
-            parameters = network.parameters()
-            self._compare_norm("feed-forward norm", network.layer, network.norm, parameters.normalisation)
-            self._compare_norm("feed-forward norm", network.layer, network.output_norm, parameters.output_normalisation)
         for modules in self._layers.values():
             weights = observer.parameters[modules.layer]
             for part, module, weight in (
