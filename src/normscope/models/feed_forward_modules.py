@@ -17,11 +17,12 @@ from normscope.models.block import full_precision
 from normscope.models.experts import WideWeights, is_mixture, wide_weights
 from normscope.models.feed_forward import FeedForwardParameters
 from normscope.models.layer_parts import LayerParts
-from normscope.models.layout import FeedForwardLayout, ModelLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import scaled_projection, weight_and_bias
 from normscope.models.norm_weights import normalisation
 from normscope.models.plain_operations import BareLinear
 from normscope.models.pointwise import PointwiseLinear
+from normscope.models.site import FeedForwardLayout, Site
 from normscope.models.stored_weights import weights_present
 
 
@@ -145,15 +146,12 @@ def bind_feed_forward(model: PreTrainedModel, layout: ModelLayout, name: str | N
             an activation whose slope is not known.
     """
     networks = []
-    for parts in layout.parts(model):
-        number = parts.number
-        if number in layout.stream.without:
-            continue
-        network = _bound(layout, parts, name or layout.family)
+    for site in layout.sites:
+        network = _bound(layout, site, LayerParts(model, site.layer), name or layout.family)
         if network is None:
-            expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
+            expected = "one" if site.network is None else f"{site.network.input} and {site.network.output}"
             raise InputError(
-                f"model.name={name or layout.family}: layer {number} has no feed-forward network that can be observed: "
+                f"model.name={name or layout.family}: layer {site.layer} has no feed-forward network that can be observed: "
                 f"expected {expected} as linear layers or experts; set another model.name, or leave out the analyses that need "
                 "the network"
             )
@@ -161,21 +159,19 @@ def bind_feed_forward(model: PreTrainedModel, layout: ModelLayout, name: str | N
     return networks
 
 
-def _bound(layout: ModelLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
-    for form in layout.feed_forward:
-        found = _of_form(form, layout, parts, name)
-        if found is not None:
-            return found
-    return None
+def _bound(layout: ModelLayout, site: Site, parts: LayerParts, name: str) -> FeedForwardModules | None:
+    return None if site.network is None else _of_form(site.network, layout, site, parts, name)
 
 
-def _of_form(form: FeedForwardLayout, layout: ModelLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
+def _of_form(
+    form: FeedForwardLayout, layout: ModelLayout, site: Site, parts: LayerParts, name: str
+) -> FeedForwardModules | None:
     """The network of a layer, if it has this form."""
     needed = [path for path in (form.input, form.multiplier, form.output, form.shared_gate) if path is not None]
     complete = form.activation is None or parts.get(form.activation) is not None
     if not complete or not all(_holds_weights(parts.get(path)) for path in needed):
         return None
-    shared = None if form.shared is None else _of_form(form.shared, layout, parts, name)
+    shared = None if form.shared is None else _of_form(form.shared, layout, site, parts, name)
     if (shared is None) != (form.shared is None):
         return None
     input_module, activation = parts.get(form.input), _activation(form, parts)
@@ -190,8 +186,8 @@ def _of_form(form: FeedForwardLayout, layout: ModelLayout, parts: LayerParts, na
         output=parts.get(form.output),
         norm=None if form.norm is None else parts.get(form.norm),
         output_norm=None if form.output_norm is None else parts.get(form.output_norm),
-        norm_position=layout.residual.norm_position,
-        scale=parts.scale(layout.residual.scales[parts.number - 1], form.scaling),
+        norm_position=site.residual.norm_position,
+        scale=parts.scale(site.residual.scale, form.scaling),
         layout=form,
         unit_offset=layout.unit_offset,
         shared=shared,
