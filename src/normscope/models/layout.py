@@ -169,6 +169,11 @@ class ModelLayout:
         return max(site.attention.heads for site in self.sites)
 
     @property
+    def heads_differ(self) -> bool:
+        """Whether layers differ in their number of heads."""
+        return len({site.attention.heads for site in self.sites}) > 1
+
+    @property
     def is_gated(self) -> bool:
         """Whether a gate multiplies the outputs of the heads in some layer."""
         return any(site.attention.gate is not None for site in self.sites)

@@ -73,7 +73,7 @@ def score_terms(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str
         for heads in layers
         if _runs_in(observed, heads[0])
     )
-    return ScoreTerms(dict(zip(layout.attends, terms, strict=True)))
+    return ScoreTerms(dict(zip(layout.attends, terms, strict=False)))
 
 
 def _runs_in(modules: Collection[nn.Module], operation: Operation) -> bool:

@@ -260,7 +260,7 @@ class _Proof:
                     changed = {layer: _every_other_changed(record.inputs) for layer, record in expected.layers.items()}
                     compare = functools.partial(self._compare_values, values)
                     observer.run(inputs, compare, replacements=changed, check=Check.NOTHING)
-        except (RuntimeError, IndexError) as error:
+        except (RuntimeError, LookupError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"what the model does cannot be rebuilt from its weights: {one_line(error)}"

@@ -156,7 +156,8 @@ def token_maps(
         if values * maps > remaining:
             left_out.append(number)
             continue
-        single_heads = values * (heads + maps) <= remaining and not model.layout.is_gated
+        layout = model.layout  # the explorer's layers have the same heads
+        single_heads = values * (heads + maps) <= remaining and not (layout.is_gated or layout.heads_differ)
         remaining -= values * (maps + single_heads * heads)
         sentence = _sentence(model, encoder, text, observer, layers, single_heads, feed_forward)
         added = add(collate([text.sequence], encoder).to(model.device))
