@@ -113,7 +113,7 @@ def rows(model_type: str) -> Iterator[Row]:
             if model_type in _UNKNOWN_SLOPE:
                 limits, network = [*limits, "the slope of its activation is not known"], "no"
             followed = "" if stack == "decoder" else "yes" if is_encoder_known else "no"
-            position = layout.residual.norm_position
+            position = ", ".join(layout.norm_positions)
             yield Row(model_type, stack or "", lists, position, network, followed, "; ".join(limits))
 
 
@@ -121,7 +121,7 @@ def _network(layout: ModelLayout) -> str:
     if layout.stack == "decoder":  # cross-attention follows
         return ""
     if layout.has_networks:
-        return "part" if layout.stream.without else "yes"
+        return "part" if layout.without_attention else "yes"
     return "part" if layout.feed_forward else "no"
 
 
@@ -129,13 +129,13 @@ def _limits(layout: ModelLayout) -> Iterator[str]:
     """What cannot be observed in a stack, or not in the usual form."""
     if layout.unknown_network:
         yield layout.unknown_network
-    if layout.stream.without:
+    if layout.without_attention:
         yield "hybrid: only layers with softmax attention have a block"
-    if layout.attention.gate is not None:
+    if layout.is_gated:
         yield "gated: head outputs are multiplied by a gate that depends on the query"
-    if layout.attention.value is None:
+    if not layout.has_value_weights:
         yield "no single linear layer maps what attention reads to values"
-    elif layout.attention.query is None or layout.attention.key is None:
+    elif not layout.has_score_weights:
         yield "no single linear layer maps what attention reads to queries or keys"
 
 

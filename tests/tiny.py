@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -312,9 +313,22 @@ def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig 
 
 def changed(layout: ModelLayout, part: str | None, **fields: object) -> ModelLayout:
     """A layout with other values of some fields, its own (None) or those of one of its parts."""
+    return _replaced(layout, part, fields)
+
+
+def changed_sites(
+    layout: ModelLayout, part: str | None, layers: Collection[int] | None = None, **fields: object
+) -> ModelLayout:
+    """A layout with other values of some fields of the sites of some layers (None for all), or of one of their parts."""
+    wanted = layout.attends if layers is None else layers
+    sites = (_replaced(site, part, fields) if site.layer in wanted else site for site in layout.sites)
+    return dataclasses.replace(layout, sites=tuple(sites))
+
+
+def _replaced(record: Any, part: str | None, fields: dict[str, object]) -> Any:
     if part is None:
-        return dataclasses.replace(layout, **fields)
-    return dataclasses.replace(layout, **{part: dataclasses.replace(getattr(layout, part), **fields)})
+        return dataclasses.replace(record, **fields)
+    return dataclasses.replace(record, **{part: dataclasses.replace(getattr(record, part), **fields)})
 
 
 @functools.cache

@@ -115,7 +115,9 @@ def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str, float |
     if values * 7 > _LARGEST:
         return None, f"{counted(queries, 'token')} are too many for maps of all pairs on one page", weight
     note = ""
-    if values * (7 + model.layout.attention.heads) <= _LARGEST:
+    if model.layout.heads_differ:
+        note = "shown without single heads, since layers differ in their number"
+    elif values * (7 + model.layout.heads) <= _LARGEST:
         decomposed = decompose(model, text, heads=True)
     else:
         note = "shown without single heads, which would make the page too large"

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import FeedForwardLayout, HeadNorms, ModelLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
-from tests.tiny import changed
+from normscope.models.site import FeedForwardLayout, HeadNorms, Site
+from tests.tiny import changed, changed_sites
 
 IN_LAYER = {
     "attention": ("module", "output"),
     "residual": ("carried", "norm", "attention_norm", "sum_consumer"),
 }
-"""Paths in a layer, by part of the layout."""
+"""Paths of modules, by part of a site."""
 OF_HEADS = ("query", "key", "value")
 IN_MODEL = ("final_norm", "embedding_norm", "convolution", "output_projection")
 NORMS = (
@@ -40,17 +40,16 @@ NOT_MUTATED = {
     "routed": "whether each layer reads what it reads in the untouched model",
     "float32_inside": "loosens or tightens the bound in float64 alone",
     "unknown_network": "a reason for messages",
-    "inner": "of families with bottlenecks; see test_hybrids",
+    "fused_reference": "chooses which of transformers' own implementations is the reference",
+    "site.layer": "sites of other layers are sites of other modules; see test_different_layers",
+    "site.inner": "of families with bottlenecks; see test_hybrids",
     "residual.bottleneck": "see test_hybrids",
     "residual.output_norm": "where hidden vectors are read, which the proof of the network shows; see test_feed_forward",
     "residual.scaling": "see test_own_models",
     "attention.reader": "of latent attention; see test_hybrids",
     "attention.gate": "see test_hybrids",
-    "attention.fused_reference": "chooses which of transformers' own implementations is the reference",
     "stream.layers": "another list of layers is another model; binding fails",
     "stream.width": "norms of another width cannot be bound",
-    "stream.without": "see test_hybrids",
-    "stream.places": "see test_own_models",
     "stream.end": "see test_own_models",
     "stream.swapped": "see test_own_models",
     "stream.changes_in_place": "an additional copy",
@@ -70,76 +69,90 @@ class Mutation(NamedTuple):
 
 
 def mutations(layout: ModelLayout, model: PreTrainedModel) -> Iterator[Mutation]:
-    """Every wrong layout that differs from a right one in one field, or in the position of its norm."""
-    layer = layout.parts(model)[0].root
-    for part, field, value in _wrong_fields(layout, layer, model):
+    """Every wrong layout that differs from a right one in one field, or in the position of a norm, of its second block.
+
+    Layers that share their modules are changed together.
+    """
+    site = layout.sites[1]
+    path = layout.stream.layers[site.layer - 1]
+    alike = [number for number, other in enumerate(layout.stream.layers, start=1) if other == path]
+    layer = _Layer(model, path)
+    for part, field, value in _wrong_parts_of(site, layer, layout.stream.width):
         # A layout that nothing could prove cannot be built.
         with contextlib.suppress(ValueError):
-            name = field if part is None else f"{part}.{field}"
-            yield Mutation(name, value, changed(layout, part, **{field: value}))
-    yield from _wrong_positions(layout, layer)
-    if layout.feed_forward and not layout.routed:
-        form = bind_feed_forward(model, layout)[0].layout
-        for field, value in _wrong_parts(form, layer):
-            wrong = dataclasses.replace(form, **{field: value})
-            yield Mutation(f"feed_forward.{field}", value, dataclasses.replace(layout, feed_forward=(wrong,)))
+            yield Mutation(f"{part}.{field}", value, changed_sites(layout, part, alike, **{field: value}))
+    for field in IN_MODEL:
+        for _, value in _others(_Layer(model, ""), field, getattr(layout.stream, field)):
+            yield Mutation(f"stream.{field}", value, changed(layout, "stream", **{field: value}))
+    yield Mutation("registry", not layout.registry, changed(layout, None, registry=not layout.registry))
+    yield Mutation("unit_offset", not layout.unit_offset, changed(layout, None, unit_offset=not layout.unit_offset))
+    if not layout.registry:
+        assert site.attention.scale is not None
+        for scale in (site.attention.scale * 1.03, None):
+            yield Mutation("attention.scale", scale, changed_sites(layout, "attention", alike, scale=scale))
+    for position, named, wrong in _wrong_positions(site, layer):
+        value = {"norm": None, "sum_consumer": None, "norm_position": position} | {named: wrong}
+        yield Mutation("residual.norm_position", (position, wrong), changed_sites(layout, "residual", alike, **value))
+    if site.network is not None and not layout.routed:
+        for field, value in _wrong_parts(site.network, layer):
+            network = dataclasses.replace(site.network, **{field: value})
+            yield Mutation(f"network.{field}", value, changed_sites(layout, None, alike, network=network))
 
 
-def _wrong_fields(
-    layout: ModelLayout, layer: nn.Module, model: PreTrainedModel
-) -> Iterator[tuple[str | None, str, object]]:
-    """Parts of the layout (None for itself), their fields, and wrong values."""
+class _Layer(NamedTuple):
+    """A layer, or a whole model, in which other modules are looked for."""
+
+    model: nn.Module
+    path: str
+
+    def modules(self) -> Iterator[tuple[str, str, nn.Module]]:
+        """Every module: its path in the layer and in the model, and itself."""
+        for path, module in self.model.get_submodule(self.path).named_modules():
+            yield path, f"{self.path}.{path}" if self.path and path else self.path or path, module
+
+
+def _wrong_parts_of(site: Site, layer: _Layer, width: int) -> Iterator[tuple[str, str, object]]:
+    """Parts of a site, their fields, and wrong values."""
     for part, fields in IN_LAYER.items():
         for field in fields:
-            for wrong in _others(layer, field, getattr(getattr(layout, part), field)):
+            for wrong in _others(layer, field, getattr(getattr(site, part), field)):
                 yield part, *wrong
-    for field in IN_MODEL:
-        for wrong in _others(model, field, getattr(layout.stream, field)):
-            yield "stream", *wrong
-    for wrong in _wrong_attention(layout, layer):
+    for wrong in _wrong_attention(site, layer, width):
         yield "attention", *wrong
-    yield "residual", "scales", (layout.residual.scales[0] * 1.7, *layout.residual.scales[1:])
-    yield None, "unit_offset", not layout.unit_offset
+    yield "residual", "scale", site.residual.scale * 1.7
 
 
-def _wrong_attention(layout: ModelLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
-    attention = layout.attention
+def _wrong_attention(site: Site, layer: _Layer, width: int) -> Iterator[tuple[str, object]]:
+    attention = site.attention
     for field in OF_HEADS:
-        yield from _wrong_heads(layout, field, layer)
-    yield from _wrong_head_norms(layout, layer)
-    yield "registry", not attention.registry
-    for number, (size, adjacent) in attention.rotation.items():
-        yield "rotation", {layer: planes for layer, planes in attention.rotation.items() if layer != number}
-        for wrong in (Planes(size, not adjacent), Planes(size - 2, adjacent)):
-            yield "rotation", dict(attention.rotation) | {number: wrong}
-    if not attention.registry:
-        assert attention.scales is not None
-        yield "scales", (attention.scales[0] * 1.03, *attention.scales[1:])
-        yield "scales", None
-    yield "key_heads", tuple(1 if heads > 1 else attention.heads for heads in attention.key_heads)
+        yield from _wrong_heads(site, field, layer, width)
+    yield from _wrong_head_norms(site, layer)
+    if attention.rotation is not None:
+        size, adjacent = attention.rotation
+        for wrong in (None, Planes(size, not adjacent), Planes(size - 2, adjacent)):
+            yield "rotation", wrong
+    yield "key_heads", 1 if attention.key_heads > 1 else attention.heads
     yield "heads", attention.heads // 2
 
 
-def _wrong_head_norms(layout: ModelLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
-    norms = layout.attention.head_norms
-    none = norms or HeadNorms(None, None, False, False, frozenset(layout.attends))
+def _wrong_head_norms(site: Site, layer: _Layer) -> Iterator[tuple[str, object]]:
+    norms = site.attention.head_norms
+    none = norms or HeadNorms(None, None, by_head=False, turned=False)
     for field, path in (("key", none.key), ("query", none.query)):
         for _, other in _others(layer, f"norm of the {field}", path):
             yield "head_norms", none._replace(**{field: other})
     if norms is None:
         return
     yield "head_norms", None
-    for number in norms.layers:
-        yield "head_norms", norms._replace(layers=norms.layers - {number})
     if norms.key is not None:
         yield "head_norms", norms._replace(by_head=not norms.by_head)
-        if layout.attention.rotation:
+        if site.attention.rotation is not None:
             yield "head_norms", norms._replace(turned=not norms.turned)
 
 
-def _wrong_heads(layout: ModelLayout, field: str, layer: nn.Module) -> Iterator[tuple[str, object]]:
+def _wrong_heads(site: Site, field: str, layer: _Layer, width: int) -> Iterator[tuple[str, object]]:
     """Another linear layer, no separate bias, the heads of another part, or in another order."""
-    attention = layout.attention
+    attention = site.attention
     heads = getattr(attention, field)
     if heads is None:
         return
@@ -148,58 +161,52 @@ def _wrong_heads(layout: ModelLayout, field: str, layer: nn.Module) -> Iterator[
     if heads.bias is not None:
         yield field, heads._replace(bias=None)
     if heads.columns is None:
-        number = attention.heads if field == "query" else attention.key_heads[0]
-        width = layout.stream.width // attention.heads
-        yield field, heads._replace(columns=Columns(tuple(range(0, number * width, width))[::-1], width))
+        number = attention.heads if field == "query" else attention.key_heads
+        size = width // attention.heads
+        yield field, heads._replace(columns=Columns(tuple(range(0, number * size, size))[::-1], size))
         return
     others = {getattr(attention, other).columns for other in OF_HEADS}
     for columns in (*others - {heads.columns}, heads.columns._replace(first=heads.columns.first[::-1])):
         yield field, heads._replace(columns=columns)
 
 
-def _wrong_positions(layout: ModelLayout, layer: nn.Module) -> Iterator[Mutation]:
-    norms = [path for path, module in layer.named_modules() if _is_norm(module)]
-    readers = [*norms, *(form.input for form in layout.feed_forward)]
-    nothing = {"norm": None, "sum_consumer": None}
+def _wrong_positions(site: Site, layer: _Layer) -> Iterator[tuple[str, str, str | None]]:
+    """Other positions of the norm; the field that they need, and its value."""
+    norms = [whole for path, whole, module in layer.modules() if path and _is_norm(module)]
+    readers = [*norms, *([] if site.network is None else [site.network.input])]
     for position, named, paths in (
         ("post", "norm", norms),
         ("branch", "norm", norms),
         ("pre", "sum_consumer", readers),
         ("parallel", "norm", [None]),
     ):
-        for path in paths if position != layout.residual.norm_position else []:
-            wrong = changed(layout, "residual", norm_position=position, **nothing | {named: path})
-            yield Mutation("residual.norm_position", (position, path), wrong)
+        for path in paths if position != site.residual.norm_position else []:
+            yield position, named, path
 
 
-def _wrong_parts(form: FeedForwardLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
+def _wrong_parts(form: FeedForwardLayout, layer: _Layer) -> Iterator[tuple[str, object]]:
     for field in ("input", "output", "multiplier", "norm", "output_norm", "activation"):
         yield from _others(layer, field, getattr(form, field))
     yield "fused", not form.fused
 
 
-def _others(root: nn.Module, field: str, path: str | None) -> Iterator[tuple[str, str | None]]:
+def _others(layer: _Layer, field: str, path: str | None) -> Iterator[tuple[str, str | None]]:
     """Other modules of the same kind and shape, and none."""
     if path is not None and field not in REQUIRED:
         yield field, None
-    if field.endswith("bias"):
-        return
     if path is None:
         like = _is_norm if field in NORMS else None
     else:
-        try:
-            shape = _shape(attrgetter(path)(root))
-        except AttributeError:
-            return  # another form of the network
+        shape = _shape(attrgetter(path)(layer.model))
         like = lambda module: _shape(module) == shape  # noqa: E731
     if like is not None:
-        for other, module in root.named_modules():
+        for inside, other, module in layer.modules():
             # One of each kind is enough: the layers of a list are alike.
             if (
-                other
+                inside
                 and other != path
                 and like(module)
-                and not any(part.isdigit() and int(part) > 1 for part in other.split("."))
+                and not any(part.isdigit() and int(part) > 1 for part in inside.split("."))
             ):
                 yield field, other
 

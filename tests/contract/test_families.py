@@ -18,7 +18,16 @@ from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
 from normscope.models.text_check import TextCheck
 from normscope.models.verification import BOUNDS, verify
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed, layout_of, proved_to, tiny_model, tiny_stack, token_batch
+from tests.tiny import (
+    FAMILY_CONFIGS,
+    STACK_CONFIGS,
+    changed_sites,
+    layout_of,
+    proved_to,
+    tiny_model,
+    tiny_stack,
+    token_batch,
+)
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred terms
@@ -95,8 +104,8 @@ def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exa
     token_mask = inputs["attention_mask"].bool()
     for layer, vectors in shown.items():
         # Where a norm comes after the last layer, transformers gives what that norm makes of the last hidden vectors.
-        if layer < layers or layout_of(family).residual.norm_position == "post":
-            close = EXACT if layout_of(family).attention.fused_reference else exact
+        if layer < layers or layout_of(family).norm_positions == ("post",):
+            close = EXACT if layout_of(family).fused_reference else exact
             torch.testing.assert_close(vectors[token_mask], expected[layer][token_mask], **close)
         if layer in norms:  # what a layer normalisation makes has γ and β for its spread and mean
             bias = 0.0 if norms[layer].bias is None else norms[layer].bias
@@ -125,8 +134,8 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
         return ((expected, *args[1:]), kwargs) if len(entered) == 2 else None
 
     changed = copy.deepcopy(family_model)  # a fresh one, without hooks of other observers
-    for modules in {id(modules.whole): modules for modules in bind_blocks(changed, layout_of(family))}.values():
-        modules.whole.register_forward_pre_hook(change, with_kwargs=True)
+    for modules in {id(modules.entry): modules for modules in bind_blocks(changed, layout_of(family))}.values():
+        modules.entry.register_forward_pre_hook(change, with_kwargs=True)
         scale = modules.scale
         modules.output.register_forward_hook(lambda _module, _args, output, s=scale: seen.append(output * s))
     with torch.inference_mode():
@@ -159,7 +168,7 @@ def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
 @pytest.mark.kinds
 def test_padding_changes_nothing(family, family_model, inputs, exact):
     together = blocks_of(family_model, family, inputs)
-    close = EXACT if layout_of(family).attention.registry else exact  # a softmax in float32 sums in another order
+    close = EXACT if layout_of(family).registry else exact  # a softmax in float32 sums in another order
     for row, length in enumerate(LENGTHS):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}
         for padded, single in zip(together, blocks_of(family_model, family, alone), strict=True):
@@ -187,7 +196,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
     before = output()
     monkeypatch.setattr(TextCheck, "begin", lambda *_: None)  # which would notice
     monkeypatch.setattr(module, "attention", lambda q, k, v, m, s, **more: _attention(q, k * 1.1, v, m, s, **more))
-    assert ((output() - before).abs().max() > 1e-3) == layout_of(family).attention.registry
+    assert ((output() - before).abs().max() > 1e-3) == layout_of(family).registry
 
 
 @pytest.mark.spread(4)
@@ -234,8 +243,9 @@ def test_two_observations_at_once_are_refused(family, family_model):
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     """A wrong layout is detected at load; the message names the part, the layer and the error."""
     layout = layout_of(family)
-    wrong, part = changed(layout, "attention", key=layout.attention.value), "key"
-    if not layout.attention.registry:  # its keys are the layout's own
+    first = layout.sites[0]
+    wrong, part = changed_sites(layout, "attention", [first.layer], key=first.attention.value), "key"
+    if not layout.registry:  # its keys are the layout's own
         part = "weights from query, key and scale"
     with pytest.raises(InputError, match=rf"the {part} of layer 1 differs by \d"):
         verify(family_model, wrong, family)
@@ -322,11 +332,11 @@ def test_decoders_that_read_a_source(model_type, stack):
 def test_a_layout_that_nothing_could_prove_is_refused():
     layout = layout_of("llama")
     with pytest.raises(ValueError, match="`sum_consumer`, .*, belongs to a block with norm_position='pre'"):
-        changed(layout, "residual", sum_consumer=None)
+        changed_sites(layout, "residual", sum_consumer=None)
     with pytest.raises(ValueError, match="`norm` belongs to a block with norm_position='post' or 'branch'"):
-        changed(layout, "residual", norm_position="branch")
+        changed_sites(layout, "residual", norm_position="branch")
     with pytest.raises(ValueError, match="`attention_norm` is the norm of what self-attention reads"):
-        changed(layout_of("bart", "cross"), "residual", attention_norm="encoder_attn_layer_norm")
+        changed_sites(layout_of("bart", "cross"), "residual", attention_norm="decoder.layers.0.encoder_attn_layer_norm")
 
 
 def test_a_router_whose_choice_changes_is_no_error_of_attention():
@@ -344,11 +354,15 @@ def test_a_block_that_is_never_shown_is_no_proof():
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
     for layer in model.layers:
         layer.self_attn.never_called = torch.nn.Linear(24, 24).double().eval()
-    never = changed(layout_of("llama"), "attention", output="self_attn.never_called")
+    layout, sites = layout_of("llama"), []
+    for site in layout.sites:
+        path = f"layers.{site.layer - 1}.self_attn.never_called"
+        sites.append(dataclasses.replace(site, attention=dataclasses.replace(site.attention, output=path)))
+    never = dataclasses.replace(layout, sites=tuple(sites))
     with (
         Observer(model, never) as observer,
         pytest.raises(InputError, match=r"attention of 3 layers \(1, 2, 3\) cannot be"),
     ):
         observer.run(token_batch(model, (4,)), lambda _block: None)
     with pytest.raises(InputError, match=r"attention of layer 1 cannot be observed: query was not captured"):
-        verify(model, changed(layout_of("llama"), "attention", module="mlp", rotation={}), "llama")
+        verify(model, changed_sites(layout, "attention", [1], module="layers.0.mlp", rotation=None), "llama")

@@ -1,6 +1,5 @@
 """The feed-forward network of every family, in float64, on a tiny random model with random biases, norms and a padded batch."""
 
-import dataclasses
 import weakref
 
 import pytest
@@ -23,7 +22,7 @@ from tests.end_to_end.shell import run_once
 from tests.tiny import (
     FAMILY_CONFIGS,
     STACK_CONFIGS,
-    changed,
+    changed_sites,
     layout_of,
     rounds_inside,
     tiny_model,
@@ -81,7 +80,7 @@ def layer_outputs(model, layout, inputs) -> list[torch.Tensor]:
     def leave(_module, _args, output):
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    layers = {id(layer): layer for layer in (parts.root for parts in layout.parts(model))}
+    layers = {id(layer): layer for layer in layout.entries(model)}
     handles = [layer.register_forward_hook(leave) for layer in layers.values()]
     with torch.inference_mode():
         model(**inputs)
@@ -200,7 +199,7 @@ def test_the_parts_of_the_network(family, family_model):
 def test_the_pass_ends_after_the_last_requested_part(family, family_model):
     """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
     layout = layout_of(family)
-    networks, layers = bind_feed_forward(family_model, layout), [parts.root for parts in layout.parts(family_model)]
+    networks, layers = bind_feed_forward(family_model, layout), layout.entries(family_model)
     calls: list[str] = []
     shared = len({id(layer) for layer in layers}) < len(layers)
     first = {id(layer): number for number, layer in reversed(list(enumerate(layers, start=1)))}
@@ -324,7 +323,7 @@ def test_a_mixture_of_experts_is_refused_only_if_the_network_is_needed(llama):
     message = str(refused.value)
     assert "\n" not in message
     assert message.startswith("model.name=llama: layer 2 has no feed-forward network that can be observed: expected")
-    assert "mlp.gate_proj and mlp.down_proj as linear layers or experts" in message
+    assert "layers.1.mlp.gate_proj and layers.1.mlp.down_proj as linear layers or experts" in message
 
 
 def test_a_family_of_mixtures_is_refused_before_its_weights_are_loaded():
@@ -346,25 +345,30 @@ def test_a_network_that_does_something_else_is_refused(llama):
     ("model_type", "change", "part"),
     [
         ("olmo2", {"output_norm": None}, "layer output of layer 1"),
-        ("bert", {"norm": "attention.output.LayerNorm"}, "layer output of layer 1"),
-        ("llama", {"input": "mlp.up_proj", "multiplier": "mlp.gate_proj"}, "feed-forward network of layer 1"),
+        ("bert", {"norm": "encoder.layer.0.attention.output.LayerNorm"}, "layer output of layer 1"),
+        (
+            "llama",
+            {"input": "layers.0.mlp.up_proj", "multiplier": "layers.0.mlp.gate_proj"},
+            "feed-forward network of layer 1",
+        ),
         ("llama", {"multiplier": None}, "feed-forward network of layer 1"),
-        ("gpt2", {"activation": "mlp.dropout"}, "feed-forward network of layer 1"),
+        ("gpt2", {"activation": "h.0.mlp.dropout"}, "feed-forward network of layer 1"),
     ],
 )
 def test_a_wrong_layout_is_noticed(model_type, change, part):
     layout = layout_of(model_type)
-    wrong = dataclasses.replace(layout, feed_forward=(dataclasses.replace(layout.feed_forward[0], **change),))
+    wrong = changed_sites(layout, "network", [1], **change)
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     with pytest.raises(InputError, match=rf"the {part} differs by \d"):
         verify(model, wrong, model_type, feed_forward=True)
 
 
 @pytest.mark.parametrize(
-    ("model_type", "wrong"), [("llama", None), ("gpt2", "ln_2"), ("gpt_neox", "post_attention_layernorm")]
+    ("model_type", "wrong"),
+    [("llama", None), ("gpt2", "h.0.ln_2"), ("gpt_neox", "layers.0.post_attention_layernorm")],
 )
 def test_a_wrong_norm_before_attention_is_noticed(model_type, wrong):
-    layout = changed(layout_of(model_type), "residual", attention_norm=wrong)
+    layout = changed_sites(layout_of(model_type), "residual", [1], attention_norm=wrong)
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     with pytest.raises(InputError, match=r"the attention input of layer 1 differs by \d"):
         verify(model, layout, model_type, feed_forward=True)

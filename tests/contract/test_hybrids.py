@@ -1,5 +1,6 @@
 """Hybrids, gates on the outputs of heads, latent attention, unusual configs: what is exact, and what is refused."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -21,7 +22,7 @@ from normscope.models.verification import verify
 from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
 from tests.oracles.norms_oracle import NO_EXPANSION
-from tests.tiny import FAMILY_CONFIGS, changed, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, changed, changed_sites, tiny_model, token_batch
 
 HYBRIDS = [
     *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_next"),
@@ -120,7 +121,7 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
 @pytest.mark.parametrize("model_type", [name for name in MODELS if name in HYBRIDS])
 def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model_type):
     model, layout, inputs, _ = observed(model_type)
-    assert (layout.attends, sorted(layout.stream.without)) == ([2, 4], [1, 3])
+    assert (layout.attends, layout.without_attention) == ([2, 4], [1, 3])
     hidden: dict[int, torch.Tensor] = {}
     with Observer(model, layout, hidden=range(5)) as observer:
         observer.run(inputs, lambda _block: None, lambda layer, vectors: hidden.update({layer: vectors}))
@@ -151,13 +152,13 @@ def test_decompx_through_gates_is_complete():
 
 def test_only_some_layers_have_norms_of_queries_and_keys():
     model, layout, _, blocks = observed("llama4_text")
-    assert layout.attention.head_norms is not None
-    assert layout.attention.head_norms.layers == {*layout.attention.rotation} == {1, 3}
+    normed, plain = [[site.attention for site in layout.sites if site.layer % 2 == odd] for odd in (1, 0)]
+    assert all(each.head_norms is not None and each.rotation is not None for each in normed)
+    assert all(each.head_norms is None and each.rotation is None for each in plain)
     assert [block.parameters.key_normalisation is not None for block in blocks] == [True, False, True, False]
-    for wrong in ({1, 2, 3}, {1}):
-        norms = layout.attention.head_norms._replace(layers=frozenset(wrong))
-        with pytest.raises(InputError, match="layer [23]"):
-            verify(model, changed(layout, "attention", head_norms=norms), "llama4_text")
+    for layer, norms in ((2, normed[0].head_norms), (3, None)):
+        with pytest.raises(InputError, match=f"layer {layer}"):
+            verify(model, changed_sites(layout, "attention", [layer], head_norms=norms), "llama4_text")
 
 
 @pytest.mark.spread(1)
@@ -186,8 +187,9 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     for layer in model.layers:
         layer.layer_scalar.fill_(0.7)
     layout, inputs = layout_of_model(model.requires_grad_(False)), token_batch(model, (9, 6))
-    assert [layout.attention.rotation[layer].size for layer in range(1, 5)] == [8, 16, 8, 16]
-    assert (layout.attention.value, layout.inner, layout.has_networks) == (None, True, False)
+    assert [site.attention.rotation.size for site in layout.sites] == [8, 16, 8, 16]
+    assert [site.attention.value for site in layout.sites] == [None] * 4
+    assert (layout.inner, layout.has_networks) == (True, False)
     assert layout.unknown_network == "layer 1: its output is multiplied by a weight"
     assert verify(model, layout, "gemma4_text").error < 1e-6
     given: list[torch.Tensor] = []
@@ -203,7 +205,7 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     assert [block.value.shape[-1] for block in blocks] == [8, 16, 8, 16]
     for block, output in zip(blocks, given, strict=True):
         torch.testing.assert_close(contributions(block).sum(dim=(1, 3))[tokens], output[tokens], rtol=1e-6, atol=1e-6)
-    wrong = changed(layout, "attention", rotation=dict.fromkeys(range(1, 5), layout.attention.rotation[1]))
+    wrong = changed_sites(layout, "attention", [2], rotation=layout.sites[0].attention.rotation)
     with pytest.raises(InputError, match="layer 2"):
         verify(model, wrong, "gemma4_text")
 
@@ -245,8 +247,11 @@ def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
     """y_i = w ⊙ (x_i + Σ_j α_ij f_j + b_O) + b, with x and α·V taken from hooks on the untouched model."""
     model = with_bottlenecks(**options)
     layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
-    assert (layout.residual.bottleneck, layout.inner, layout.has_networks) == (bottleneck, inner, not inner)
-    assert (layout.attention.value is None, layout.stream.width) == (bottleneck is not None, 32)
+    for number, site in enumerate(layout.sites):
+        path = None if bottleneck is None else f"encoder.layer.{number}.{bottleneck}"
+        assert (site.residual.bottleneck, site.inner, site.network is None) == (path, inner, inner)
+        assert (site.attention.value is None) == (bottleneck is not None)
+    assert layout.stream.width == 32
     assert verify(model, layout, "mobilebert", feed_forward=not inner).error < 1e-12
     read: list[tuple[torch.Tensor, ...]] = []
     given: list[torch.Tensor] = []
@@ -294,18 +299,20 @@ def test_a_bottleneck_that_mixes_tokens_is_refused():
     ("part", "wrong"),
     [
         ("residual", {"bottleneck": None}),
-        ("residual", {"bottleneck": "bottleneck.attention.LayerNorm"}),
-        ("residual", {"bottleneck": "bottleneck.input.dense"}),
+        ("residual", {"bottleneck": "encoder.layer.0.bottleneck.attention.LayerNorm"}),
+        ("residual", {"bottleneck": "encoder.layer.0.bottleneck.input.dense"}),
         (None, {"inner": False}),
-        ("residual", {"norm": "ffn.0.output.LayerNorm"}),
+        ("residual", {"norm": "encoder.layer.0.ffn.0.output.LayerNorm"}),
         ("stream", {"embedding_norm": "encoder.layer.0.attention.output.LayerNorm"}),
     ],
     ids=str,
 )
 def test_wrong_layouts_of_bottlenecks_are_refused(part, wrong):
     model = with_bottlenecks(true_hidden_size=32, intra_bottleneck_size=32)
+    layout = layout_of_model(model)
+    wrong = changed(layout, part, **wrong) if part == "stream" else changed_sites(layout, part, [1], **wrong)
     with pytest.raises(InputError, match="layer"):
-        verify(model, changed(layout_of_model(model), part, **wrong), "mobilebert")
+        verify(model, wrong, "mobilebert")
 
 
 def test_measures_of_a_single_vector_for_each_key_refuse_gates():
@@ -318,7 +325,9 @@ def test_measures_of_a_single_vector_for_each_key_refuse_gates():
 
 def test_latent_attention_has_no_weights_of_values():
     _, layout, _, blocks = observed("youtu")
-    assert (layout.attention.key, layout.attention.value) == (None, None)
+    assert all((site.attention.key, site.attention.value) == (None, None) for site in layout.sites)
+    assert not layout.has_value_weights
+    assert not layout.has_score_weights
     with pytest.raises(InputError, match="no single linear layer maps what attention reads to the values"):
         _ = blocks[0].parameters.value_weight
     assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
@@ -412,7 +421,8 @@ def test_numbers_of_layers_in_words():
 
 def _wrong(layout):
     """Layouts of a gated hybrid that each say something wrong."""
-    gate, attention = layout.attention.gate, layout.attention
+    site = layout.sites[0]
+    gate, attention = site.attention.gate, site.attention
     for wrong in (
         None,
         gate._replace(function="tanh"),
@@ -420,9 +430,9 @@ def _wrong(layout):
         gate._replace(columns=gate.columns._replace(size=1)),
         gate._replace(projection=attention.key.projection),
     ):
-        yield changed(layout, "attention", gate=wrong)
-    yield changed(layout, "stream", without=frozenset({1, 2}))
-    yield changed(layout, "attention", key=None, reader=attention.output)
+        yield changed_sites(layout, "attention", [site.layer], gate=wrong)
+    yield dataclasses.replace(layout, sites=(dataclasses.replace(site, layer=1), *layout.sites[1:]))
+    yield changed_sites(layout, "attention", [site.layer], key=None, reader=attention.output)
 
 
 @pytest.mark.parametrize("number", range(7))

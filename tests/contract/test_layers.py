@@ -135,7 +135,7 @@ def assert_parts(model, layout, bound=None):
         tokens, keys = block.token_mask, block.attention.key_mask
         composition = block.composition()
         expected = brute_force(block)
-        assert composition.stages == tuple(expected) == LAYER_STAGES[layout.residual.norm_position]
+        assert composition.stages == tuple(expected) == LAYER_STAGES[block.parameters.norm_position]
         maps, norms = block.pair_maps(), composition.relative_norms()
         for stage, (pairs, apart, constant) in expected.items():
             cross = block.attention.is_cross_attention
@@ -229,10 +229,10 @@ def test_gpt_neox_reads_the_sum_if_its_config_says_so():
     sequential = FAMILY_CONFIGS["gpt_neox"] | {"use_parallel_residual": False}
     model = tiny_model(sequential, torch.float64)
     layout = layout_of("gpt_neox", config=model.config)
-    assert layout.residual.norm_position == "pre"
+    assert layout.norm_positions == ("pre",)
     assert layout_of(
         "gpt_neox", config=tiny_model(FAMILY_CONFIGS["gpt_neox"], torch.float64).config
-    ).residual.norm_position == ("parallel")
+    ).norm_positions == ("parallel",)
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])

@@ -92,13 +92,12 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
     assert layout.has_networks
     assert verify(model, layout, "tiny", feed_forward=True).error < 1e-6
     known, routed = ran(model, inputs), 0
-    for parts, block in zip(layout.parts(model), blocks_of(model, inputs), strict=True):
-        form = next(form for form in layout.feed_forward if parts.get(form.input) is not None)
+    for site, block in zip(layout.sites, blocks_of(model, inputs), strict=True):
+        form = site.network
         if not form.routed:
             continue
         routed += 1
-        module = parts.get(form.input)
-        record = known[next(path for path, each in model.named_modules() if each is module)]
+        module, record = model.get_submodule(form.input), known[form.input]
         vectors = record.vectors.flatten(0, -2)
         expected = torch.zeros_like(vectors)
         for token, (chosen, weights) in enumerate(zip(record.chosen, record.weights, strict=True)):
@@ -110,7 +109,7 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
         own = module.down_proj.numel() // vectors.shape[-1]
         weights = block.parameters.output_weight[:own]
         made = block.activations[..., :own] @ weights
-        factor = layout.residual.scales[block.layer - 1]
+        factor = site.residual.scale
         close(made.flatten(0, 1)[tokens], expected[tokens] * factor, 3e-7)  # some roundings to float32, at 6e-8
         assert (block.routing.shape[-1] > own) is (form.shared is not None)
         neurons = (block.routing[..., :own] != 0).sum(dim=-1)

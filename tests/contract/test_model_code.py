@@ -130,7 +130,7 @@ def test_a_model_that_adds_the_mask_itself_is_observed():
     """GIT's text part computes attention outside transformers' registry, and adds the mask that the registry makes."""
     wrapped = normscope.wrap(tiny_architecture("git"))
     assert wrapped.verification.error < 1e-12
-    assert not wrapped.layout.attention.registry
+    assert not wrapped.layout.registry
     weights = normscope.decompose(wrapped, [5, 7, 9]).weights
     assert torch.equal(weights, weights.tril())
 
@@ -263,4 +263,4 @@ def test_rotary_positions_of_esm_2_are_observed():
     )
     wrapped = normscope.wrap(EsmModel(config).double().eval())
     assert wrapped.layers_verification.error < 2e-7  # transformers turns queries and keys in float32
-    assert wrapped.layout.attention.rotation
+    assert all(site.attention.rotation is not None for site in wrapped.layout.sites)

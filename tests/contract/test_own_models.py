@@ -1,6 +1,5 @@
 """Models that are not from transformers are observed exactly, or refused in one line."""
 
-import dataclasses
 import re
 
 import numpy as np
@@ -18,7 +17,7 @@ from normscope.models.plain_operations import BareLinear, BareNorm
 from normscope.models.verification import verify
 from tests import own_models
 from tests.own_models import MODELS
-from tests.tiny import changed
+from tests.tiny import changed_sites
 
 TEXTS = [[5, 7, 12, 3], [9, 1, 4, 8]]
 
@@ -107,13 +106,12 @@ def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
 
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(("part", "other"), [("key", "value"), ("value", "query"), ("norm", "network_norm")])
-def test_wrong_places_of_parts_are_refused(part, other):
+def test_wrong_parts_of_layers_that_no_module_runs_are_refused(part, other):
     wrapped = normscope.wrap(built("layers-in-separate-lists"))
     layout = wrapped.layout
-    paths = {"network_norm": layout.feed_forward[0].norm} | vars(layout.attention) | vars(layout.residual)
-    one, two = (getattr(paths[each], "projection", paths[each]) for each in (part, other))
-    *places, last = layout.stream.places
-    wrong = changed(layout, "stream", places=(*places, last | {one: last[two], two: last[one]}))
+    *_, last = layout.sites
+    paths = {"network_norm": last.network.norm} | vars(last.attention) | vars(last.residual)
+    wrong = changed_sites(layout, "residual" if part == "norm" else "attention", [last.layer], **{part: paths[other]})
     with pytest.raises(InputError, match="cannot be observed exactly"):
         verify(wrapped.model, wrong, "it", feed_forward=True)
 
@@ -428,9 +426,9 @@ def test_norms_windows_and_orders_of_heads(change):
 @pytest.mark.parametrize(
     ("name", "block", "network"),
     [
-        ("layer-scale", "ls1.gamma", "ls2.gamma"),
-        ("layer-scale-post", "ls1.gamma", "ls2.gamma"),
-        ("layer-scale-parameters", "attn.gamma", "gamma"),
+        ("layer-scale", "model.blocks.0.ls1.gamma", "model.blocks.0.ls2.gamma"),
+        ("layer-scale-post", "model.blocks.0.ls1.gamma", "model.blocks.0.ls2.gamma"),
+        ("layer-scale-parameters", "model.blocks.0.attn.gamma", "model.blocks.0.gamma"),
         ("layer-scale-in-lists", "model.attentions.0.gamma", "model.scales.0"),
     ],
 )
@@ -439,19 +437,19 @@ def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
     model = built(name)
     wrapped = normscope.wrap(model)
     layout = wrapped.layout
-    assert (layout.residual.scaling, layout.feed_forward[0].scaling) == (block, network)
+    first = layout.sites[0]
+    assert (first.residual.scaling, first.network.scaling) == (block, network)
     for modules in bind_blocks(wrapped.model, layout):
         weight, bias = modules.output.weight.T, modules.output.bias
         parameters = modules.parameters()
         torch.testing.assert_close(parameters.output_weight.flatten(0, 1), weight * modules.scale)
         torch.testing.assert_close(parameters.output_bias, bias * modules.scale)
         assert modules.scale.std() > 0.1
-    (form,) = layout.feed_forward
     for wrong in (
-        changed(layout, "residual", scaling=None),
-        changed(layout, "residual", scaling=network),
-        dataclasses.replace(layout, feed_forward=(dataclasses.replace(form, scaling=None),)),
-        dataclasses.replace(layout, feed_forward=(dataclasses.replace(form, scaling=block),)),
+        changed_sites(layout, "residual", [1], scaling=None),
+        changed_sites(layout, "residual", [1], scaling=network),
+        changed_sites(layout, "network", [1], scaling=None),
+        changed_sites(layout, "network", [1], scaling=block),
     ):
         with pytest.raises(InputError, match="layer 1"):
             verify(wrapped.model, wrong, name, feed_forward=True)

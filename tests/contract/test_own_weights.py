@@ -63,11 +63,12 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
         part = torch.einsum("bk,hd->bkhd", blocks[0].attention_inputs[..., 2], blocks[0].parameters.key_weight[:, 2])
 
         def without_the_part(_module, _args, output):
-            if layout.attention.key.columns is None:
+            attention = layout.sites[0].attention
+            if attention.key.columns is None:
                 return output - part.flatten(2)
             changed = output.clone()
-            changed[..., layout.attention.key.columns.indices] -= part[
-                :, :, :: 4 // layout.attention.key_heads[0]
+            changed[..., attention.key.columns.indices] -= part[
+                :, :, :: 4 // attention.key_heads
             ]  # heads of a group share keys
             return changed
 

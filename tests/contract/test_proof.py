@@ -35,7 +35,7 @@ _NO_GAMMA = "the norms of OLMo have no weights, so that one is like the other"
 
 def allowed(family: str, field: str) -> str | None:
     """Why a wrong layout may be accepted: nothing that is computed differs."""
-    if field == "attention.registry":
+    if field == "registry":
         return _OWN_WEIGHTS
     return _NO_GAMMA if family == "olmo" and ("norm" in field or field == "unit_offset") else None
 
@@ -43,16 +43,24 @@ def allowed(family: str, field: str) -> str | None:
 def test_every_field_is_mutated_or_there_is_a_reason():
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
     layout = layout_of("llama", None, model.config)
-    parts = {None: layout, "stream": layout.stream, "attention": layout.attention, "residual": layout.residual}
+    site = layout.sites[0]
+    parts = {
+        None: layout,
+        "stream": layout.stream,
+        "site": site,
+        "attention": site.attention,
+        "residual": site.residual,
+    }
     fields = {
         field.name if part is None else f"{part}.{field.name}"
         for part, of in parts.items()
         for field in dataclasses.fields(of)
     }
-    mutated = {mutation.field for mutation in mutations(layout, model)} | {"feed_forward"}
+    mutated = {mutation.field for mutation in mutations(layout, model)}
     mutated |= {f"{part}.{field}" for part, found in IN_LAYER.items() for field in found}
-    mutated |= {f"stream.{field}" for field in IN_MODEL} | {"attention.head_norms", "attention.scales"}
-    assert fields - mutated - {*parts} == set(NOT_MUTATED)
+    mutated |= {f"stream.{field}" for field in IN_MODEL} | {"attention.head_norms", "attention.scale"}
+    nested = {"sites", "stream", "site.attention", "site.residual", "site.network"}
+    assert fields - mutated - nested == set(NOT_MUTATED)
 
 
 @pytest.mark.parametrize(("family", "stack"), CASES)
@@ -64,7 +72,7 @@ def test_a_layout_with_one_wrong_field_is_refused(family, stack):
     accepted, vague = [], []
     for mutation in mutations(layout, model):
         try:
-            verify(model, mutation.layout, family, feed_forward=mutation.field.startswith("feed_forward"))
+            verify(model, mutation.layout, family, feed_forward=mutation.field.startswith("network"))
         except InputError as error:
             if "layer" not in str(error) or "\n" in str(error):
                 vague.append(f"{mutation}: {error}")

@@ -61,5 +61,5 @@ def compare(model, layout, inputs):
         for number, parts in part.items():
             for one, other in zip(whole[number], parts, strict=True):
                 assert torch.equal(one, other)
-    assert skipped == ([] if layout.stream.places else layout.attends[1:])
+    assert skipped == (layout.attends[1:] if layout.stream.in_modules else [])
     assert [module.forward for module in model.modules()] == forwards, "the model is as it was"

@@ -126,7 +126,7 @@ def _shares(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, di
 def _outputs(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, np.ndarray]:
     """What the layer's own modules give at every stage."""
     block = sequence.blocks[layer - 1]
-    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].whole
+    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].entry
     summed = torch.from_numpy(block.x + np.einsum("hqk,hkm->qm", block.alpha, block.f) + block.weights.output_bias)
     if block.gamma is None:
         network = modules.mlp(modules.post_attention_layernorm(summed))
@@ -144,7 +144,7 @@ def stages_of(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, 
     pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
     pairs[np.arange(length), np.arange(length)] += block.x
     constant = np.zeros_like(block.x) + block.weights.output_bias
-    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].whole
+    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].entry
     if block.gamma is None:
         norm, mlp = modules.post_attention_layernorm, modules.mlp
         gamma = norm.weight.numpy()

@@ -128,7 +128,7 @@ def _layer_with(model, inputs, modules, contexts):
 
     handles = [
         modules.output.register_forward_pre_hook(replace),
-        modules.whole.register_forward_hook(
+        modules.entry.register_forward_hook(
             lambda _m, _a, out: outputs.append(out[0] if isinstance(out, tuple) else out)
         ),
     ]

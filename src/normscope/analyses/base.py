@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -19,6 +20,7 @@ from normscope.data.encoders import Prompts
 from normscope.data.resources import Resource
 from normscope.data.vocabulary import Vocabulary
 from normscope.maths.choices import Pooling
+from normscope.maths.composition import NormPosition
 from normscope.maths.embedder import Embedder
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
@@ -118,9 +120,29 @@ class AnalysisContext:
         return next((options for options in self.options if isinstance(options, kind)), kind())
 
     @cached_property
+    def heads_of(self) -> Mapping[int, int]:
+        """Number of heads of each layer."""
+        if self.observed is None:
+            return {layer: len(parameters.output_weight) for layer, parameters in self.parameters.items()}
+        return {site.layer: site.attention.heads for site in self.observed.layout.sites}
+
+    @cached_property
     def heads(self) -> int:
-        """Number of heads of a layer."""
-        return len(next(iter(self.parameters.values())).output_weight)
+        """The largest number of heads of a layer."""
+        return max(self.heads_of.values())
+
+    @cached_property
+    def norm_positions(self) -> Collection[NormPosition]:
+        """The positions of the blocks' norms, each once."""
+        if self.observed is None:
+            return {parameters.norm_position for parameters in self.parameters.values()}
+        return self.observed.layout.norm_positions
+
+    def with_heads(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a table whose layer has their head."""
+        if len({*self.heads_of.values()}) == 1:
+            return table
+        return table[table["head"] <= table["layer"].map(self.heads_of)].reset_index(drop=True)
 
     @cached_property
     def model(self) -> int:

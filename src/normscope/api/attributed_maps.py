@@ -245,7 +245,7 @@ def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMe
     if methods is None:
         if model.layout.reads_target:
             return [MapMethod.ALTI]
-        return [each for each in _METHODS if model.layout.attention.gate is None or each not in NEEDS_VECTORS_OF_KEYS]
+        return [each for each in _METHODS if not model.layout.is_gated or each not in NEEDS_VECTORS_OF_KEYS]
     names = [methods] if isinstance(methods, str) else list(methods)
     return [chosen("methods", name, MapMethod) for name in names]
 

@@ -210,8 +210,8 @@ class Attribution:
 
     @property
     def _head_grid(self) -> pd.DataFrame:
-        """What every head adds, over all tokens: one row per layer, one column per head."""
-        return self._heads().pivot_table(index="layer", columns="head", values="value")
+        """What every head adds, over all tokens: one row per layer, one column per head, 0 if a layer does not have it."""
+        return self._heads().pivot_table(index="layer", columns="head", values="value").fillna(0.0)
 
     def _heads(self) -> pd.DataFrame:
         effects = self.effects
@@ -335,7 +335,7 @@ def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.nd
     bias = pd.DataFrame({"layer": list(before), "part": "bias", "value": effects.bias.cpu().numpy()})
     table = pd.concat(
         [
-            rows("attention", effects.heads, layer=all_layers, head=range(1, heads + 1)),
+            rows("attention", effects.heads, layer=all_layers, head=range(1, heads + 1)).dropna(subset="value"),
             rows("network", effects.networks, layer=all_layers),
             rows("embeddings" if effects.direct else "bypass", effects.rest, layer=before),
             bias,

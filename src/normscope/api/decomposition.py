@@ -1,6 +1,7 @@
 """How much each token of a text receives from every other, layer by layer."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar, overload
@@ -23,6 +24,7 @@ from normscope.data.options import Level
 from normscope.errors import InputError, escaped
 from normscope.maths.layer_composition import LayerStage
 from normscope.maths.mixing import OF_STAGE, Method
+from normscope.maths.tensors import lengthened
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
@@ -58,9 +60,9 @@ class Decomposition:
     methods: tuple[Method, ...]
     """The methods that are defined for the model's blocks."""
     head_weights: Float[Tensor, "layer head query key"] | None = None
-    """α of every head; None unless `heads=True`."""
+    """α of every head; None unless `heads=True`; 0 for heads that a layer does not have."""
     head_vectors: Float[Tensor, "layer head query key"] | None = None
-    """‖αf(x_j)‖ of every head; None unless `heads=True`."""
+    """‖αf(x_j)‖ of every head, likewise."""
     text: str = ""
     """The text as the tokenizer decodes it; source → target in an encoder–decoder's decoder."""
     is_cross_attention: bool = False
@@ -201,21 +203,26 @@ class Decomposition:
 
     def token_maps(self) -> TokenMaps:
         """The maps in the form that the explorer takes, in float32."""
-        weights = self.weights[:, None] if self.head_weights is None else self.head_weights
-        norms, head_maps = None, {}
-        if self.head_vectors is not None and self.level is Level.word:
-            head_maps["attn_n"] = self.head_vectors.float().numpy()
-        elif self.head_vectors is not None:
-            # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
-            sums = weights.sum(dim=2)
-            norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0).float().numpy()
+        weights, norms, head_maps = self.weights[:, None], None, {}
+        # The explorer's layers have the same heads; each head of a layer has some weight.
+        single_heads = self.head_weights is not None and bool(self.head_weights.flatten(2).any(dim=2).all())
+        if single_heads:
+            assert self.head_weights is not None
+            assert self.head_vectors is not None
+            weights = self.head_weights
+            if self.level is Level.word:
+                head_maps["attn_n"] = self.head_vectors.float().numpy()
+            else:
+                # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
+                sums = weights.sum(dim=2)
+                norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0).float().numpy()
         return TokenMaps(
             title=self.text or " ".join(self.tokens),
             queries=self.tokens,
             keys=self.key_tokens,
             is_cross_attention=self.is_cross_attention,
             layers=tuple(self._layers),
-            single_heads=self.head_weights is not None,
+            single_heads=single_heads,
             weights=weights.float().numpy(),
             norms=norms,
             head_maps=head_maps,
@@ -470,7 +477,8 @@ def _maps(
         if measures is None or _SHARE in measures:
             maps["shares"] = units.pair_shares()[0]
         if heads:
-            maps["head_w"], maps["head_n"] = (values[0] for values in units.head_maps())
+            of_heads = (lengthened(values[0], model.layout.heads, 0) for values in units.head_maps())
+            maps["head_w"], maps["head_n"] = of_heads
         layers.add(**maps)
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
@@ -481,15 +489,20 @@ def _maps(
         inputs = batch.model_inputs()
         of_networks = visit_feed_forward if feed_forward else None
         observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
-    return layers.maps
+    return layers.of_all()
 
 
 class _Layers:
     """Tensors of layers by name, in float64 on the CPU: each is copied once, and not at all if there is one layer."""
 
     def __init__(self, count: int) -> None:
-        self.maps: dict[str, Tensor] = {}
+        self._maps: dict[str, Tensor] = {}
+        self._added: Counter[str] = Counter()
         self._count, self._done = count, 0
+
+    def of_all(self) -> dict[str, Tensor]:
+        """What all layers have."""
+        return {name: tensor for name, tensor in self._maps.items() if self._added[name] == self._count}
 
     def add(self, **values: Tensor) -> None:
         """Add what belongs to the next layer."""
@@ -499,12 +512,13 @@ class _Layers:
     def extend(self, **values: Tensor) -> None:
         """Add more of the same layer."""
         for name, of_layer in values.items():
+            self._added[name] += 1
             if self._count == 1:
-                self.maps[name] = of_layer.cpu().double().unsqueeze(0)
+                self._maps[name] = of_layer.cpu().double().unsqueeze(0)
                 continue
-            if name not in self.maps:
-                self.maps[name] = torch.empty(self._count, *of_layer.shape, dtype=torch.float64)
-            self.maps[name][self._done - 1] = of_layer
+            if name not in self._maps:
+                self._maps[name] = torch.empty(self._count, *of_layer.shape, dtype=torch.float64)
+            self._maps[name][self._done - 1] = of_layer
 
 
 def _from_end(place: object, length: int) -> object:

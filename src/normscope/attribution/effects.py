@@ -19,7 +19,7 @@ from torch import Tensor
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.linear.passes import HeldPass
 from normscope.maths.choices import ValueBias
-from normscope.maths.tensors import wide
+from normscope.maths.tensors import lengthened, wide
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Effects:
     """What the parts of a model add to a scalar, of one text, in float64."""
 
     heads: Float[Tensor, "layer head token"]
-    """From the values of each token, which include b_V."""
+    """From the values of each token, which include b_V. NaN for heads that a layer does not have."""
     networks: Float[Tensor, "layer token"]
     """From what each feed-forward network adds to each token's vector."""
     rest: Float[Tensor, "before token"]
@@ -65,7 +65,10 @@ def attribute_with_effects(
 def _effects(passed: HeldPass, target: Tensor, constant: Tensor, *, direct: bool) -> Effects:
     at_output, _ = passed.at_output(target)
     layers = passed.effects(at_output, direct=direct)
-    heads, networks, before, bias = (torch.stack(part) for part in zip(*layers, strict=True))
+    of_heads, *others = zip(*layers, strict=True)
+    most = max(len(heads) for heads in of_heads)
+    heads = torch.stack([lengthened(each, most, 0, fill=torch.nan) for each in of_heads])
+    networks, before, bias = map(torch.stack, others)
     if direct:  # those of the first layer's inputs, and all constants
         before, bias = before[:1], bias[:1]
     return Effects(heads, networks, before, bias + constant, direct)

@@ -73,22 +73,22 @@ def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
     """Why a family has no maps of a method; None if it has them."""
     if method is MapMethod.DECOMPX:  # which follows the model's own code
         return None
-    if layout.stream.without:
-        return f"layers {numbered(layout.stream.without)} have no softmax attention; use decompx"
+    if layout.without_attention:
+        return f"layers {numbered(layout.without_attention)} have no softmax attention; use decompx"
     if layout.inner:
         return "more than a network follows the attention block of a layer; use decompx"
     if layout.stream.convolution is not None:
         return "a convolution beside its first layer mixes tokens past attention; use decompx"
     if method is MapMethod.ROLLOUT:
         return None
-    if layout.attention.value is None:
+    if not layout.has_value_weights:
         return f"{NOT_LINEAR.format('values')}; use rollout or decompx"
-    if layout.attention.gate is not None and method in NEEDS_VECTORS_OF_KEYS:
+    if layout.is_gated and method in NEEDS_VECTORS_OF_KEYS:
         return f"{GATED}; use rollout or decompx"
     if not layout.has_networks and method in NEEDS_FEED_FORWARD:
         why = layout.unknown_network or "its layers have no feed-forward network that can be observed"
         return f"{why}; use rollout, norm_rollout, alti or decompx"
-    if method is MapMethod.GLOBENC and layout.residual.norm_position != "post":
+    if method is MapMethod.GLOBENC and layout.norm_positions != ("post",):
         return (
             "it needs layer normalisations that follow both residual connections (post-LN), and this family normalises "
             "elsewhere; use norm_rollout, alti or decompx"

@@ -343,13 +343,13 @@ def held_pass(
         raise InputError(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
-    if parts and (layout.inner or layout.stream.without):
+    if parts and (layout.inner or layout.without_attention):
         raise InputError(
             f"effects of heads and networks need layers of one attention block and one feed-forward network, which those of "
             f"this {layout.family} are not; leave out by="
         )
     recorder = _Recorder(model, layout, parts=parts)
-    fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
+    fused = [(model, reference_attention(model, layout))] if layout.registry else []
     ran = _run(whole, inputs, [recorder], fused, None if through else recorder.values, through=through)
     stages, mask = recorder.stages, inputs["attention_mask"].bool()
     return HeldPass(
@@ -445,7 +445,7 @@ def carried_pass(
     carrier = _Carrier(model, layout, own, visit, bias=bias, credited=credited)
     mode = HeldFixed(model, carries=True, bias=bias, values=carrier.values if credited else None)
     mode.texts = len(inputs["input_ids"])
-    fused = [(model, reference_attention(model, layout))] if layout.attention.registry else []
+    fused = [(model, reference_attention(model, layout))] if layout.registry else []
     with contextlib.ExitStack() as exit_:
         for whole, implementation in fused:
             exit_.enter_context(attention_by(whole, implementation))

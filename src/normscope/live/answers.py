@@ -66,14 +66,13 @@ class Answers:
         typed = self._read(model, side)
         notes = [typed.note] if typed.note else []
         values = model.layers * self.limit.tokens**2
-        heads = values * (7 + model.layout.attention.heads) <= _LARGEST and model.layout.attention.gate is None
+        layout = model.layout
+        heads = values * (7 + layout.heads) <= _LARGEST and not (layout.is_gated or layout.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
         if not heads:
-            why = (
-                "its heads are gated"
-                if model.layout.attention.gate is not None
-                else f"{self.limit.name} is too large for them"
-            )
+            why = f"{self.limit.name} is too large for them"
+            if layout.is_gated or layout.heads_differ:
+                why = "its heads are gated" if layout.is_gated else "its layers differ in their number of heads"
             notes.append(f"{model.name} is shown without single heads: {why}.")
         units = model.exclusively(lambda: units_of(model, typed, level))
         return {

@@ -166,7 +166,7 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "name": name,
         "facts": facts,
         "layers": model.layers,
-        "heads": model.layout.attention.heads,
+        "heads": model.layout.heads,
         "mask": model.tokenizer.mask_token,
         "two": model.layout.reads_target,
         "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,

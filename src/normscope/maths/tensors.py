@@ -24,6 +24,16 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def lengthened(tensor: Tensor, size: int, axis: int, fill: float = 0.0) -> Tensor:
+    """A tensor with more elements at the end of an axis, so that it has this size."""
+    missing = size - tensor.shape[axis]
+    if not missing:
+        return tensor
+    shape = list(tensor.shape)
+    shape[axis] = missing
+    return torch.cat([tensor, tensor.new_full(shape, fill)], dim=axis)
+
+
 _ENTRIES_AT_ONCE = 2**17
 """Numbers per piece on a CPU, 512 KiB in float32: few enough to stay in its cache from one operation to the next."""
 

@@ -257,8 +257,8 @@ class AnyModule(PreTrainedModel):
         with torch.no_grad():
             returned = self(ids).last_hidden_state
             stream = layout.stream
-            self.vectors = stream.final_norm or (stream.end if stream.places else stream.layers[-1]) or None
-            self.reads_vectors = bool(stream.places) and stream.final_norm is None
+            self.vectors = stream.final_norm or (stream.layers[-1] if stream.in_modules else stream.end) or None
+            self.reads_vectors = not stream.in_modules and stream.final_norm is None
             returned_with, self.swapped = self.swapped, stream.swapped.get("stream")
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):

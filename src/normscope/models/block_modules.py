@@ -1,4 +1,4 @@
-"""The modules of attention blocks, which a layout names, found in a model."""
+"""The modules of attention blocks, which the sites of a layout name, found in a model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from normscope.maths.keys import KeyMap
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, HeadProjection
 from normscope.models.layer_parts import LayerParts
-from normscope.models.layout import GateLayout, HeadsLayout, ModelLayout
+from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import SideBySide, by_head, first_of, scaled_projection
 from normscope.models.norm_weights import normalisation, normalised_heads, normalises_heads
-from normscope.models.rotary import Planes
+from normscope.models.site import GateSite, HeadsSite, Site
 
 
 class HeadModules(NamedTuple):
@@ -30,7 +30,7 @@ class HeadModules(NamedTuple):
     key_norm: nn.Module | None
     gate: nn.Module | None
     """The linear layer of the gate."""
-    biases: Mapping[HeadsLayout, Tensor]
+    biases: Mapping[HeadsSite, Tensor]
     """b_Q, b_K and b_V that are separate parameters."""
 
 
@@ -38,10 +38,8 @@ class HeadModules(NamedTuple):
 class BlockModules:
     """The modules of one layer that are observed."""
 
-    layer: int
-    """Counted from 1."""
-    whole: nn.Module
-    """The layer itself or, if no module runs it, a list of its modules."""
+    site: Site
+    """Where they are, and what the layer does with them."""
     entry: nn.Module
     """The module whose input is the layer's: the layer or, if no module runs it, its first module."""
     attention: nn.Module
@@ -49,8 +47,8 @@ class BlockModules:
     reader: nn.Module | None
     """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
     output: nn.Module
-    carried: nn.Module
-    """The module whose input the residual connection carries, unless `bottleneck` makes that."""
+    carried: nn.Module | None
+    """The module whose input the residual connection carries; None if that is the layer's input, or `bottleneck` makes it."""
     bottleneck: nn.Module | None
     norm: nn.Module | None
     attention_norm: nn.Module | None
@@ -62,6 +60,11 @@ class BlockModules:
     later_scales: tuple[float | Tensor, ...]
     """Factors that may be on what the rest of the layer adds."""
     layout: ModelLayout
+
+    @property
+    def layer(self) -> int:
+        """The number of the layer, from 1."""
+        return self.site.layer
 
     @property
     def softmaxes(self) -> int:
@@ -87,17 +90,12 @@ class BlockModules:
     @property
     def own_scale(self) -> float:
         """The factor on q·k in the scores of an attention module that does not pass it to an attention function."""
-        scales = self.layout.attention.scales
-        if scales is None:
+        scale = self.site.attention.scale
+        if scale is None:
             raise InputError(
                 f"the attention of layer {self.layer} cannot be observed: its scores are not a multiple of q·k plus other terms"
             )
-        return scales[self.layer - 1]
-
-    @property
-    def planes(self) -> Planes | None:
-        """The planes in which this layer turns its queries and keys; None if it does not."""
-        return self.layout.attention.rotation.get(self.layer)
+        return scale
 
     def parameters(self) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated.
@@ -105,8 +103,7 @@ class BlockModules:
         Raises:
             InputError: If the weights do not have that many heads.
         """
-        attention = self.layout.attention
-        heads, key_heads = attention.heads, attention.key_heads[self.layer - 1]
+        heads, key_heads = self.site.attention.heads, self.site.attention.key_heads
         try:
             return self._parameters(heads, key_heads)
         except RuntimeError as error:
@@ -118,7 +115,7 @@ class BlockModules:
             ) from error
 
     def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
-        layout, attention, own = self.layout, self.layout.attention, self.heads
+        layout, attention, own = self.layout, self.site.attention, self.heads
         repeats = heads // key_heads
         output_weight, output_bias = scaled_projection(self.output, self.scale)
         of_head, of_model = (
@@ -137,24 +134,20 @@ class BlockModules:
             normalisation=None
             if self.norm is None
             else normalisation(self.norm, of_model, unit_offset=layout.unit_offset),
-            input_normalisation=self._input_normalisation(output_weight.device),
-            norm_position=layout.residual.norm_position,
+            input_normalisation=None
+            if self.attention_norm is None
+            else layout.normalisation(self.attention_norm, output_weight.device),
+            norm_position=self.site.residual.norm_position,
             key_normalisation=key_norm,
             query_normalisation=self._normalisation_of_heads(own.query_norm, of_head),
         )
 
     def _by_head(
-        self, layout: HeadsLayout | None, projection: nn.Module | None, heads: int, repeats: int = 1
+        self, site: HeadsSite | None, projection: nn.Module | None, heads: int, repeats: int = 1
     ) -> HeadProjection | None:
-        if layout is None or projection is None:
+        if site is None or projection is None:
             return None
-        return by_head(projection, heads, layout.columns, self.heads.biases.get(layout), repeats)
-
-    def _input_normalisation(self, device: torch.device) -> Normalisation | None:
-        # ModernBERT's first layer reads what the norm of the embedding has made, through an identity.
-        if self.attention_norm is None or isinstance(self.attention_norm, nn.Identity):
-            return None
-        return self.layout.normalisation(self.attention_norm, device)
+        return by_head(projection, heads, site.columns, self.heads.biases.get(site), repeats)
 
     def _normalisation_of_heads(self, module: Any, of_head: tuple[int, torch.device]) -> Normalisation | None:
         if module is None:
@@ -171,38 +164,40 @@ def bind_blocks(model: Any, layout: ModelLayout) -> list[BlockModules]:
     Raises:
         InputError: If the model lacks a part that the layout names, or has something else in its place.
     """
-    return [_bound(layout, parts) for parts in layout.parts(model) if parts.number not in layout.stream.without]
+    entries = layout.entries(model)
+    return [_bound(layout, site, LayerParts(model, site.layer), entries[site.layer - 1]) for site in layout.sites]
 
 
-def _bound(layout: ModelLayout, find: LayerParts) -> BlockModules:
-    attention, residual, number = layout.attention, layout.residual, layout.residual.scales[find.number - 1]
-    whole, later = find.whole, [form.scaling for form in layout.feed_forward if form.scaling is not None]
+def _bound(layout: ModelLayout, site: Site, find: LayerParts, entry: nn.Module) -> BlockModules:
+    attention, residual = site.attention, site.residual
+
+    def module(part: str, path: str | None) -> nn.Module | None:
+        return find.module(part, path) if path else None
+
+    later = None if site.network is None else site.network.scaling
     return BlockModules(
-        layer=find.number,
-        whole=whole,
-        entry=find.entry,
+        site=site,
+        entry=entry,
         attention=find.module("attention module", attention.module),
-        heads=_heads(layout, find),
-        reader=None if attention.reader is None else find.module("reader of the input of attention", attention.reader),
+        heads=_heads(site, find),
+        reader=module("reader of the input of attention", attention.reader),
         output=find.projection("W_O", attention.output),
-        carried=whole if residual.carried is None else find.module("residual connection", residual.carried),
-        bottleneck=None if residual.bottleneck is None else find.module("bottleneck", residual.bottleneck),
+        carried=module("residual connection", residual.carried),
+        bottleneck=module("bottleneck", residual.bottleneck),
         norm=find.norm("norm of the block", residual.norm),
-        attention_norm=find.norm("norm before attention", residual.attention_norm, identity=True),
-        sum_consumer=find.module("reader of the sum", residual.sum_consumer) if residual.sum_consumer else None,
+        attention_norm=find.norm("norm before attention", residual.attention_norm),
+        sum_consumer=module("reader of the sum", residual.sum_consumer),
         output_norm=find.norm("norm of its output", residual.output_norm),
-        scale=find.scale(number, residual.scaling),
-        later_scales=(1.0, number, *(find.scale(number, path) for path in later if find.get(path) is not None)),
+        scale=find.scale(residual.scale, residual.scaling),
+        later_scales=(1.0, residual.scale, *([] if later is None else [find.scale(residual.scale, later)])),
         layout=layout,
     )
 
 
-def _heads(layout: ModelLayout, find: LayerParts) -> HeadModules:
-    attention, norms = layout.attention, layout.attention.head_norms
-    if norms is not None and find.number not in norms.layers:
-        norms = None
+def _heads(site: Site, find: LayerParts) -> HeadModules:
+    attention, norms = site.attention, site.attention.head_norms
 
-    def projection(part: str, given: HeadsLayout | GateLayout | None) -> nn.Module | None:
+    def projection(part: str, given: HeadsSite | GateSite | None) -> nn.Module | None:
         return None if given is None else find.projection(part, given.projection)
 
     return HeadModules(

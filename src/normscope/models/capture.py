@@ -78,9 +78,9 @@ class LayerCapture:
 
     def take_gate(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of the linear layer of a gate."""
-        layout = self.modules.layout
-        assert layout.attention.gate is not None
-        self.gate = layout.attention.gate.applied(full_precision(layout.by_text(output, "attention input")))
+        gate = self.modules.site.attention.gate
+        assert gate is not None
+        self.gate = gate.applied(full_precision(self.modules.layout.by_text(output, "attention input")))
 
     def begin_own_attention(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
         """An attention module begins that does not use the registry."""
@@ -153,7 +153,7 @@ class LayerCapture:
         return self.call
 
     def _key_map(self, parameters: BlockParameters, attention_inputs: Tensor) -> KeyMap:
-        norms, planes = self._key_norm(parameters), self.modules.planes
+        norms, planes = self._key_norm(parameters), self.modules.site.attention.rotation
         if planes is None:
             return norms
         before = stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)
@@ -170,11 +170,11 @@ class LayerCapture:
     def _unnormed_keys(self) -> Tensor:
         """What the norm of the keys reads, with the axis of keys second."""
         key = full_precision(self._captured("unnormed_key"))
-        norms = self.modules.layout.attention.head_norms
+        norms = self.modules.site.attention.head_norms
         return key.transpose(1, 2) if norms is not None and norms.by_head else key
 
     def _key_norm(self, parameters: BlockParameters) -> KeyMap:
-        norm, norms = parameters.key_normalisation, self.modules.layout.attention.head_norms
+        norm, norms = parameters.key_normalisation, self.modules.site.attention.head_norms
         if norm is None or norms is None:
             return KeyMap()
         key = self._unnormed_keys()

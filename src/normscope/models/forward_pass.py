@@ -231,7 +231,7 @@ class ForwardPass:
                     f"expected a vector for each of {' × '.join(map(str, self.token_mask.shape))} tokens from its output "
                     f"projection, got the shape {tuple(output.shape)}"
                 )
-            if not self.targets.layout.attention.registry:
+            if not self.targets.layout.registry:
                 # The last softmax over the keys gave the weights of an attention module outside the registry.
                 self.attention.attends = False
                 if self.attention.own_weights is None:

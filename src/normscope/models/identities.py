@@ -236,7 +236,7 @@ def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRec
                 if _error(call.inputs, made, output, tokens) < _LITTLE:
                     raise NotObservableError(
                         layer,
-                        f"{_path(modules.whole, module)} reads the sum of attention and residual, so no other branch is "
+                        f"{_path(modules.entry, module)} reads the sum of attention and residual, so no other branch is "
                         "parallel to attention",
                     )
             return
@@ -266,7 +266,7 @@ def rest_of_layer(
         The comparison, and the module if there is one.
     """
     output, tokens = block.composition.block_output, block.token_mask
-    if modules.layout.inner:
+    if modules.site.inner:
         return Difference(block.layer, "layer output", 0.0), None  # more follows, which nothing describes
     if crossing is not None:
         carried = residual_input(crossing, record)
@@ -276,7 +276,7 @@ def rest_of_layer(
     leaving = record.output
     if modules.output_norm is not None:
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
-    if modules.layout.residual.sum_consumer == "":
+    if modules.site.residual.sum_consumer == "":
         return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens)), None
     errors = (
         (_error(call.output * scale, leaving - output, leaving, tokens), Rest(module, scale))
@@ -379,7 +379,7 @@ def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:
     """
     if modules.bottleneck is not None:
         return _by_token(_call(modules.layer, record.calls, modules.bottleneck, "bottleneck").output, record)
-    if modules.carried is modules.whole:
+    if modules.carried is None:
         return record.inputs
     inputs = _call(modules.layer, record.calls, modules.carried, "residual connection").inputs
     return _by_token(inputs, record)

@@ -20,7 +20,7 @@ from normscope.models.graph import (
     is_product,
     is_projection,
 )
-from normscope.models.layer_parts import BESIDE
+from normscope.models.site import BESIDE
 from normscope.models.trace import Operation, Value
 
 

@@ -1,17 +1,17 @@
 """Rules for layers: the module that runs each one or, if no module runs a whole layer, the modules that make it up."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
-from normscope.models.graph import Graph, NotInferredError, Projection, is_one_of
+from normscope.models.graph import Atom, Graph, NotInferredError, Projection, is_one_of
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork, NoNetworkError
-from normscope.models.layer_parts import BESIDE
 from normscope.models.layout import Point, Stack
-from normscope.models.trace import Call, Operation, Trace, Value
+from normscope.models.trace import Call, Operation, Value
 
 
 class Layer(NamedTuple):
@@ -24,6 +24,9 @@ class Layer(NamedTuple):
     """The call of the module that runs the layer. If none does, a stand-in for everything from the first module that reads
     the layer's input onwards; its `module` is that one."""
     gathered: bool
+    """Whether no module runs the layer."""
+    inner: bool = False
+    """Whether more than one network follows the block."""
 
     def runs(self, call: Call) -> bool:
         """Whether a call is part of the layer."""
@@ -31,76 +34,35 @@ class Layer(NamedTuple):
             return self.call.holds(call) and call.end <= self.call.end
         return call is not self.call and self.call in _around(call)
 
+    def bottleneck(self, graph: Graph, carried: Value) -> Atom | None:
+        """The linear layer, or the norm after it, that makes what the residual connection carries; None if that is a vector of
+        the stream.
+        """
+        made = graph.maker(carried)
+        return made if self.inner and isinstance(made, Atom) and self.runs(made.call) else None
 
-class Places:
-    """The paths of the parts of every layer.
 
-    In a layer that a module runs, a path begins at that module. In one that no module runs, it is the path of the same part
-    of the first layer that has the part, and `of_layers` says where the others have it.
+def check_lists(graph: Graph, paths: Collection[str]) -> None:
+    """Check that the lists of modules that make up layers which no module runs hold nothing else.
+
+    Args:
+        paths: Those of all parts of the layers.
+
+    Raises:
+        NotInferredError: If a list also holds layers without attention, as in a hybrid.
     """
-
-    def __init__(self, trace: Trace, layers: Sequence[Layer]) -> None:
-        self._model = trace.calls[0].module
-        self._gathered = layers[0].gathered
-        self._first: dict[str, str] = {}
-        self._of = {id(layer.call): dict[str, str]() for layer in layers}
-
-    @property
-    def of_layers(self) -> tuple[dict[str, str], ...]:
-        """For every layer that no module runs, the paths in the model of its parts; empty if modules run the layers."""
-        return tuple(self._of.values()) if self._gathered else ()
-
-    def of(self, layer: Layer, path: str, part: str) -> str:
-        """The path of a part of a layer.
-
-        Args:
-            path: Where the model has it.
-            part: What it is.
-
-        Raises:
-            NotInferredError: If the part is outside the layer, or layers differ in which parts share a module.
-        """
-        if BESIDE in path:
-            paths = path.split(BESIDE)
-            return BESIDE.join(self.of(layer, each, f"{part} of head {head}") for head, each in enumerate(paths))
-        if self._gathered:
-            first = self._first.setdefault(part, path)
-            if self._of[id(layer.call)].setdefault(first, path) != path:
-                raise NotInferredError(f"layers differ in which parts share the module {first}")
-            return first
-        if path == layer.call.path:
-            return ""
-        prefix = f"{layer.call.path}."
-        if not path.startswith(prefix):
-            raise NotInferredError(f"layer {layer.call.path} uses {path}, which lies outside the layer")
-        return path.removeprefix(prefix)
-
-    def check_lists(self, trace: Trace) -> None:
-        """Check that the lists of modules that make up the layers hold nothing else.
-
-        Raises:
-            NotInferredError: If a list also holds layers without attention, as in a hybrid.
-        """
-        used = {each for places in self.of_layers for path in places.values() for each in _prefixes(path)}
-        for call in trace.calls:
-            for path in _prefixes(call.path):
-                group = path.rpartition(".")[0]
-                if group not in used or path in used or next(call.module.parameters(), None) is None:
-                    continue
-                if isinstance(self._model.get_submodule(group), nn.ModuleList):
-                    raise NotInferredError(f"{path} is not part of any layer with attention")
-
-    def part(self, layer: Layer, path: str) -> Any:
-        """Whatever a layer has at a path; None if nothing."""
-        found: Any = layer.call.module
-        if self._gathered:
-            found, path = self._model, self._of[id(layer.call)].get(path, "-")
-        for name in path.split("."):
-            found = getattr(found, name, None)
-        return found
+    model = graph.trace.calls[0].module
+    used = {each for path in paths for each in _prefixes(path)}
+    for call in graph.trace.calls:
+        for path in _prefixes(call.path):
+            group = path.rpartition(".")[0]
+            if group not in used or path in used or next(call.module.parameters(), None) is None:
+                continue
+            if isinstance(model.get_submodule(group), nn.ModuleList):
+                raise NotInferredError(f"{path} is not part of any layer with attention")
 
 
-def more_than_a_network(graph: Graph, layer: Layer) -> str | None:
+def _more_than_a_network(graph: Graph, layer: Layer) -> str | None:
     """What else follows the block of a layer, besides one feed-forward network and a norm; None if nothing does."""
     network = layer.block.network
     if not isinstance(network, InferredNetwork):
@@ -116,19 +78,10 @@ def more_than_a_network(graph: Graph, layer: Layer) -> str | None:
     return None
 
 
-class Layers(NamedTuple):
-    """The layers of a stack."""
+def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None) -> tuple[list[Call], list[Layer]]:
+    """The calls of all layers of a stack, and the layers with these blocks.
 
-    calls: list[Call]
-    """The calls of all layers."""
-    with_blocks: list[Layer]
-    """Those that have a block: all but the layers of a hybrid in which something other than softmax attention mixes tokens."""
-    places: Places
-    """Where their parts are."""
-
-
-def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None) -> Layers:
-    """The layers of a stack with these blocks.
+    The others are those of a hybrid in which something other than softmax attention mixes tokens.
 
     Raises:
         NotInferredError: If it is not known where a layer begins or ends.
@@ -140,8 +93,28 @@ def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None
             raise NotInferredError("no module runs a whole layer, from its input to its output")
         calls = _gathered(graph, blocks)
     together = calls if gathered else _with_siblings(graph, calls)
-    layers = [Layer(together.index(call) + 1, block, call, gathered) for block, call in zip(blocks, calls, strict=True)]
-    return Layers(together, layers, Places(graph.trace, layers))
+    return together, [
+        _layer(graph, Layer(together.index(call) + 1, block, call, gathered), stack)
+        for block, call in zip(blocks, calls, strict=True)
+    ]
+
+
+def _layer(graph: Graph, layer: Layer, stack: Stack | None) -> Layer:
+    """A layer without the network that cannot be observed, because it belongs to another layer or more follows the block."""
+    network = layer.block.network
+    if not isinstance(network, InferredNetwork):
+        return layer
+    reason = None if stack == "decoder" else _more_than_a_network(graph, layer)
+    if reason is None:
+        return layer
+    layer = layer._replace(inner=True)
+    if layer.bottleneck(graph, graph.same(layer.block.stream.carried)) is None:
+        return layer._replace(block=dataclasses.replace(layer.block, network=NotInferredError(reason)))
+    # Weights by dimension of a bottleneck say nothing about dimensions of the stream.
+    inside = NotInferredError("its attention block lies inside a bottleneck")
+    scores = layer.block.scores._replace(query=None, key=None, rotates=False)
+    block = dataclasses.replace(layer.block, network=inside, scores=scores, value=inside, reader=None)
+    return layer._replace(block=block)
 
 
 def _with_siblings(graph: Graph, calls: list[Call]) -> list[Call]:

@@ -1,19 +1,19 @@
 """Infers the layout of a model from its recorded pass: where every layer keeps its parts."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from normscope.models.graph import Atom, Graph, Node, Norm, NotInferredError, Projection, is_mask, is_movement
+from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_mask, is_movement
 from normscope.models.infer import InferredBlock, infer
-from normscope.models.infer_layers import Layer, layers_of, more_than_a_network, stream_of, swapped_axes
+from normscope.models.infer_layers import Layer, check_lists, layers_of, stream_of, swapped_axes
 from normscope.models.infer_network import NoNetworkError
-from normscope.models.inferred_parts import Parts
+from normscope.models.infer_sites import SiteOf
 from normscope.models.layout import ModelLayout, Stack, StreamLayout
 from normscope.models.norm_weights import is_measured
+from normscope.models.rotary import Planes
 from normscope.models.trace import Operation, Trace, Value
 
 
@@ -25,7 +25,7 @@ def layout_from(trace: Trace, model_type: str, source: int, target: int, stack: 
         target: Length of the longest target text; without a target, that of the source.
 
     Raises:
-        NotInferredError: If no rule covers something in the stack, or its layers differ in structure.
+        NotInferredError: If no rule covers something in the stack.
     """
     graph = Graph(trace)
     queries, keys = {"decoder": (target, target), "cross": (target, source)}.get(stack or "", (source, source))
@@ -37,41 +37,23 @@ class _Stack:
 
     def __init__(self, graph: Graph, blocks: Sequence[InferredBlock], model_type: str, stack: Stack | None) -> None:
         self._graph, self._model_type, self._kind = graph, model_type, stack
-        self._calls, layers, self._places = layers_of(graph, blocks, stack)
-        more = [None if stack == "decoder" else more_than_a_network(graph, layer) for layer in layers]
-        self._inner = any(more)
-        if self._inner:
-            layers = [
-                layer if reason is None else self._without_network(layer, reason)
-                for layer, reason in zip(layers, more, strict=True)
-            ]
-        self._layers = layers
-        self._parts = Parts(graph, layers, self._places, len(self._calls))
+        self._calls, self._layers = layers_of(graph, blocks, stack)
 
     def layout(self) -> ModelLayout:
-        """The layout, if all layers have the same structure."""
-        position = self._parts.one("position of the block's norm", lambda layer: layer.block.norm_position)
-        networks = [self._parts.network(layer) for layer in self._layers]
+        """The layout."""
         running = self._graph.trace.operations[self._calls[0].first : self._calls[-1].end]
-        attention = self._parts.attention()
-        residual = self._parts.residual(
-            position,
-            sum_consumer=self._reader_of_sum() if position == "pre" else None,
-            output_norm=self._output_norm(),
-            carried=self._carried(),
-            bottleneck=self._bottleneck(),
-        )
-        self._places.check_lists(self._graph.trace)  # once it knows of all parts
+        planes: dict[object, Planes | None] = {}
+        found = [SiteOf(self._graph, layer, planes) for layer in self._layers]
+        sites = tuple(each.site() for each in found)
+        if self._layers[0].gathered:
+            check_lists(self._graph, {path for each in found for path in each.paths})
         return ModelLayout(
             family=self._model_type,
             source="",
             stream=self._stream(_changes(running, self._calls[0].inputs[0].shape)),
-            attention=attention,
-            residual=residual,
-            feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
+            sites=sites,
             unknown_network=self._unknown_network(),
             stack=self._kind,
-            inner=self._inner,
             routed=any(operation.name in ("topk", "sort") for operation in running),
             unit_offset=any(
                 _adds_one(_inside(self._graph, norm)) for norm in self._graph.norms if not is_measured(norm.call.module)
@@ -86,8 +68,6 @@ class _Stack:
         return StreamLayout(
             layers=tuple(call.path for call in self._calls),
             width=self._width(),
-            without=frozenset(range(1, len(self._calls) + 1)) - {layer.number for layer in self._layers},
-            places=self._places.of_layers,
             end=end,
             embedding_norm=self._embedding_norm(),
             convolution=self._convolution(),
@@ -97,64 +77,10 @@ class _Stack:
             changes_in_place=changes_in_place,
         )
 
-    def _without_network(self, layer: Layer, reason: str) -> Layer:
-        """A layer whose network cannot be observed, because more follows its block."""
-        block = layer.block
-        if self._maker(layer, self._graph.same(block.stream.carried)) is None:
-            return layer._replace(block=dataclasses.replace(block, network=NotInferredError(reason)))
-        # Weights by dimension of a bottleneck say nothing about dimensions of the stream.
-        inside = NotInferredError("its attention block lies inside a bottleneck")
-        scores = block.scores._replace(query=None, key=None, rotates=False)
-        return layer._replace(
-            block=dataclasses.replace(block, network=inside, scores=scores, value=inside, reader=None)
-        )
-
-    def _carried(self) -> str | None:
-        """The module whose input the residual connection carries; None if that is the layer's input."""
-
-        def of(layer: Layer) -> str | None:
-            carried = self._graph.same(layer.block.stream.carried)
-            read = any(self._graph.same(value) is carried for value in layer.call.inputs[:1])
-            if read or self._maker(layer, carried) is not None:
-                return None
-            return self._reader(layer, carried, "what the residual connection carries")
-
-        path: str | None = self._parts.one("residual connection", of)
-        return path
-
     def _width(self) -> int:
-        if self._inner:
+        if self._layers[0].inner:
             return self._calls[0].inputs[0].shape[-1]
-        return int(self._parts.one("width of the stream", lambda layer: layer.block.output.gives.shape[-1]))
-
-    def _bottleneck(self) -> str | None:
-        """The module of a layer that returns what the residual connection carries, if that is no vector of the stream."""
-        path: str | None = None
-        if self._inner:
-            path = self._parts.one(
-                "bottleneck", lambda layer: self._maker(layer, self._graph.same(layer.block.stream.carried))
-            )
-        return path
-
-    def _maker(self, layer: Layer, value: Value) -> str | None:
-        """The linear layer of a layer, or the norm after it, that makes a value from the layer's input; None if none does."""
-        made = self._graph.maker(value)
-        if not self._inner or not isinstance(made, Atom) or not layer.runs(made.call):
-            return None
-        return self._places.of(layer, made.path, "bottleneck")
-
-    def _reader_of_sum(self) -> str:
-        what = "the sum of attention output and residual"
-        if all(isinstance(layer.block.network, NoNetworkError) for layer in self._layers):
-            return ""
-        return str(self._parts.one("reader of the sum", lambda layer: self._reader(layer, layer.block.given, what)))
-
-    def _reader(self, layer: Layer, value: Value, what: str) -> str:
-        """The first module of a layer that reads a value."""
-        for call in self._graph.trace.calls:
-            if layer.runs(call) and call.inputs and self._graph.same(call.inputs[0]) is self._graph.same(value):
-                return self._places.of(layer, call.path, what)
-        raise NotInferredError(f"no module reads {what}")
+        return self._layers[0].block.output.gives.shape[-1]
 
     def _unknown_network(self) -> str | None:
         if self._kind == "decoder":  # cross-attention follows
@@ -168,24 +94,10 @@ class _Stack:
     def _embedding_norm(self) -> str | None:
         first = self._layers[0]
         # In a decoder, self-attention comes before cross-attention, whose residual is not the layer's input.
-        first_has_block = first.number == 1 and self._kind != "cross" and not self._inner
+        first_has_block = first.number == 1 and self._kind != "cross" and not first.inner
         read = first.block.stream.carried if first_has_block else self._calls[0].inputs[0]
         made = self._graph.maker(stream_of(self._graph, read))
         return made.path if isinstance(made, Norm) else None
-
-    def _output_norm(self) -> str | None:
-        def of(layer: Layer) -> str | None:
-            made = self._graph.maker(self._graph.same(layer.call.outputs[0]))
-            if isinstance(made, Norm) and layer.call.holds(made.call) and self._runs_once(layer, made):
-                return self._places.of(layer, made.path, "norm of the hidden vectors")
-            return None
-
-        path: str | None = self._parts.one("norm of its output", of)
-        return path
-
-    def _runs_once(self, layer: Layer, norm: Norm) -> bool:
-        """Whether a layer runs a norm once. X-MOD's adapters use the norm of the layer's output as well."""
-        return sum(layer.runs(call) and call.module is norm.call.module for call in self._graph.trace.calls) == 1
 
     def _convolution(self) -> str | None:
         """The convolution module beside the first layer, whose output replaces the first layer's as the input of the second.
@@ -226,7 +138,7 @@ class _Stack:
 
         Its path is empty if the model returns the output.
         """
-        if not self._places.of_layers:
+        if not self._layers[0].gathered:
             return None, None
         if final is not None:
             read = next(norm.reads for norm in self._graph.norms if norm.path == final)

@@ -41,8 +41,8 @@ def layer_hooks(model: nn.Module, layout: ModelLayout, enter: Enter, leave: Leav
         leave: Called as a hook of the layer with its output. If no module runs the layer, it is called when the next one
             begins, with the last layer's entry and no arguments.
     """
-    entries = {id(parts.entry): parts.entry for parts in layout.parts(model)}.values()
-    if not layout.stream.places:
+    entries = {id(entry): entry for entry in layout.entries(model)}.values()
+    if layout.stream.in_modules:
         for layer in entries:
             yield layer.register_forward_pre_hook(enter, with_kwargs=True)
             yield layer.register_forward_hook(leave)

@@ -1,6 +1,5 @@
-"""Finds the parts of a layer, which a layout names as paths."""
+"""Finds the parts of a layer, which its site names as paths."""
 
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -9,32 +8,19 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models.block import full_precision
 from normscope.models.linear_layers import SideBySide
-
-BESIDE = ", "
-"""Separates the paths of linear layers that together stand for one, as when every head has its own."""
+from normscope.models.site import BESIDE
 
 
 class LayerParts(NamedTuple):
     """Finds the parts of one layer.
 
-    All but `get` raise InputError if the layer lacks the part, or has something else in its place.
+    All but `get` raise InputError if the model lacks the part, or has something else in its place.
     """
 
-    root: nn.Module
-    """Where paths begin: the layer or, if no module runs it, the base model."""
-    entry: nn.Module
-    """The module whose input is the layer's: the layer itself or, if no module runs it, its first module."""
+    model: nn.Module
+    """The base model, where paths begin."""
     number: int
-    places: Mapping[str, str] | None
-    """If no module runs the layer, where the base model has each of its parts."""
-
-    @property
-    def whole(self) -> nn.Module:
-        """The layer or, if no module runs it, a list of its modules."""
-        if self.places is None:
-            return self.root
-        found = {id(part): part for path in self.places if isinstance(part := self.get(path), nn.Module)}
-        return nn.ModuleList(({id(self.entry): self.entry} | found).values())
+    """That of the layer."""
 
     def get(self, path: str) -> Any:
         """Whatever is at a path; None if nothing."""
@@ -44,18 +30,14 @@ class LayerParts(NamedTuple):
             return None
 
     def _at(self, path: str) -> Any:
-        if self.places is not None:
-            if path not in self.places:
-                raise AttributeError(path)
-            path = self.places[path]
-        return attrgetter(path)(self.root) if path else self.root
+        return attrgetter(path)(self.model) if path else self.model
 
     def part(self, part: str, path: str) -> Any:
         """Whatever is at a path."""
         try:
             return self._at(path)
         except AttributeError as error:
-            kind = type(self.root).__name__
+            kind = type(self.model).__name__
             raise InputError(
                 f"model: expected the {part} of layer {self.number} at {path} of {kind}, got nothing"
             ) from error
@@ -85,14 +67,14 @@ class LayerParts(NamedTuple):
             raise self._wrong(part, path, "a linear layer", found)
         return found
 
-    def norm(self, part: str, path: str | None, *, identity: bool = False) -> nn.Module | None:
-        """A norm, or one for each head; or an identity in its place."""
+    def norm(self, part: str, path: str | None) -> nn.Module | None:
+        """A norm, or one for each head; None without a path."""
         if path is None:
             return None
         found = self.module(part, path)
         known = any(hasattr(each, "weight") or hasattr(each, "normalized_shape") for each in found.modules())
         vectors = {parameter.ndim for parameter in found.parameters()} <= {1}  # Llama 4 and NanoChat have none
-        if not (known or vectors or identity) or (isinstance(found, nn.Identity) and not identity):
+        if not (known or vectors) or isinstance(found, nn.Identity):
             raise self._wrong(part, path, "a norm", found)
         return found
 

@@ -22,13 +22,13 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, AttentionCall, active, attention_by
-from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import NotInferredError
 from normscope.models.inferred import layout_from
 from normscope.models.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.pointwise import replace_pointwise
 from normscope.models.positions import padding_of
 from normscope.models.random_state import drawing
+from normscope.models.site import Site
 from normscope.models.stored_weights import execution_device
 from normscope.models.trace import Trace, trace
 
@@ -45,14 +45,14 @@ class _Attention:
     masks_on_host: Sequence[Tensor] = ()
 
     def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
+        self.modules: set[nn.Module] = set()
         """The modules that have called this attention."""
         self.additive = True
         """Whether every score was q·k plus other terms, and the weights of every query added up to one."""
 
     def attend(self, module: nn.Module, call: AttentionCall) -> Tensor:
         """Compute the attention of any module."""
-        self.modules.append(module)
+        self.modules.add(module)
         query, key, value, mask, scale, cap, sinks = call.repeated()
         self.additive = self.additive and cap is None and sinks is None
         scores = torch.matmul(query, key.transpose(-1, -2)) * scale
@@ -96,20 +96,22 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
     layout = layout_from(recorded, kind, source, _TARGET if stack in ("decoder", "cross") else source, stack)
     registry = _calls_function(layout, model, attention)
     if not registry:
-        _check_own(layout)
+        for site in layout.sites:
+            _check_own(site)
     return dataclasses.replace(
         layout,
-        attention=dataclasses.replace(layout.attention, registry=registry, fused_reference=attention.additive),
+        registry=registry,
+        fused_reference=attention.additive,
         float32_inside=layout.float32_inside or not attention.additive,
         source=_where(model),
     )
 
 
-def _check_own(layout: ModelLayout) -> None:
+def _check_own(site: Site) -> None:
     """Check that attention which does not call transformers' function can be rebuilt from its weights."""
-    if layout.attention.scales is None:
+    if site.attention.scale is None:
         raise NotInferredError("scores are not a multiple of q·k plus other terms")
-    for what, heads in zip(("queries", "keys", "values"), layout.attention.projections, strict=True):
+    for what, heads in zip(("queries", "keys", "values"), site.attention.projections, strict=True):
         if heads is None:
             raise NotInferredError(
                 f"no single linear layer maps what attention reads to the {what}, and attention does not call transformers' "
@@ -119,8 +121,7 @@ def _check_own(layout: ModelLayout) -> None:
 
 def _calls_function(layout: ModelLayout, model: nn.Module, attention: _Attention) -> bool:
     """Whether the observed attention modules call transformers' attention function."""
-    called = {id(module) for module in attention.modules}
-    calling = {id(modules.attention) in called for modules in bind_blocks(model, layout)}
+    calling = {model.get_submodule(site.attention.module) in attention.modules for site in layout.sites}
     if len(calling) > 1:
         raise NotInferredError("some layers call transformers' attention function and others do not")
     return calling.pop()
@@ -266,7 +267,7 @@ def completed_layout(layout: ModelLayout, model: nn.Module) -> ModelLayout:
     Args:
         model: The model with its weights, in evaluation mode.
     """
-    if layout.attention.registry:
+    if layout.registry:
         return layout
     try:
         return layout_of_model(model, layout.stack)

@@ -206,8 +206,9 @@ class OpenedModel:
             what = "random weights" if self.options.random_init else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
         layout = self.layout
-        apart = any(heads is not None and heads.bias is not None for heads in layout.attention.projections)
-        if not layout.attention.registry or apart:
+        projections = [heads for site in layout.sites for heads in site.attention.projections]
+        apart = any(heads is not None and heads.bias is not None for heads in projections)
+        if not layout.registry or apart:
             raise InputError(
                 f"device.map=auto: expected a family with all its weights in linear layers and norms, got "
                 f"{layout.family}; leave out device.map"

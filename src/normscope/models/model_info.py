@@ -14,7 +14,7 @@ class ModelInfo:
     name: str
     layers: int
     heads: int
-    """Number of heads per layer."""
+    """The largest number of heads of a layer."""
     hidden_size: int
     """Number of dimensions of a hidden vector."""
     is_cross_attention: bool = False
@@ -30,7 +30,7 @@ class ModelInfo:
         return cls(
             name=name,
             layers=len(layout.stream.layers),
-            heads=layout.attention.heads,
+            heads=layout.heads,
             hidden_size=int(config.hidden_size),
             is_cross_attention=layout.is_cross_attention,
             has_feed_forward=layout.has_networks,

@@ -102,7 +102,7 @@ class Observer:
         modules = {modules.layer: modules for modules in self._layers if modules.layer in wanted}
         self._targets = Targets(
             layout=layout,
-            entries=[parts.entry for parts in layout.parts(model)],
+            entries=layout.entries(model),
             layers={modules.layer: modules for modules in self._layers},
             wanted=wanted,
             hidden=frozenset(hidden),
@@ -148,7 +148,7 @@ class Observer:
         return self
 
     def _change_model(self) -> None:
-        if self._layout.attention.registry:
+        if self._layout.registry:
             self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
         else:
             # The fused attention of these models returns no weights or (Falcon) weights that include later keys.
@@ -173,7 +173,7 @@ class Observer:
         for modules in {id(modules.entry): modules for modules in self._layers}.values():
             if modules.bottleneck is not None:
                 yield modules.bottleneck.register_forward_hook(attention(LayerCapture.take_bottleneck))
-            elif modules.carried is not modules.whole:
+            elif modules.carried is not None:
                 yield modules.carried.register_forward_pre_hook(attention(LayerCapture.take_residual), with_kwargs=True)
             if modules.reads_attention_inputs is not None:
                 yield modules.reads_attention_inputs.register_forward_pre_hook(
@@ -186,7 +186,7 @@ class Observer:
                 yield modules.heads.key_norm.register_forward_pre_hook(
                     attention(LayerCapture.take_unnormed_key), with_kwargs=True
                 )
-            if not self._layout.attention.registry:
+            if not self._layout.registry:
                 yield modules.attention.register_forward_pre_hook(attention(LayerCapture.begin_own_attention))
                 if modules.reads_query_inputs is not None:
                     yield modules.reads_query_inputs.register_forward_pre_hook(
@@ -242,11 +242,11 @@ class Observer:
         forward = self._begin(inputs, Visitors(visit, visit_hidden, visit_feed_forward))
         forward.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
         forward.replacements, forward.whole = replacements or {}, whole is not None
-        forward.outputs = None if self._layout.stream.places else outputs
+        forward.outputs = outputs if self._layout.stream.in_modules else None
         ids = inputs["decoder_input_ids" if self._layout.reads_target else "input_ids"]
         forward.check = self.check.begin(check, forward.token_mask, forward.key_mask, on_host, ids)
         # Some attention modules have a softmax only if they are asked for their weights.
-        weights = {} if self._layout.attention.registry or not self._returns_weights else {"output_attentions": True}
+        weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
         with contextlib.nullcontext() if after is None else self._skipped(after):
             output = self._forward(forward, self._model if whole is None else whole, {**inputs, **weights})
         self._require_all_shown(forward, 1 if after is None else after.layer + 1)
@@ -275,7 +275,7 @@ class Observer:
     @contextlib.contextmanager
     def _changed_back(self) -> Iterator[None]:
         """The model as it was before it was observed. Its hooks stay, and do nothing outside a pass."""
-        if self._layout.attention.registry:
+        if self._layout.registry:
             yield
             return
         observed, self._model.config._attn_implementation = self._model.config._attn_implementation, self._own
@@ -299,7 +299,7 @@ class Observer:
     def _forward(self, forward: ForwardPass, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
         """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self.current = active.set(forward), forward
-        own = contextlib.nullcontext() if self._layout.attention.registry else OwnAttention(forward)
+        own = contextlib.nullcontext() if self._layout.registry else OwnAttention(forward)
         followed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if forward.visitors.feed_forward is not None and self._targets.followed:
             forward.follower = LayerFollower()

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import AttentionBlock, full_precision
-from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import Graph
 from normscope.models.infer import softmaxes_by_layer
 from normscope.models.infer_scores import scores_of
@@ -25,9 +24,10 @@ from normscope.models.trace import Operation, trace
 
 @dataclasses.dataclass(frozen=True)
 class ScoreTerms:
-    """The other terms of the scores in every layer, for one batch."""
+    """The other terms of the scores of all layers, for one batch."""
 
-    terms: Sequence[Tensor]
+    terms: Mapping[int, Tensor]
+    """By layer."""
 
     def weights(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
         """The weights of a block, recomputed from its query, key and scale and the other terms."""
@@ -45,7 +45,7 @@ class ScoreTerms:
 
     def _of(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
         # Some models fold the heads into the batch axis, or have the same terms for all heads.
-        terms, heads = full_precision(self.terms[block.layer - 1]), block.query.shape[1]
+        terms, heads = full_precision(self.terms[block.layer]), block.query.shape[1]
         return terms.view(len(block.token_mask), -1, *terms.shape[-2:]).expand(-1, heads, -1, -1)
 
 
@@ -66,15 +66,14 @@ def score_terms(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str
     with plain_attention(model):
         graph = Graph(trace(model, inputs))
     # Source and target may be equally long, so the other attention of a decoder has weights of the same shape.
-    observed = {modules.attention for modules in bind_blocks(model, layout)}
+    observed = {model.get_submodule(site.attention.module) for site in layout.sites}
     layers = softmaxes_by_layer(graph, target.shape[1], keys.shape[1])
-    return ScoreTerms(
-        [
-            _terms_of([_other_terms(graph, softmax) for softmax in heads])
-            for heads in layers
-            if _runs_in(observed, heads[0])
-        ]
+    terms = (
+        _terms_of([_other_terms(graph, softmax) for softmax in heads])
+        for heads in layers
+        if _runs_in(observed, heads[0])
     )
+    return ScoreTerms(dict(zip(layout.attends, terms, strict=False)))
 
 
 def _runs_in(modules: Collection[nn.Module], operation: Operation) -> bool:

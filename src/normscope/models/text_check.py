@@ -423,11 +423,11 @@ class PassCheck:
         state = self._layer
         if state is None:
             return
-        layout, leaving = state.modules.layout, self.taken(vectors)
+        leaving = self.taken(vectors)
         if self.kind is Check.TEXTS and leaving is not None:
             self.outputs[state.number] = leaving
         if state.output is not None:
-            if state.awaits and layout.residual.sum_consumer == "":
+            if state.awaits and state.modules.site.residual.sum_consumer == "":
                 state.awaits = False
                 self._compare(state.number, "block output", state.output, leaving)
             elif state.awaits:

@@ -77,7 +77,7 @@ def untouched_pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[
 
 def reference_attention(model: PreTrainedModel, layout: ModelLayout) -> str:
     """The attention of the untouched model: fused if that gives what the model computes."""
-    return _FUSED if layout.attention.fused_reference and getattr(model, "_supports_sdpa", True) else "eager"
+    return _FUSED if layout.fused_reference and getattr(model, "_supports_sdpa", True) else "eager"
 
 
 def _padded(text: Tensor, axis: int, width: int) -> Tensor:
@@ -129,7 +129,7 @@ def _pass(model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tens
     with contextlib.ExitStack() as exit_:
         for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
-        if layout.attention.registry:
+        if layout.registry:
             exit_.enter_context(attention_by(model, reference_attention(model, layout)))
         with torch.inference_mode(), model_code(model):
             output = model(**inputs)
@@ -163,7 +163,7 @@ class _Recorder:
     def hooks(self, model: PreTrainedModel, layout: ModelLayout) -> Iterator[RemovableHandle]:
         """Register the hooks. Layers that share their modules share the hooks."""
         yield from layer_hooks(model, layout, self._enter, self._leave)
-        layers = () if layout.stream.places else {id(parts.entry) for parts in layout.parts(model)}
+        layers = {id(entry) for entry in layout.entries(model)} if layout.stream.in_modules else ()
         for module in model.modules():
             if module is not model and id(module) not in layers:
                 yield module.register_forward_pre_hook(self._read, with_kwargs=True)

@@ -64,7 +64,7 @@ def compare_layers(
             exit_.callback(handle.remove)
         for output in {id(block.output): block.output for block in modules.values()}.values():
             exit_.callback(output.register_forward_hook(attended).remove)
-        if layout.attention.registry:
+        if layout.registry:
             exit_.enter_context(attention_by(model, reference_attention(model, layout)))
         exit_.enter_context(contextlib.suppress(_Enough))
         model(**inputs)

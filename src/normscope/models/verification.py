@@ -225,14 +225,14 @@ class _Proof:
         self._scores: dict[int, float] = {}
         """The size of the largest scores of each layer."""
 
-    def _other_attention(self) -> list[BlockModules]:
-        """In a decoder, the attention before or after the one that is observed."""
+    def _other_attention(self) -> dict[int, BlockModules]:
+        """In a decoder, the attention before or after the one that is observed, by layer."""
         layout = self._layout
         if not layout.reads_target:
-            return []
+            return {}
         with inference_explained(self._name):
             other = layout_of_model(self._model, "decoder" if layout.is_cross_attention else "cross")
-        return bind_blocks(self._model, other)
+        return {modules.layer: modules for modules in bind_blocks(self._model, other)}
 
     def compare_passes(self, inputs: Mapping[str, Tensor]) -> None:
         """Compare a pass of the untouched model with one that is observed."""
@@ -243,7 +243,7 @@ class _Proof:
         self._layer = 0
         try:
             self._note(stream_differences(model, layout, expected, token_mask))
-            terms = None if layout.attention.registry else score_terms(model, layout, inputs)
+            terms = None if layout.registry else score_terms(model, layout, inputs)
             values: dict[int, AttentionBlock] = {}
             with self._observer as observer:
                 observer.run(
@@ -258,7 +258,7 @@ class _Proof:
                     changed = {layer: _every_other_changed(record.inputs) for layer, record in expected.layers.items()}
                     compare = functools.partial(self._compare_values, values)
                     observer.run(inputs, compare, replacements=changed, check=Check.NOTHING)
-        except (RuntimeError, IndexError) as error:
+        except (RuntimeError, LookupError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"what the model does cannot be rebuilt from its weights: {one_line(error)}"
@@ -285,7 +285,7 @@ class _Proof:
             wrong = ((weighed != seen) & block.token_mask.unsqueeze(-1)).any()
             self._note([Difference(block.layer, "visibility of keys", float(wrong))])
         self._note(attention_differences(block, modules, expected))
-        crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
+        crossing = self._beside.get(block.layer) if self._layout.stack == "decoder" else None
         difference, rest = rest_of_layer(block, modules, record, self._bound, crossing)
         self._note([difference])
         if rest is not None:

@@ -239,13 +239,13 @@ def _refuse_missing_parts(needs: Mapping[type[Analysis], Requirements], level: L
     layout = model.layout
     if layout is None:
         return
-    if layout.attention.gate is not None and level is Level.word:
+    if layout.is_gated and level is Level.word:
         raise InputError(f"level=word is not defined for {model.name}: {GATED}; set level=token")
     for kind, requirements in needs.items():
         reason = None
-        if requirements.vectors_of_keys and layout.attention.gate is not None:
+        if requirements.vectors_of_keys and layout.is_gated:
             reason = GATED
-        elif requirements.weights_of_keys and (layout.attention.query is None or layout.attention.key is None):
+        elif requirements.weights_of_keys and not layout.has_score_weights:
             reason = NOT_LINEAR.format("queries or keys")
         if reason is not None:
             raise InputError(
@@ -346,7 +346,7 @@ def _context(
         ),
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,
-        has_position_terms=not model.layout.attention.registry and model.verification.position_terms,
+        has_position_terms=not model.layout.registry and model.verification.position_terms,
         width=model.layout.stream.width,
         depth=model.layers,
         observed=ObservedStack(model.model, model.layout),
@@ -401,7 +401,7 @@ def _maps(
     inputs: Inputs,
 ) -> Maps:
     # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
-    feed_forward = model.layout.attention.gate is None and any(each.feed_forward for each in needs.values())
+    feed_forward = not model.layout.is_gated and any(each.feed_forward for each in needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
     maps = maps_per_layer(model.layout, feed_forward=feed_forward) + added
     return Maps(_texts(options, report, encoder, len(layers), maps, inputs), feed_forward, added)

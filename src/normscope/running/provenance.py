@@ -113,7 +113,7 @@ class Provenance:
 
 def _of_layers(layout: ModelLayout) -> dict[str, object]:
     """The layers of a hybrid that have no block, which the analyses of blocks leave out."""
-    return {"layers_without_attention": sorted(layout.stream.without)} if layout.stream.without else {}
+    return {"layers_without_attention": layout.without_attention} if layout.without_attention else {}
 
 
 def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:

@@ -265,4 +265,4 @@ def require_examples(run: Run, counts: CorpusCounts) -> None:
 def _layers_of(layout: ModelLayout) -> str:
     """Number of layers, and which of them have a block, if not all do."""
     layers = counted(len(layout.stream.layers), "layer")
-    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.stream.without else layers
+    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.without_attention else layers

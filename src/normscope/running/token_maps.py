@@ -45,7 +45,8 @@ def maps_per_layer(layout: ModelLayout, *, feed_forward: bool) -> int:
         feed_forward: Whether there are maps through the feed-forward networks.
     """
     # The first stage of the layer is the last one of its attention block.
-    return _MAPS + (len(LAYER_STAGES[layout.residual.norm_position]) - 1 if feed_forward else 0)
+    of_network = max(len(LAYER_STAGES[position]) for position in layout.norm_positions) - 1
+    return _MAPS + (of_network if feed_forward else 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +156,8 @@ def token_maps(
         if values * maps > remaining:
             left_out.append(number)
             continue
-        single_heads = values * (heads + maps) <= remaining and model.layout.attention.gate is None
+        layout = model.layout  # the explorer's layers have the same heads
+        single_heads = values * (heads + maps) <= remaining and not (layout.is_gated or layout.heads_differ)
         remaining -= values * (maps + single_heads * heads)
         sentence = _sentence(model, encoder, text, observer, layers, single_heads, feed_forward)
         added = add(collate([text.sequence], encoder).to(model.device))

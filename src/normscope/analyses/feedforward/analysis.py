@@ -11,7 +11,7 @@ from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
-from normscope.maths.layer_composition import LAYER_STAGES
+from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.maths.shares import layer_shares
 from normscope.models.feed_forward import FeedForwardBlock
@@ -28,11 +28,11 @@ class FeedForwardAnalysis(Analysis):
 
     def __init__(self, options: FeedForwardOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        position = context.parameters[context.layers[0]].norm_position
-        self._stages = LAYER_STAGES[position]
+        positions = context.norm_positions
+        self._stages = [stage for stage in LayerStage if all(stage in LAYER_STAGES[each] for each in positions)]
         # The attention block's last method is the first stage of the layer.
         self._attention = [str(method) for method in context.methods if str(method) in TITLES]
-        if position in ("pre", "parallel"):
+        if all(position in ("pre", "parallel") for position in positions):
             self._attention.remove("attnres_n")
         stages = [f"{stage}_n" for stage in self._stages]
         self._ratios = RatioTable([*self._attention, *stages], context, stages)

@@ -21,6 +21,7 @@ from normscope.analyses.ratio_table import overall_rows
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
+from normscope.maths.tensors import lengthened
 from normscope.models.block import NOT_LINEAR, AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import by_axes, roll_up
@@ -78,8 +79,9 @@ class NormsAnalysis(Analysis):
         received = torch.cat([weights, others / lengths[:, None, None]], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
         sequences = torch.tensor([len(lengths)])
-        self._shares.update(layer, _sums(shares.transpose(0, 1)).unflatten(1, (3, -1)), sequences)
-        self._norms.update(layer, norms.transpose(0, 1), members)
+        of_heads = _sums(shares.transpose(0, 1)).unflatten(1, (3, -1))
+        self._shares.update(layer, lengthened(of_heads, self.context.heads, 2), sequences)
+        self._norms.update(layer, lengthened(norms.transpose(0, 1), self.context.heads, 0), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
         if (alike := pairs.received_alike) is not None:
             means = torch.einsum("bhk,bk->b", norms, alike) / (norms.shape[1] * lengths)
@@ -91,7 +93,8 @@ class NormsAnalysis(Analysis):
         of_heads = self._of_heads()
         by_head = self._reported(of_heads)
         by_layer = self._by_layer(by_head)
-        dispersion, inputs = self._dispersion(self._norms), self._dispersion(self._inputs).drop(columns="head")
+        dispersion = self.context.with_heads(self._dispersion(self._norms))
+        inputs = self._dispersion(self._inputs).drop(columns="head")
         correlation = self._correlation()
         expansion = self._expansion()
         sample = self._sample.table(self.context.names)
@@ -159,6 +162,7 @@ class NormsAnalysis(Analysis):
             head=range(1, self.context.heads + 1),
             category=self._groups,
         )
+        table = self.context.with_heads(table)
         for layer, rows in self._reported(table).groupby("layer"):
             require_finite(rows[[*MEASURES, "share"]].to_numpy(), f"layer {layer}")
         return table

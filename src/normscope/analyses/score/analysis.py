@@ -34,6 +34,7 @@ from normscope.maths.scores import (
     visible_contribution_sums,
     visible_score_spread,
 )
+from normscope.maths.tensors import lengthened
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
@@ -181,6 +182,7 @@ class ScoreAnalysis(Analysis):
         key_bias = torch.zeros_like(shares[:, 0])
         if not block.key_map.same_for_all_keys:
             key_bias = torch.einsum("bhkd,hd->h", directions, weights.key_bias)
-        self._contributions.update(layer, torch.cat([sums, bias[..., None], score[..., None]], dim=-1), pairs)
+        contributions = torch.cat([sums, bias[..., None], score[..., None]], dim=-1)
+        self._contributions.update(layer, lengthened(contributions, self.context.heads, 1), pairs)
         columns = torch.cat([shares, key_bias[:, None], spread.variance[:, None]], dim=-1)
-        self._spread.update(layer, columns[None], batch.token_mask.sum()[None])
+        self._spread.update(layer, lengthened(columns, self.context.heads, 0)[None], batch.token_mask.sum()[None])

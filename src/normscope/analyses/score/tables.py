@@ -71,7 +71,7 @@ class ScoreReport:
         """
         present = self._contributions.count.any(dim=0).numpy()
         names = list(itertools.compress(self._context.categories, present))
-        return tidy(
+        table = tidy(
             {name: array[:, present].swapaxes(1, 2) for name, array in values.items()},
             layer=self._context.layers,
             head=range(1, self._context.heads + 1),
@@ -79,6 +79,7 @@ class ScoreReport:
             category=pd.Categorical(names, categories=names),
             **axes,
         )
+        return self._context.with_heads(table)
 
     def _by_category(self, contributions: pd.DataFrame) -> pd.DataFrame:
         """Contributions of the outlier dimensions with one column per head, as in Table 1 of the paper."""
@@ -130,7 +131,7 @@ class ScoreReport:
             first=first,
             first_share=ranked[..., 0].ravel(),
         )
-        return ranking, concentration
+        return self._context.with_heads(ranking), self._context.with_heads(concentration)
 
 
 def _together(table: pd.DataFrame) -> pd.DataFrame:

@@ -72,17 +72,18 @@ class SinkRates:
         weights = importance(received, queries_of_keys(block.token_mask, block.mask).cpu())
         shares = received / block.token_mask.sum(dim=-1).cpu()[:, None, None]
         groups = members.cpu().double()
-        self._importance[layer] += torch.einsum("gbk,bhk->gh", groups, weights)
+        own = slice(received.shape[1])  # the heads of the layer
+        self._importance[layer, :, own] += torch.einsum("gbk,bhk->gh", groups, weights)
         exceeds = (weights > self._options.epsilon).double()
-        self._sinks[layer] += torch.einsum("gbk,bhk->gh", groups, exceeds).round().long()
-        self._mass[layer] += torch.einsum("gbk,bhk->gh", groups, shares)
+        self._sinks[layer, :, own] += torch.einsum("gbk,bhk->gh", groups, exceeds).round().long()
+        self._mass[layer, :, own] += torch.einsum("gbk,bhk->gh", groups, shares)
         of_first = torch.stack([exceeds[:, :, 0], shares[:, :, 0]], dim=-1)
         self._headline[-1] += of_first.mean(dim=1) / len(self._context.layers)
-        self._entropy[layer] += concentration(received).sum(dim=0)
-        self._dormant[layer] += (shares.amax(dim=-1) > self._options.dormant).sum(dim=0)
+        self._entropy[layer, own] += concentration(received).sum(dim=0)
+        self._dormant[layer, own] += (shares.amax(dim=-1) > self._options.dormant).sum(dim=0)
         if block.weight_to_nowhere is not None:
             lost = block.weight_to_nowhere.cpu().double() * block.token_mask.cpu()[:, None]
-            self._nowhere[layer] += (lost.sum(dim=-1) / block.token_mask.sum(dim=-1).cpu()[:, None]).sum(dim=0)
+            self._nowhere[layer, own] += (lost.sum(dim=-1) / block.token_mask.sum(dim=-1).cpu()[:, None]).sum(dim=0)
         position = strongest_key(received)
         tokens = batch.input_ids.cpu().gather(1, position)
         self._strongest[block.layer].append((position.numpy(), tokens.numpy()))
@@ -113,7 +114,7 @@ class SinkRates:
             head=range(1, self._context.heads + 1),
             position=[position for position, occurs in zip(self._positions, present, strict=True) if occurs],
         ).assign(inputs=str(self.variant.inputs), bos=self.variant.bos)
-        return table[[*_KEYS, "position", *values]]
+        return self._context.with_heads(table[[*_KEYS, "position", *values]])
 
     def strongest(self) -> pd.DataFrame:
         """The table `strongest`: the key that receives most, and how concentrated the weight is."""

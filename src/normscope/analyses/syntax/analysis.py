@@ -22,6 +22,7 @@ from normscope.analyses.syntax.tables import SyntaxReport
 from normscope.analyses.syntax.treebank import Treebank, TreebankResource
 from normscope.data.batching import Batch
 from normscope.errors import InputError
+from normscope.maths.tensors import lengthened
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
@@ -109,7 +110,7 @@ class SyntaxAnalysis(Analysis):
             )
         return SyntaxReport(
             layers=self.context.layers,
-            heads=self.context.heads,
+            heads_of=[self.context.heads_of[layer] for layer in self.context.layers],
             measures=self._measures,
             relations=self._treebank.relations,
             correct=self._correct.compute().numpy(),
@@ -124,7 +125,7 @@ class SyntaxAnalysis(Analysis):
 
     def _add(self, block: AttentionBlock, network: FeedForwardBlock | None) -> None:
         arcs, layer = self._batch_arcs, self.context.index(block.layer)
-        heads = head_maps(block, arcs).flatten(1, 2)
+        heads = lengthened(head_maps(block, arcs), self.context.heads, 2).flatten(1, 2)
         maps = torch.cat([heads, block_maps(block, network, arcs, self._measures).to(heads)], dim=1)
         correct = by_relation(correct_arcs(maps, arcs), arcs, len(self._relations))
         self._correct.update(layer, by_half(torch.stack(products(correct, self._counts)), arcs.halves))

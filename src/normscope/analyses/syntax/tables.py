@@ -60,7 +60,8 @@ class SyntaxReport:
     """
 
     layers: Sequence[int]
-    heads: int
+    heads_of: Sequence[int]
+    """Number of heads of each layer."""
     measures: Sequence[str]
     """Measures of whole blocks."""
     relations: Sequence[str]
@@ -100,8 +101,13 @@ class SyntaxReport:
     @cached_property
     def _maps(self) -> list[tuple[str, int]]:
         """Measure and head of every map."""
-        single = [(measure, head) for measure in HEAD_MEASURES for head in range(1, self.heads + 1)]
+        single = [(measure, head) for measure in HEAD_MEASURES for head in range(1, max(self.heads_of) + 1)]
         return [*single, *((measure, 0) for measure in self.measures)]
+
+    @cached_property
+    def _exists(self) -> np.ndarray:
+        """Whether a layer has the head of a map: layer, map."""
+        return np.array([[head <= heads for _, head in self._maps] for heads in self.heads_of])
 
     @cached_property
     def _moments(self) -> Moments:
@@ -149,6 +155,7 @@ class SyntaxReport:
                 "high": high,
                 "count": self._all_arcs[0],
                 "baseline": self._baseline,
+                "exists": self._exists[:, None, None, :, None, None],
             },
             layer=self.layers,
             candidates=CANDIDATES,
@@ -160,7 +167,7 @@ class SyntaxReport:
         number = table.pop("map").to_numpy()
         table["measure"] = np.array([measure for measure, _ in self._maps], dtype=object)[number]
         table["head"] = np.array([head for _, head in self._maps])[number]
-        return table[table["count"] > 0][_HEAD_COLUMNS].reset_index(drop=True)
+        return table[(table["count"] > 0) & table["exists"]][_HEAD_COLUMNS].reset_index(drop=True)
 
     def _baseline_rows(self) -> pd.DataFrame:
         """The baselines as rows of layer 0."""
@@ -185,6 +192,7 @@ class SyntaxReport:
     def _choices(self) -> list[_Choice]:
         """The best head (or layer) of every relation by measure and candidates, for each half that it is scored on."""
         share = np.nan_to_num(self._moments.share, nan=-1.0)
+        share = np.where(self._exists[:, None, None, :, None, None], share, -1.0)
         measures = np.array([measure for measure, _ in self._maps])
         single = np.array([head > 0 for _, head in self._maps])
         choices = []

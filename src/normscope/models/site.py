@@ -1,0 +1,176 @@
+"""What one layer's attention block is made of, as paths from the base model."""
+
+import dataclasses
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.composition import NormPosition
+from normscope.models.gates import GATES
+from normscope.models.linear_layers import Columns
+from normscope.models.rotary import Planes
+
+BESIDE = ", "
+"""Separates the paths of linear layers that together stand for one, as when every head has its own."""
+
+
+class HeadsSite(NamedTuple):
+    """Where a layer makes the queries, keys or values of all heads, x W + b."""
+
+    projection: str
+    """W and b. If every head has a linear layer of its own, their paths, joined by `BESIDE`."""
+    columns: Columns | None = None
+    """Its outputs by head; None if it has these heads alone, one after the other."""
+    bias: str | None = None
+    """b, if it is a separate parameter."""
+
+
+class GateSite(NamedTuple):
+    """The gate on the outputs of the heads, g(x W + b) of each query; see `models/gates.py`."""
+
+    projection: str
+    """W and b."""
+    columns: Columns
+    """Its outputs by head: one for each dimension, or a single one."""
+    function: str
+    """The name of g in `GATES`."""
+
+    def applied(self, output: Float[Tensor, "batch query out"]) -> Float[Tensor, "batch head query #head_dim"]:
+        """The gate, from the output of its linear layer."""
+        return GATES[self.function](self.columns.take(output)).transpose(1, 2)
+
+
+class HeadNorms(NamedTuple):
+    """The norms of queries and keys."""
+
+    key: str | None
+    """The norm of the keys, of each head or of all heads together."""
+    query: str | None
+    """The norm of the queries, likewise."""
+    by_head: bool
+    """Whether that of the keys reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
+    turned: bool
+    """Whether the two come after the rotation, not before it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSite:
+    """The parts of a layer's attention, and how it computes its scores."""
+
+    module: str
+    """The module that calls transformers' attention function, or returns its own weights (see `ModelLayout.registry`)."""
+    query: HeadsSite | None
+    """W_Q and b_Q. None if queries are more than a linear map of what attention reads, a norm and a rotation."""
+    key: HeadsSite | None
+    """W_K and b_K, likewise."""
+    value: HeadsSite | None
+    """W_V and b_V; None if values are computed from each token in another way, as in latent attention."""
+    output: str
+    """W_O: its input is the concatenated heads, its output the attention output."""
+    heads: int
+    """Number of heads of queries."""
+    key_heads: int
+    """Number of heads of keys and values."""
+    reader: str | None = None
+    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
+    gate: GateSite | None = None
+    """The gate on the outputs of the heads; None without one."""
+    head_norms: HeadNorms | None = None
+    """The norms of queries and keys; None if there are none."""
+    rotation: Planes | None = None
+    """The planes in which positions turn queries and keys; None if they do not."""
+    scale: float | None = None
+    """The factor on q·k in the score; None if scores are not a multiple of q·k plus other terms."""
+
+    @property
+    def projections(self) -> tuple[HeadsSite | None, HeadsSite | None, HeadsSite | None]:
+        """Queries, keys and values."""
+        return self.query, self.key, self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualSite:
+    """The residual connection around a layer's attention, with its norms and factors."""
+
+    norm_position: NormPosition
+    """The position of the block's norm; see `maths/composition.py`."""
+    norm: str | None = None
+    """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
+    attention_norm: str | None = None
+    """The norm of what self-attention reads (`pre`, `parallel`)."""
+    sum_consumer: str | None = None
+    """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`). Empty if no
+    network follows and the layer returns the sum."""
+    output_norm: str | None = None
+    """The norm whose output is the layer's hidden vector."""
+    carried: str | None = None
+    """The module whose input the residual connection carries; None if that is the layer's input."""
+    bottleneck: str | None = None
+    """The module that returns what the residual connection carries, if that is no vector of the stream (MobileBERT)."""
+    scaling: str | None = None
+    """The parameter by whose elements the attention output is multiplied (LayerScale); `parameters` has it in W_O and b_O."""
+    scale: float = 1.0
+    """A factor on what attention and the feed-forward network add to the residual connection."""
+
+    def __post_init__(self) -> None:
+        # Verification needs these to prove what the residual connection and the norm do.
+        if (self.norm_position in ("post", "branch")) != (self.norm is not None):
+            raise ValueError("`norm` belongs to a block with norm_position='post' or 'branch'")
+        if (self.norm_position == "pre") != (self.sum_consumer is not None):
+            raise ValueError(
+                "`sum_consumer`, the module that reads the block's sum, belongs to a block with norm_position='pre'"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardLayout:
+    """The parts of a layer's feed-forward network.
+
+    The network is g(u) W_2 + b_2 with u = y W_1 + b_1 or, if it is gated, (g(u) ⊙ w) W_2 + b_2 with w = y V + c.
+    """
+
+    input: str
+    """W_1 and b_1, which make what the activation is applied to (Llama's `gate_proj`)."""
+    activation: str | None
+    """g, a module or a function; None if it is no attribute of the layer."""
+    output: str
+    """W_2 and b_2."""
+    multiplier: str | None = None
+    """V and c of a gated network (Llama's `up_proj`); None if it is not gated."""
+    fused: bool = False
+    """Whether `input` holds W_1 and V, one after the other, so that the network is gated without a `multiplier`."""
+    multiplier_first: bool = False
+    """Whether it holds V before W_1."""
+    norm: str | None = None
+    """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
+    output_norm: str | None = None
+    """The norm of the network's output, inside the residual connection."""
+    scaling: str | None = None
+    """The parameter by whose elements the output of `output` is multiplied (LayerScale)."""
+    function: str | None = None
+    """The name of g in `ACTIVATIONS`, if it is no attribute of the layer."""
+    added_in_place: bool = False
+    """Whether the layer changes the tensor that `output` returns (Falcon)."""
+    routed: bool = False
+    """Whether `input` and `output` are one module with the experts of a mixture, each a network without biases."""
+    shared: "FeedForwardLayout | None" = None
+    """The network beside the experts that every token runs through; None if there is none."""
+    shared_gate: str | None = None
+    """What makes the logit of the factor on the output of `shared`; None if the factor is 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One layer with softmax attention. Its parts are paths from the base model, or from the encoder if that is observed."""
+
+    layer: int
+    """Counted from 1."""
+    attention: AttentionSite
+    residual: ResidualSite
+    network: FeedForwardLayout | None = None
+    """The feed-forward network; None if it cannot be observed, or if none follows the block: a decoder's self-attention feeds
+    cross-attention."""
+    inner: bool = False
+    """Whether the layer returns more than the block's output and what one network adds to it. Then nothing relates the block
+    to the stream, and the block alone can be observed."""
