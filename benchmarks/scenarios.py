@@ -20,12 +20,12 @@ from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.registry import analyses
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
+from normscope.attribution.passes import held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.similarities import compared, embedded_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.linear.passes import held_pass
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.layout import ModelLayout

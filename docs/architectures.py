@@ -120,15 +120,13 @@ def rows(model_type: str) -> Iterator[Row]:
 def _network(layout: ModelLayout) -> str:
     if layout.stack == "decoder":  # cross-attention follows
         return ""
-    if layout.has_networks:
-        return "part" if layout.without_attention else "yes"
-    return "part" if layout.feed_forward else "no"
+    if not layout.has_networks:
+        return "no"
+    return "part" if layout.without_attention else "yes"
 
 
 def _limits(layout: ModelLayout) -> Iterator[str]:
     """What cannot be observed in a stack, or not in the usual form."""
-    if layout.unknown_network:
-        yield layout.unknown_network
     if layout.without_attention:
         yield "hybrid: only layers with softmax attention have a block"
     if layout.is_gated:

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_iter
 from transformers import AutoModel, PreTrainedModel, SwitchTransformersConfig
 
 from docs import architectures
+from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.linear.passes import held_pass, held_translation
 from normscope.models.block import AttentionBlock
 from normscope.models.block_modules import bind_blocks
 from normscope.models.graph import Graph, NotInferredError

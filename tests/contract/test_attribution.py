@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.straightforward import decomposition
 from normscope.attribution import vectors as vectors_of_sources
+from normscope.attribution.passes import held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import Sources, carried, vector_maps
-from normscope.linear.passes import held_pass
 from normscope.linear.rules import HeldFixed, Kind, Stack, marked, stack_of
 from normscope.maths.choices import ValueBias
 from tests.oracles.frozen_vectors import explicit_vectors, scaled

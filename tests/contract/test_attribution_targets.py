@@ -16,10 +16,10 @@ from transformers import (
 import normscope
 from normscope.api.arguments import single_text
 from normscope.api.targets import prepared
+from normscope.attribution.passes import held_pass
 from normscope.attribution.readouts import readout_of
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.linear.passes import held_pass
 from normscope.models.embedder_files import embedder_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.task_heads import Head, has_head

@@ -7,8 +7,8 @@ from transformers import AutoModelForSequenceClassification
 
 import normscope
 from normscope.attribution.effects import attribute_with_effects
+from normscope.attribution.passes import held_pass
 from normscope.errors import InputError
-from normscope.linear.passes import held_pass
 from tests.contract.test_answers import causal
 from tests.contract.test_attribution_targets import with_head
 from tests.tiny import layout_of, token_batch

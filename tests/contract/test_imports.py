@@ -39,9 +39,10 @@ ALLOWED = {
     "options": {"config"},
     "declarations": {"config", "options", "maths.choices"},
     "maths": set(),
+    "linear": {"maths"},
     "statistics": {"maths"},
     "data": {"options", "config", "network", "maths.tensors", "maths.words"},
-    "models": {"options", "config", "data", "maths", "network"},
+    "models": {"options", "config", "data", "linear", "maths", "network"},
     "results": {"declarations"},
     "analyses": {
         "attribution",
@@ -57,7 +58,6 @@ ALLOWED = {
         "results",
         "statistics",
     },
-    "linear": {"maths", "models"},
     "attribution": {"linear", "maths", "models"},
     "alignment": {
         "analyses.base",

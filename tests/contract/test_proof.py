@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.attribution.passes import carried_pass, held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.linear.passes import carried_pass, held_pass
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check, TextCheck
 from normscope.models.verification import verify

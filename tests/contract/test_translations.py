@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
+from normscope.attribution.passes import held_translation
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_words
-from normscope.linear.passes import held_translation
 from tests.tiny import STACK_CONFIGS
 
 INPUTS = {

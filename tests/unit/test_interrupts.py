@@ -17,8 +17,8 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceC
 
 import normscope
 from normscope.api.training import _own_forward
+from normscope.attribution.passes import held_pass, held_translation
 from normscope.errors import InputError
-from normscope.linear.passes import held_pass, held_translation
 from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
 from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, layout_of, tiny_model

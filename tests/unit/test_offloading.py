@@ -7,11 +7,11 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
+from normscope.attribution.passes import held_pass
 from normscope.config.rules import size_in_bytes
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
-from normscope.linear.passes import held_pass
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loading import load
 from normscope.models.observer import Observer

@@ -18,12 +18,12 @@ from normscope.api.attribution import Attribution, table_of_effects
 from normscope.api.spans import sums_of_spans
 from normscope.api.targets import Answer, check_linear, next_token_head
 from normscope.attribution.effects import Effects, attribute_with_effects
+from normscope.attribution.passes import HeldPass, held_pass
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
-from normscope.linear.passes import HeldPass, held_pass
 from normscope.maths.choices import AnswerMeasure, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import require_unicode

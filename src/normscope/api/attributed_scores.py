@@ -17,12 +17,12 @@ from normscope.api.spans import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_span
 from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_followed
+from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
-from normscope.linear.passes import held_pass, held_translation
 from normscope.maths.choices import AttentionRule, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type, is_single, plain_ids

@@ -13,10 +13,10 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked
 from normscope.attribution.embeddings import embedding, parts_of_embedding
+from normscope.attribution.passes import HeldPass
 from normscope.data.batching import Batch
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
-from normscope.linear.passes import HeldPass
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder, pooled
 from normscope.maths.tensors import wide

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.attribution.passes import HeldPass
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
-from normscope.linear.passes import HeldPass
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import lengthened, wide
 

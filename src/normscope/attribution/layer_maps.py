@@ -7,14 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.methods import MapMethod, MapStage
-from normscope.attribution.rest_of_layer import RestOfLayer
 from normscope.attribution.tiles import PairTile, pair_tiles
 from normscope.maths.composition import Stage
 from normscope.maths.contributions import cosine_distance, row_normalised, with_identity
-from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
-from normscope.maths.tensors import wide
+from normscope.maths.tensors import pieces, wide
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 
@@ -80,25 +78,26 @@ def cross_attention_map(block: AttentionBlock) -> Float[Tensor, "batch query sou
 def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
     """1 − cos(z_i, z_i without the value of j), before rows are normalised.
 
-    Without the value of j, the attention output of query i is the same minus F_ij; the rest of the layer runs again on it, for
-    the pairs that attention connects.
+    Without the value of j, the attention output of query i is the same minus F_ij; the layer runs again with it, including any
+    router.
 
     Args:
         block: The layer.
 
     Source: Mohebbi et al. 2023, section 3 (arXiv:2301.12971).
     """
-    attention, rest = block.attention, RestOfLayer(block)
-    gives = attention.transformed_norms != 0
-    untouched = [rest.untouched(sequence) for sequence in range(len(gives))]
-    changes = _zeros(attention)
-    for tile in _tiles(attention, block.pre_activations.shape[-1], block.pre_activations.element_size()):
-        before = untouched[tile.sequence][tile.queries]
-        distance = wide(cosine_distance(before, rest.outputs(tile) - before))
-        # A key that gives nothing changes nothing, whatever rounding says.
-        connected = ((tile.weights != 0) & gives[tile.sequence, :, None, tile.keys]).any(dim=0)
-        changes[tile.sequence, tile.queries, tile.keys] = distance.T * connected
-    return changes
+    attention = block.attention
+    gives, changes = attention.transformed_norms != 0, _zeros(attention)
+    at_once = _at_once(attention.inputs.device) // attention.inputs[0].numel()
+    for text in range(len(gives)):
+        before = block.untouched(text)
+        weights = attention.alpha.rows(slice(0, changes.shape[1]), slice(text, text + 1))[0]
+        for keys in pieces(slice(0, changes.shape[2]), max(1, at_once)):
+            some = weights[:, :, keys]
+            distance = wide(cosine_distance(before, block.without_values(text, keys, some) - before))
+            # A key that gives nothing changes nothing, whatever rounding says.
+            changes[text, :, keys] = distance.T * ((some != 0) & gives[text, :, None, keys]).any(dim=0)
+    return changes * attention.token_mask.unsqueeze(-1)
 
 
 class _Compared:
@@ -157,15 +156,12 @@ def _norms(block: AttentionBlock, stage: Stage) -> Tensor:
 
 def _globenc(block: FeedForwardBlock) -> Tensor:
     """‖γ2 ⊙ (T_ij − mean) / σ2_i‖: both norms fold into W_O, so no pair is built."""
-    attention, second = block.attention, block.parameters.normalisation
+    attention, (second, deviations) = block.attention, block.last_norm
     assert attention.parameters.normalisation is not None
-    assert second is not None
-    assert block.norm_inputs is not None
-    norm = _wide_norm(second)
+    norm, deviation = _wide_norm(second), wide(deviations)
     weight = norm.scaled(
         _wide_norm(attention.parameters.normalisation).scaled(wide(attention.parameters.output_weight))
     )
-    deviation = wide(second.deviation(block.norm_inputs))
     norms = _gram_norms(attention, weight) / (wide(attention.composition.deviation) * deviation).unsqueeze(-1)
     own = norm.scaled(wide(attention.composition.own(Stage.NORMALISED))) / deviation.unsqueeze(-1)
     return replaced_diagonal(norms, torch.linalg.vector_norm(own, dim=-1))
@@ -179,7 +175,7 @@ def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
 
 def _layer_norms(block: FeedForwardBlock) -> Tensor:
     """Norms of the layer's vectors at its last stage."""
-    last = LAYER_STAGES[block.parameters.norm_position][-1]
+    last = block.stages[-1]
     return wide(block.pair_maps(stages=[last], in_double=False)[last])
 
 
@@ -190,9 +186,12 @@ def _tiles(block: AttentionBlock, width: int, size: int) -> Iterator[PairTile]:
         width: Entries of a vector.
         size: Bytes of an entry.
     """
-    at_once = ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # Several tensors of this size pass through the processor's cache.
-    return pair_tiles(block, 2 * at_once // (width * size))
+    return pair_tiles(block, 2 * _at_once(block.inputs.device) // (width * size))
+
+
+def _at_once(device: torch.device) -> int:
+    return ENTRIES_AT_ONCE.get(device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
 
 
 def _zeros(block: AttentionBlock) -> Float[Tensor, "batch query key"]:

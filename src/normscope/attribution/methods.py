@@ -86,8 +86,11 @@ def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
     if layout.is_gated and method in NEEDS_VECTORS_OF_KEYS:
         return f"{GATED}; use rollout or decompx"
     if not layout.has_networks and method in NEEDS_FEED_FORWARD:
-        why = layout.unknown_network or "its layers have no feed-forward network that can be observed"
-        return f"{why}; use rollout, norm_rollout, alti or decompx"
+        return (
+            "its layers have no feed-forward network that can be observed; use rollout, norm_rollout, alti or decompx"
+        )
+    if method is MapMethod.VALUE_ZEROING and layout.stream.end is not None:
+        return "it runs layers again, but no module runs a whole layer; use rollout, norm_rollout, alti or decompx"
     if method is MapMethod.GLOBENC and layout.norm_positions != ("post",):
         return (
             "it needs layer normalisations that follow both residual connections (post-LN), and this family normalises "

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.linear.passes import HeldPass
+from normscope.attribution.passes import HeldPass
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 

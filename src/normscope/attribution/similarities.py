@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.embeddings import embedding, parts_of_embedding
+from normscope.attribution.passes import carried_pass, held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import pooled_vectors
-from normscope.linear.passes import carried_pass, held_pass
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder, pooled, pooled_parts
 from normscope.maths.tensors import wide

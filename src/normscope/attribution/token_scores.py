@@ -15,9 +15,9 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.attribution.baselines import Baseline, baseline_scores
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import ModelMaps
+from normscope.attribution.passes import held_pass
 from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
-from normscope.linear.passes import held_pass
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.layout import ModelLayout

@@ -10,8 +10,8 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.attribution.layer_maps import attention_map, cross_attention_map
 from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import ModelMaps, model_maps
+from normscope.attribution.passes import held_translation
 from normscope.attribution.scalars import attribute_scalars
-from normscope.linear.passes import held_translation
 from normscope.maths.contributions import decoder_layer_map, through_decoder_layer
 from normscope.models.block import AttentionBlock
 from normscope.models.observer import Observer

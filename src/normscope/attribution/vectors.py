@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import check_followed
-from normscope.linear.passes import Carried, carried_pass
+from normscope.attribution.passes import Carried, carried_pass
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import pooled, pooled_parts
 from normscope.maths.shares import along

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from normscope.linear.rules import Factored, Kind, Stack, Way, kind_of, marked, parts_from, stack_of, way_of
@@ -71,7 +70,7 @@ class FollowedLayer:
 
     def reads_attention(self, vectors: Followed) -> bool:
         """Whether a tensor of the layer takes anything from attention."""
-        waiting, known = [vectors.stack], set()
+        waiting, known = [vectors.stack], set[Stack]()
         while waiting:
             stack = waiting.pop()
             if stack is self.attention.stack:

@@ -271,7 +271,7 @@ class Stack:
 
     def at(self, number: int) -> "Stack":
         """That of one of several tensors that a function gives."""
-        return Stack(lambda parts, *, bias: parts[number], [self])
+        return Stack(lambda parts, *, bias: parts[number], [self])  # noqa: ARG005
 
     def __call__(self) -> Any:
         """(source, *tensor). What it is made of is let go."""
@@ -964,14 +964,14 @@ def _sum(mode: HeldFixed, call: _Call) -> Any:
     if kind_of(one) is kind_of(other) is Kind.LINEAR:
         one, other = mode.joined(_kept(one) if call.in_place and mode.added is not None else one, other)
 
-        def added(a: Tensor, b: Tensor) -> Tensor:
+        def total(a: Tensor, b: Tensor) -> Tensor:
             return function(a, b, **kwargs)
 
         alike = one.shape == other.shape and one.dtype is other.dtype
         step = Step(
-            added,
+            total,
             [one, other],
-            stacked=added if one.ndim == other.ndim else None,
+            stacked=total if one.ndim == other.ndim else None,
             makes_new=one.ndim == other.ndim,
             over=Tensor.add_ if alike and "add" in call.name and not kwargs else None,
             factored=Factored.plus if alike and "add" in call.name and not kwargs else None,
@@ -981,14 +981,14 @@ def _sum(mode: HeldFixed, call: _Call) -> Any:
         constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
         first = kind_of(one) is not None
         alike = torch.broadcast_shapes(linear.shape, constant.shape) == linear.shape
-        added = alike and "add" in call.name and not kwargs
+        only_adds = alike and "add" in call.name and not kwargs
         step = Step(
             lambda a, b: function(*((a, b) if first else (b, a)), **kwargs),
             [linear],
             [constant],
-            stacked=(lambda parts: parts) if added else None,
-            constant_part=(lambda: constant) if added else None,
-            factored=_unchanged if added else None,
+            stacked=(lambda parts: parts) if only_adds else None,
+            constant_part=(lambda: constant) if only_adds else None,
+            factored=_unchanged if only_adds else None,
         )
     return (_changed(mode, step, call.args[0]),) if call.in_place else step
 

@@ -174,7 +174,7 @@ def _bound(layout: ModelLayout, site: Site, find: LayerParts, entry: nn.Module) 
     def module(part: str, path: str | None) -> nn.Module | None:
         return find.module(part, path) if path else None
 
-    later = None if site.network is None else site.network.scaling
+    later = residual.scaling_of_network
     return BlockModules(
         site=site,
         entry=entry,

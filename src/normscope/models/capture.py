@@ -5,7 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError

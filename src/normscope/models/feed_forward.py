@@ -12,9 +12,12 @@ from normscope.errors import InputError
 from normscope.linear.layers import Followed, FollowedLayer, Given
 from normscope.linear.rules import Factored, dense
 from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
+from normscope.maths.normalisation import Normalisation
 from normscope.maths.shares import Shares, layer_shares
 from normscope.maths.words import WordGroups
-from normscope.models.block import AttentionBlock
+from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.block_modules import BlockModules
+from normscope.models.layer_rerun import LayerRerun
 from normscope.models.layout import ModelLayout, Point
 
 PAIR_ENTRIES = {"cpu": 2**19}
@@ -35,9 +38,8 @@ class FeedForwardBlock:
     attention: AttentionBlock
     """The attention block of the same layer."""
     followed: FollowedLayer
-    layout: ModelLayout
-    scale: float | Tensor
-    """Factor on the output of W_O, possibly one for each dimension; the attention block has it in W_O and b_O."""
+    modules: BlockModules
+    rerun: LayerRerun
 
     def __post_init__(self) -> None:
         expected = LAYER_STAGES[self.attention.parameters.norm_position]
@@ -56,6 +58,11 @@ class FeedForwardBlock:
     def token_mask(self) -> Bool[Tensor, "batch token"]:
         """True at tokens, False at padding."""
         return self.attention.token_mask
+
+    @property
+    def layout(self) -> ModelLayout:
+        """The model's."""
+        return self.modules.layout
 
     @property
     def stages(self) -> tuple[LayerStage, ...]:
@@ -114,6 +121,40 @@ class FeedForwardBlock:
         size = torch.linalg.vector_norm(torch.cat([made, whole[None]]), dim=-1).amax(dim=0)
         error = torch.linalg.vector_norm(made.sum(dim=0) - whole, dim=-1)
         return (error / size.clamp(min=torch.finfo(size.dtype).tiny)).masked_fill(~self.token_mask, 0)
+
+    @cached_property
+    def last_norm(self) -> tuple[Normalisation, Float[Tensor, "batch token"]]:
+        """The norm whose output leaves the layer, and its deviations; `post` layers have one."""
+        assert self.followed.before_norm is not None
+        read = self._by_token(self.followed.before_norm.value.to(self.attention.inputs)[None])[0]
+        norm = self.layout.normalisation(self.modules.output_norm, read.device)
+        return norm, norm.deviation(read)
+
+    def untouched(self, text: int) -> Float[Tensor, "1 query model"]:
+        """What leaves the layer when it runs again with nothing missing.
+
+        Args:
+            text: Its place in the batch.
+        """
+        return self._again(text, self.attention.attention_output[text].unsqueeze(0))
+
+    def without_values(
+        self, text: int, keys: slice, weights: Float[Tensor, "head query key"]
+    ) -> Float[Tensor, "key query model"]:
+        """What leaves the layer without the value of each key: it runs again, with attention outputs that lack F_ij.
+
+        Args:
+            text: Its place in the batch.
+            keys: The keys.
+            weights: Their α.
+        """
+        block, weight = self.attention, self.attention.parameters.output_weight
+        vectors = torch.bmm(block.value[text, :, keys].to(weight), weight).transpose(0, 1)
+        given = block.attention_output[text].expand(len(vectors), -1, -1)
+        return self._again(text, torch.baddbmm(given, weights.to(weight).permute(2, 1, 0), vectors, alpha=-1))
+
+    def _again(self, text: int, attention: Float[Tensor, "variant query model"]) -> Tensor:
+        return full_precision(self.rerun.outputs(text, self._unscaled(attention)))
 
     def shares(self) -> dict[LayerStage, Shares]:
         """The signed shares of the parts of every token's vector, from the end of the attention block on; they add up to 1."""
@@ -184,11 +225,14 @@ class FeedForwardBlock:
         return torch.cat([some.to(dtype) for _, some in self.attention.alpha.strips()], dim=2).permute(0, 3, 2, 1)
 
     def _of_keys(
-        self, units: Int[Tensor, "#batch unit member"], weights: Float[Tensor, "batch key query head"], dtype: torch.dtype
+        self,
+        units: Int[Tensor, "#batch unit member"],
+        weights: Float[Tensor, "batch key query head"],
+        dtype: torch.dtype,
     ) -> Given:
         """What units of keys contribute to every query: a few vectors, with factors."""
         block = self.attention
-        texts, _, queries, heads = weights.shape
+        texts, _, queries, _ = weights.shape
         units = units.expand(texts, -1, -1)
         at = units.clamp(min=0).flatten(1)
         text = torch.arange(texts, device=at.device)[:, None]
@@ -203,7 +247,9 @@ class FeedForwardBlock:
         attention = Factored(by_unit(weights[text, at] * used), self._unscaled(vectors))
         if block.is_cross_attention:
             nothing = weights.new_zeros(units.shape[1], texts, queries, 0)
-            return self._given(Factored(nothing, block.inputs.new_zeros(units.shape[1], 1, 0, block.inputs.shape[-1])), attention)
+            return self._given(
+                Factored(nothing, block.inputs.new_zeros(units.shape[1], 1, 0, block.inputs.shape[-1])), attention
+            )
         own = (at[..., None] == torch.arange(queries, device=at.device)).to(dtype)[..., None] * used
         inputs = block.inputs.to(dtype)[text, at].unflatten(1, units.shape[1:]).transpose(0, 1)
         return self._given(Factored(by_unit(own), inputs), attention)
@@ -221,9 +267,9 @@ class FeedForwardBlock:
 
     def _unscaled(self, vectors: Tensor) -> Tensor:
         """What W_O gives, from what the block is given of it. What a factor of 0 removes does not matter."""
-        if not isinstance(self.scale, Tensor) and self.scale == 1:
+        if not isinstance(self.modules.scale, Tensor) and self.modules.scale == 1:
             return vectors
-        return (vectors / self.scale).nan_to_num(0.0, 0.0, 0.0)
+        return (vectors / self.modules.scale).nan_to_num(0.0, 0.0, 0.0)
 
     def _given(self, inputs: Tensor | Factored, attention: Tensor | Factored) -> Given:
         """Parts with the axes of the model. Dense ones of attention have its factor."""
@@ -253,12 +299,14 @@ class FeedForwardBlock:
     ) -> dict[LayerStage, Float[Tensor, "source batch token model"]]:
         """What the vectors at some stages take from given parts."""
         tensors = [self._of(stage) for stage in stages]
-        made: Iterator[Tensor] = iter(self.followed.parts([each for some in tensors for each in some], given, bias=bias))
+        made: Iterator[Tensor] = iter(
+            self.followed.parts([each for some in tensors for each in some], given, bias=bias)
+        )
         parts = {
             stage: self._by_token(sum(next(made) for _ in some))  # type: ignore[arg-type]
             for stage, some in zip(stages, tensors, strict=True)
         }
         if LayerStage.BLOCK in parts and self.is_parallel:
-            attended = dense(given.attention) * self.scale
+            attended = dense(given.attention) * self.modules.scale
             parts[LayerStage.BLOCK] = self._by_token(dense(given.inputs)) + self._by_token(attended, "attention output")
         return parts

@@ -1,7 +1,8 @@
 """One forward pass of an observed model: what its modules have computed so far, and what has been visited."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from normscope.models.cancellation import check_cancelled
 from normscope.models.capture import LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layer_hooks import vectors_in, with_vectors
+from normscope.models.layer_rerun import LayerRerun
 from normscope.models.layout import ModelLayout
 from normscope.models.text_check import PassCheck
 
@@ -121,6 +123,10 @@ class ForwardPass:
     """Follows what layers make of their blocks, if that is visited."""
     block: AttentionBlock | None = None
     """The attention block of the current layer, until the model leaves it, if the layer is followed."""
+    paused: bool = False
+    """Whether a layer runs once more, which is not observed."""
+    _called: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+    """The current layer and its arguments, if it is followed."""
     _left: Tensor | None = None
     """What the last layer returned."""
     shown: set[int] = dataclasses.field(default_factory=set)
@@ -171,6 +177,7 @@ class ForwardPass:
         given = vectors_in(args, kwargs) if replaced is None else self.targets.layout.by_text(vectors)
         if self.follower is not None:
             self._follow(given)
+            self._called = module, *with_vectors(args, kwargs, given)
         return None if replaced is None else with_vectors(args, kwargs, given)
 
     def _follow(self, vectors: Tensor) -> None:
@@ -181,7 +188,7 @@ class ForwardPass:
             return
         self.attention.follower = self.follower
         modules = self.attention.modules
-        if modules.bottleneck is None and modules.carried is modules.whole:
+        if modules.bottleneck is None and modules.carried is None:
             self.follower.enter(vectors)
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -252,12 +259,25 @@ class ForwardPass:
                         "is not linear, what leaves the layer is no affine map of what its attention block gives"
                     )
                 modules = self.targets.layers[self.passed]
-                block = FeedForwardBlock(attention, followed, self.targets.layout, modules.scale)
+                assert self._called is not None
+                rerun = LayerRerun(
+                    *self._called, modules.output, self.targets.layout, len(self.token_mask), self._paused
+                )
+                block = FeedForwardBlock(attention, followed, modules, rerun)
                 if self.check is not None:
                     self.check.add_network(block)
                 self.visitors.feed_forward(block)
             self.follower.forget()
+            self._called = None
         self._stop_after((self.passed, _FEED_FORWARD))
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
 
     def _show_hidden(self, layer: int, vectors: Tensor) -> None:
         if layer in self.targets.hidden and self.visitors.hidden is not None:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.composition import read_by_norm
+from normscope.maths.layer_composition import LayerStage
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries
-from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import scaled_projection, stacked_heads
@@ -363,7 +363,9 @@ def layer_differences(block: FeedForwardBlock, record: LayerRecord) -> Iterator[
     """
     layer, token_mask = block.layer, block.token_mask
     last = block.stages[-1]
-    yield Difference(layer, "layer output", relative_error(block.vectors(last), record.output, record.output, token_mask))
+    yield Difference(
+        layer, "layer output", relative_error(block.vectors(last), record.output, record.output, token_mask)
+    )
     if not block.is_parallel:
         expected = block.attention.composition.block_output
         got = block.vectors(LayerStage.BLOCK)

@@ -66,7 +66,7 @@ class InferredBlock:
     rounding: Sequence[Node]
     """The nodes whose rounding affects the block: those from queries and keys to α, the gate, and the block's norm."""
     network: InferredNetwork | NotInferredError
-    """The feed-forward network, or why it cannot be read."""
+    """The feed-forward network, or why it is not known."""
 
 
 def infer(graph: Graph, queries: int, keys: int) -> list[InferredBlock]:
@@ -93,8 +93,7 @@ def infer(graph: Graph, queries: int, keys: int) -> list[InferredBlock]:
 
 def _is_residual_of(graph: Graph, block: InferredBlock, after: InferredBlock) -> bool:
     """Whether the residual connection of the next block carries the output of a block, with no network between them."""
-    alone = block.norm_position != "parallel" and not isinstance(block.network, InferredNetwork)
-    return alone and graph.same(after.stream.carried) is graph.same(block.given)
+    return block.norm_position != "parallel" and graph.same(after.stream.carried) is graph.same(block.given)
 
 
 def softmaxes(trace: Trace, queries: int, keys: int) -> Iterator[Operation]:
@@ -139,9 +138,8 @@ def _block(graph: Graph, heads: Sequence[Operation]) -> InferredBlock:
     stream = residual_sum(graph, output, graph.ancestors(graph.operands(scores.product)[0]))
     position, norm, given = norm_of(graph, stream)
     try:
-        network: InferredNetwork | NotInferredError = network_of(
-            graph, position, given, next(iter(stream.beside), None)
-        )
+        beside = next(iter(stream.beside), None)
+        network: InferredNetwork | NotInferredError = network_of(graph, position, given, beside, stream.carried)
     except NotInferredError as error:
         network = error
     way = [node for each in all_weights for node in graph.back(each, is_product)[1]]

@@ -62,20 +62,20 @@ def check_lists(graph: Graph, paths: Collection[str]) -> None:
                 raise NotInferredError(f"{path} is not part of any layer with attention")
 
 
-def _more_than_a_network(graph: Graph, layer: Layer) -> str | None:
-    """What else follows the block of a layer, besides one feed-forward network and a norm; None if nothing does."""
+def _has_more_than_a_network(graph: Graph, layer: Layer) -> bool:
+    """Whether anything else follows the block of a layer, besides one feed-forward network and a norm."""
     network = layer.block.network
     if not isinstance(network, InferredNetwork):
-        return None
+        return False
     value, leaves = graph.same(layer.call.outputs[0]), graph.same(network.leaving)
     while value is not leaves:
         node = graph.maker(value)
         if node is None or len(graph.operands(node)) != 1 or isinstance(node, Projection):
-            return "more than one feed-forward network follows its attention block"
+            return True
         if isinstance(node, Operation) and any(read.name is not None for read in node.reads):
-            return "its output is multiplied by a weight"
+            return True
         value = graph.same(graph.operands(node)[0])
-    return None
+    return False
 
 
 def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None) -> tuple[list[Call], list[Layer]]:
@@ -100,16 +100,12 @@ def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None
 
 
 def _layer(graph: Graph, layer: Layer, stack: Stack | None) -> Layer:
-    """A layer without the network that cannot be observed, because it belongs to another layer or more follows the block."""
-    network = layer.block.network
-    if not isinstance(network, InferredNetwork):
-        return layer
-    reason = None if stack == "decoder" else _more_than_a_network(graph, layer)
-    if reason is None:
+    """A layer that says whether more follows its block than a network."""
+    if stack == "decoder" or not _has_more_than_a_network(graph, layer):
         return layer
     layer = layer._replace(inner=True)
     if layer.bottleneck(graph, graph.same(layer.block.stream.carried)) is None:
-        return layer._replace(block=dataclasses.replace(layer.block, network=NotInferredError(reason)))
+        return layer
     # Weights by dimension of a bottleneck say nothing about dimensions of the stream.
     inside = NotInferredError("its attention block lies inside a bottleneck")
     scores = layer.block.scores._replace(query=None, key=None, rotates=False)
@@ -180,8 +176,6 @@ def swapped_axes(graph: Graph, layers: Sequence[Layer], end: Value | None) -> di
     reader = block.reader if block.scores.key is None else block.scores.key.projection
     if reader is not None:
         values["attention input"] = reader.reads
-    if isinstance(block.network, InferredNetwork):
-        values["network"] = block.network.form.reads
     if end is not None:
         values["end"] = end
     texts, size = graph.trace.texts, block.output.gives.shape[-1]

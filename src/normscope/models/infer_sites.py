@@ -1,19 +1,18 @@
 """Rules for sites: where a layer has the parts of its block, as paths from the base model."""
 
 import math
-from typing import Any
 
 from normscope.models.graph import Graph, Norm, NotInferredError
 from normscope.models.infer_heads import Heads, InferredGate
 from normscope.models.infer_layers import Layer
-from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
+from normscope.models.infer_network import InferredNetwork, NoNetworkError
 from normscope.models.infer_scores import planes_of
+from normscope.models.layout import Stack
 from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
 from normscope.models.site import (
     BESIDE,
     AttentionSite,
-    FeedForwardLayout,
     GateSite,
     HeadNorms,
     HeadsSite,
@@ -29,9 +28,11 @@ class SiteOf:
     Args:
         layer: The layer.
         planes: The planes of earlier layers, by the angles that these read; those of this layer are added.
+        stack: The stack that is observed.
     """
 
-    def __init__(self, graph: Graph, layer: Layer, planes: dict[object, Planes | None]) -> None:
+    def __init__(self, graph: Graph, layer: Layer, planes: dict[object, Planes | None], stack: Stack | None) -> None:
+        self._stack = stack
         self._graph, self._layer, self._block, self._planes = graph, layer, layer.block, planes
         self._run = {call.path for call in graph.trace.calls if layer.runs(call)} | {layer.call.path}
         self.paths: set[str] = set()
@@ -47,7 +48,7 @@ class SiteOf:
             layer=self._layer.number,
             attention=self._attention(),
             residual=self._residual(),
-            network=self._network(),
+            has_network=self._stack != "decoder" and not isinstance(self._block.network, NoNetworkError),
             inner=self._layer.inner,
         )
 
@@ -148,8 +149,16 @@ class SiteOf:
             else self._reader(carried, "what the residual connection carries"),
             bottleneck=bottleneck,
             scaling=None if block.stream.scales is None else self._noted(block.stream.scales),
+            scaling_of_network=self._scaling_of_network(),
             scale=block.stream.scale,
         )
+
+    def _scaling_of_network(self) -> str | None:
+        network = self._block.network
+        if not isinstance(network, InferredNetwork):
+            return None
+        self.paths |= network.modules
+        return None if network.scales is None else self._noted(network.scales)
 
     def _norm(self, norm: Norm | None) -> str | None:
         return None if norm is None else self._path(norm.path)
@@ -182,35 +191,3 @@ class SiteOf:
     def _runs_once(self, norm: Norm) -> bool:
         """Whether the layer runs a norm once. X-MOD's adapters use the norm of the layer's output as well."""
         return sum(self._layer.runs(call) and call.module is norm.call.module for call in self._graph.trace.calls) == 1
-
-    def _network(self) -> FeedForwardLayout | None:
-        """Where the parts of the feed-forward network are; None if that was not inferred."""
-        network = self._block.network
-        if not isinstance(network, InferredNetwork):
-            return None
-
-        def path(given: str | None) -> Any:
-            return None if given is None else self._noted(given)
-
-        def of(form: NetworkForm, **rest: Any) -> FeedForwardLayout:
-            return FeedForwardLayout(
-                input=path(form.input),
-                activation=path(form.activation),
-                function=form.function,
-                output=path(form.output),
-                multiplier=path(form.multiplier),
-                fused=form.fused,
-                multiplier_first=form.multiplier_first,
-                routed=form.routed,
-                shared=None if form.shared is None else of(form.shared),
-                shared_gate=path(form.shared_gate),
-                **rest,
-            )
-
-        return of(
-            network.form,
-            added_in_place=network.changed_in_place,
-            norm=path(network.norm),
-            output_norm=path(network.output_norm),
-            scaling=path(network.scales),
-        )

@@ -9,7 +9,6 @@ from torch import Tensor
 from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_mask, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, check_lists, layers_of, stream_of, swapped_axes
-from normscope.models.infer_network import NoNetworkError
 from normscope.models.infer_sites import SiteOf
 from normscope.models.layout import ModelLayout, Stack, StreamLayout
 from normscope.models.norm_weights import is_measured
@@ -43,7 +42,7 @@ class _Stack:
         """The layout."""
         running = self._graph.trace.operations[self._calls[0].first : self._calls[-1].end]
         planes: dict[object, Planes | None] = {}
-        found = [SiteOf(self._graph, layer, planes) for layer in self._layers]
+        found = [SiteOf(self._graph, layer, planes, self._kind) for layer in self._layers]
         sites = tuple(each.site() for each in found)
         if self._layers[0].gathered:
             check_lists(self._graph, {path for each in found for path in each.paths})
@@ -52,7 +51,6 @@ class _Stack:
             source="",
             stream=self._stream(_changes(running, self._calls[0].inputs[0].shape)),
             sites=sites,
-            unknown_network=self._unknown_network(),
             stack=self._kind,
             routed=any(operation.name in ("topk", "sort") for operation in running),
             unit_offset=any(
@@ -81,15 +79,6 @@ class _Stack:
         if self._layers[0].inner:
             return self._calls[0].inputs[0].shape[-1]
         return self._layers[0].block.output.gives.shape[-1]
-
-    def _unknown_network(self) -> str | None:
-        if self._kind == "decoder":  # cross-attention follows
-            return None
-        for layer in self._layers:
-            network = layer.block.network
-            if isinstance(network, NotInferredError) and not isinstance(network, NoNetworkError):
-                return f"layer {layer.number}: {network}"
-        return None
 
     def _embedding_norm(self) -> str | None:
         first = self._layers[0]

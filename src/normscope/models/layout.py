@@ -15,12 +15,12 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.layer_parts import LayerParts
 from normscope.models.norm_weights import normalisation
 from normscope.models.positions import longest_by_positions
-from normscope.models.site import FeedForwardLayout, Site
+from normscope.models.site import Site
 from normscope.rounding import numbered
 
-Point = Literal["stream", "attention input", "attention output", "network", "end"]
-"""Where vectors are observed: what layers read and return, what W_K reads, what W_O returns, in the network, or after the last
-layer if no module runs it."""
+Point = Literal["stream", "attention input", "attention output", "end"]
+"""Where vectors are observed: what layers read and return, what W_K reads, what W_O returns, or after the last layer if no
+module runs it."""
 
 Stack = Literal["encoder", "decoder", "cross"]
 """An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
@@ -70,8 +70,6 @@ class ModelLayout:
     stream: StreamLayout
     sites: tuple[Site, ...]
     """The layers with softmax attention, in order. The others, in hybrids, have hidden vectors but no block."""
-    unknown_network: str | None = None
-    """Why the feed-forward network of a layer cannot be observed; None if that of every layer which has one can."""
     stack: Stack | None = None
     """The stack of an encoder–decoder; None for a model with a single stack."""
     routed: bool = False
@@ -194,14 +192,9 @@ class ModelLayout:
         return any(site.inner for site in self.sites)
 
     @property
-    def feed_forward(self) -> tuple[FeedForwardLayout, ...]:
-        """The feed-forward networks that can be observed, one for each layer that has one."""
-        return tuple(site.network for site in self.sites if site.network is not None)
-
-    @property
     def has_networks(self) -> bool:
-        """Whether the feed-forward network of every layer with attention can be observed."""
-        return all(site.network is not None for site in self.sites)
+        """Whether every layer with attention has a feed-forward network, and what leaves it has the block's dimensions."""
+        return all(site.has_network and site.residual.bottleneck is None for site in self.sites)
 
     @property
     def is_cross_attention(self) -> bool:

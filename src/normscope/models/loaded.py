@@ -235,7 +235,7 @@ class LoadedModel:
             self.model,
             padding=self.tokenizer.pad_token_id,
             reads_target=self.layout.reads_target,
-            routed=any(form.routed for form in self.layout.feed_forward),
+            routed=self.layout.routed,
         )
 
     @property

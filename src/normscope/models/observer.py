@@ -64,7 +64,9 @@ class _Event:
 
     def __call__(self, *arguments: Any) -> Any:
         receiver: Any = self.observer.current
-        if receiver is not None and self.part is not None:
+        if receiver is None or receiver.paused:
+            return None
+        if self.part is not None:
             receiver = getattr(receiver, self.part)
         return None if receiver is None else self.take(receiver, *arguments)
 

@@ -110,6 +110,8 @@ class ResidualSite:
     """The module that returns what the residual connection carries, if that is no vector of the stream (MobileBERT)."""
     scaling: str | None = None
     """The parameter by whose elements the attention output is multiplied (LayerScale); `parameters` has it in W_O and b_O."""
+    scaling_of_network: str | None = None
+    """The same for the output of the feed-forward network."""
     scale: float = 1.0
     """A factor on what attention and the feed-forward network add to the residual connection."""
 
@@ -124,43 +126,6 @@ class ResidualSite:
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedForwardLayout:
-    """The parts of a layer's feed-forward network.
-
-    The network is g(u) W_2 + b_2 with u = y W_1 + b_1 or, if it is gated, (g(u) ⊙ w) W_2 + b_2 with w = y V + c.
-    """
-
-    input: str
-    """W_1 and b_1, which make what the activation is applied to (Llama's `gate_proj`)."""
-    activation: str | None
-    """g, a module or a function; None if it is no attribute of the layer."""
-    output: str
-    """W_2 and b_2."""
-    multiplier: str | None = None
-    """V and c of a gated network (Llama's `up_proj`); None if it is not gated."""
-    fused: bool = False
-    """Whether `input` holds W_1 and V, one after the other, so that the network is gated without a `multiplier`."""
-    multiplier_first: bool = False
-    """Whether it holds V before W_1."""
-    norm: str | None = None
-    """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
-    output_norm: str | None = None
-    """The norm of the network's output, inside the residual connection."""
-    scaling: str | None = None
-    """The parameter by whose elements the output of `output` is multiplied (LayerScale)."""
-    function: str | None = None
-    """The name of g in `ACTIVATIONS`, if it is no attribute of the layer."""
-    added_in_place: bool = False
-    """Whether the layer changes the tensor that `output` returns (Falcon)."""
-    routed: bool = False
-    """Whether `input` and `output` are one module with the experts of a mixture, each a network without biases."""
-    shared: "FeedForwardLayout | None" = None
-    """The network beside the experts that every token runs through; None if there is none."""
-    shared_gate: str | None = None
-    """What makes the logit of the factor on the output of `shared`; None if the factor is 1."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Site:
     """One layer with softmax attention. Its parts are paths from the base model, or from the encoder if that is observed."""
 
@@ -168,9 +133,8 @@ class Site:
     """Counted from 1."""
     attention: AttentionSite
     residual: ResidualSite
-    network: FeedForwardLayout | None = None
-    """The feed-forward network; None if it cannot be observed, or if none follows the block: a decoder's self-attention feeds
-    cross-attention."""
+    has_network: bool = True
+    """Whether a feed-forward network belongs to the layer; a decoder's self-attention feeds cross-attention."""
     inner: bool = False
     """Whether the layer returns more than the block's output and what one network adds to it. Then nothing relates the block
     to the stream, and the block alone can be observed."""

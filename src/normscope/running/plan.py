@@ -224,8 +224,8 @@ def _refuse_missing_feed_forward(
         if requirements.feed_forward and not model.has_feed_forward:
             if model.layout is not None and model.layout.stack is None:
                 raise InputError(
-                    f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but "
-                    f"{model.layout.unknown_network or 'no network follows attention'}; set another model.name, or leave out "
+                    f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but a "
+                    f"layer has none, or its attention lies inside a bottleneck; set another model.name, or leave out "
                     f"analysis={kind.info.name}"
                 )
             raise InputError(
@@ -353,7 +353,7 @@ def _context(
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,
         has_feed_forward=model.layout.has_networks,
-        has_experts=any(form.routed for form in model.layout.feed_forward),
+        has_experts=model.layout.routed,
         options=options,
     )
 

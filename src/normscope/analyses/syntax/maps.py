@@ -42,6 +42,6 @@ def block_maps(
     """The maps of all heads together, by measure."""
     maps = {str(method): values for method, values in WordBlock(block, arcs.groups).maps(in_double=False).items()}
     if network is not None:
-        last = LAYER_STAGES[network.parameters.norm_position][-1]
+        last = network.stages[-1]
         maps[LAYER] = network.word_maps(arcs.groups, [last], in_double=False)[last]
     return torch.stack([maps[name] for name in measures], dim=1)

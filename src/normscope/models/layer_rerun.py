@@ -1,0 +1,74 @@
+"""Runs a layer once more on one text, with other attention outputs."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from normscope.models.attention_function import AttentionCall, MaskTensor, active
+from normscope.models.layer_hooks import vectors_in, with_vectors
+from normscope.models.layout import ModelLayout
+
+
+class _Silent:
+    """In place of attention whose output is replaced."""
+
+    masks_on_host = ()
+
+    def attend(self, _module: nn.Module, call: AttentionCall) -> Tensor:
+        """Zeros."""
+        texts, heads, queries, _ = call.query.shape
+        return call.value.new_zeros(texts, queries, heads, call.value.shape[-1])
+
+
+class LayerRerun(NamedTuple):
+    """A layer as the model has called it."""
+
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: nn.Module
+    """W_O."""
+    layout: ModelLayout
+    texts: int
+    paused: Callable[[], AbstractContextManager[None]]
+    """Context in which the hooks of the observer do nothing."""
+
+    def outputs(
+        self, text: int, attention: Float[Tensor, "variant token model"]
+    ) -> Float[Tensor, "variant token model"]:
+        """What leaves the layer for a text whose attention outputs are replaced, in the model's type.
+
+        Args:
+            text: Its place in the batch.
+            attention: Outputs of W_O, as many as are wanted.
+        """
+        args, kwargs = (_of_text(given, text, self.texts, len(attention)) for given in (self.args, dict(self.kwargs)))
+        vectors = self.layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(len(attention), -1, -1)
+        args, kwargs = with_vectors(args, kwargs, self.layout.by_text(vectors))
+
+        def replaced(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+            return self.layout.by_text(attention.to(output), "attention output").reshape(output.shape)
+
+        handle = self.output.register_forward_hook(replaced)
+        token = active.set(_Silent())
+        try:
+            with self.paused():
+                output = self.layer(*args, **kwargs)
+        finally:
+            active.reset(token)
+            handle.remove()
+        return self.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
+
+
+def _of_text(given: Any, text: int, texts: int, copies: int) -> Any:
+    """Arguments of a layer for copies of one of the texts: their first axis, if they have more, counts texts."""
+    if isinstance(given, tuple | list) and not hasattr(given, "_fields"):
+        return type(given)(_of_text(each, text, texts, copies) for each in given)
+    if isinstance(given, dict):
+        return {name: _of_text(each, text, texts, copies) for name, each in given.items()}
+    if not isinstance(given, Tensor) or isinstance(given, MaskTensor) or given.ndim < 2 or len(given) != texts:
+        return given
+    return given[text : text + 1].expand(copies, *given.shape[1:])
