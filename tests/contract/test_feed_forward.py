@@ -1,6 +1,7 @@
 """The feed-forward network of every family, in float64, on a tiny random model with random biases, norms and a padded batch."""
 
 import weakref
+from operator import attrgetter
 
 import pytest
 import torch
@@ -10,15 +11,13 @@ from normscope.analyses.base import Requirements
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
-from normscope.models import observer, verification
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.options import ModelOptions
+from normscope.models.options import ModelStack
 from normscope.models.verification import BOUNDS, verify
 from normscope.running.plan import _refuse_missing_feed_forward
-from tests.end_to_end.shell import run_once
+from tests.oracles.networks import NetworkBlock, form_of, network_blocks
 from tests.tiny import (
     FAMILY_CONFIGS,
     STACK_CONFIGS,
@@ -34,11 +33,6 @@ pytestmark = pytest.mark.networks
 
 LENGTHS = (9, 6, 3)
 CROSS = sorted(STACK_CONFIGS)
-GATED = {
-    *("modernbert", "eurobert", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "glm4", "olmo"),
-    *("olmo2", "olmo3", "phi3", "smollm3", "granite", "stablelm", "cohere", "cohere2", "mt5", "umt5"),
-}
-
 VARIANTS = {
     "T5 1.1": STACK_CONFIGS["t5"] | {"feed_forward_proj": "gated-gelu"},
     "GPT-NeoX, one after the other": FAMILY_CONFIGS["gpt_neox"] | {"use_parallel_residual": False},
@@ -66,11 +60,7 @@ def inputs_of(model, layout) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def blocks_of(model, layout, inputs, layers=None) -> list[FeedForwardBlock]:
-    blocks: list[FeedForwardBlock] = []
-    with Observer(model, layout, layers, feed_forward=True) as observer:
-        observer.run(inputs, lambda _block: None, None, blocks.append)
-    return blocks
+blocks_of = network_blocks
 
 
 def layer_outputs(model, layout, inputs) -> list[torch.Tensor]:
@@ -99,7 +89,7 @@ def normed(vectors, norm):
     return nn.functional.rms_norm(vectors, size, norm.weight, norm.epsilon)
 
 
-def layer_by_hand(block: FeedForwardBlock) -> torch.Tensor:
+def layer_by_hand(block: NetworkBlock) -> torch.Tensor:
     """The layer's output from what enters it, what attention gives, and parameters: nothing else of the pass is used."""
     weights, attention = block.parameters, block.attention
     first = attention.parameters.normalisation
@@ -132,19 +122,21 @@ def assert_exact(model, layout) -> None:
     assert [block.layer for block in blocks] == list(range(1, len(outputs) + 1))
     for block, output in zip(blocks, outputs, strict=True):
         token_mask = block.token_mask
-        for made in (layer_by_hand(block), block.layer_output):
-            torch.testing.assert_close(made[token_mask], output[token_mask], rtol=bound, atol=bound)
-        assert block.attention.layer == block.layer
+        made = layer_by_hand(block)
+        torch.testing.assert_close(made[token_mask], output[token_mask], rtol=bound, atol=bound)
+        last = block.composition().parts(block.stages[-1])
+        for whole in (last.own + last.others + last.constant, last.whole):
+            torch.testing.assert_close(whole[token_mask], output[token_mask], rtol=bound, atol=bound)
     # 1e-6 is what one float32 norm inside a float64 layer leaves, relative to the length of a vector.
     assert verify(model, layout, "tiny", feed_forward=True).error < (1e-6 if bound == 1e-5 else 1e-12)
 
 
-def test_every_stack_that_has_a_network_says_where():
+def test_every_stack_that_has_a_network_says_so():
     assert layout_of("mixtral").has_networks
-    assert not layout_of("gpt_oss").feed_forward
+    assert layout_of("gpt_oss").has_networks
     for family in STACK_CONFIGS:
         for stack, expected in (("encoder", True), ("decoder", False), ("cross", True)):
-            assert bool(layout_of(family, stack).feed_forward) == expected
+            assert layout_of(family, stack).has_networks == expected
 
 
 @pytest.mark.spread(4)
@@ -169,47 +161,22 @@ def test_configs_that_change_the_network(variant):
     assert_exact(model, layout_of(config["model_type"], config=model.config))
 
 
-@pytest.mark.kinds
-def test_the_parts_of_the_network(family, family_model):
-    """u, w and what W_2 reads, against the model's own modules."""
-    layout = layout_of(family)
-    if layout.routed:
-        pytest.skip("its experts are compared one by one in test_mixtures.py")
-    inputs = inputs_of(family_model, layout)
-    read, given = [], []
-    modules = bind_feed_forward(family_model, layout)
-    handles = []
-    for network in {id(each.input): each for each in modules}.values():
-        handles.append(network.input.register_forward_hook(lambda _module, _args, output: given.append(output)))
-        handles.append(network.output.register_forward_pre_hook(lambda _module, args: read.append(args[0])))
-    blocks = blocks_of(family_model, layout, inputs)
-    for handle in handles:
-        handle.remove()
-    for block, hidden, made in zip(blocks, read, given, strict=True):
-        expected = made.chunk(2, dim=-1)[0] if modules[0].layout.fused else made
-        axes = block.inputs.shape[:2]  # OPT's network reads all tokens in one row
-        torch.testing.assert_close(block.pre_activations, expected.reshape(*axes, -1), rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(block.activations, hidden.reshape(*axes, -1), rtol=1e-10, atol=1e-10)
-        assert block.parameters.gated == (block.multipliers is not None)
-        assert block.parameters.gated == (layout.family in GATED)
-
-
 @pytest.mark.spread(9)
 @pytest.mark.kinds
 def test_the_pass_ends_after_the_last_requested_part(family, family_model):
     """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
     layout = layout_of(family)
-    networks, layers = bind_feed_forward(family_model, layout), layout.entries(family_model)
+    layers = layout.entries(family_model)
     calls: list[str] = []
     shared = len({id(layer) for layer in layers}) < len(layers)
     first = {id(layer): number for number, layer in reversed(list(enumerate(layers, start=1)))}
     handles = []
-    for network, layer in zip(networks, layers, strict=True):
-        if first[id(layer)] == network.layer:
-            number = "" if shared else f" {network.layer}"
+    for number, layer in enumerate(layers, start=1):
+        if first[id(layer)] == number:
+            name, output = "" if shared else f" {number}", attrgetter(form_of(layout, layer).output)(layer)
             handles += [
-                layer.register_forward_pre_hook(lambda *_, n=number: calls.append(f"layer{n}"), with_kwargs=True),
-                network.output.register_forward_hook(lambda *_, n=number: calls.append(f"network{n}")),
+                layer.register_forward_pre_hook(lambda *_, n=name: calls.append(f"layer{n}"), with_kwargs=True),
+                output.register_forward_hook(lambda *_, n=name: calls.append(f"network{n}")),
             ]
 
     def called(**wanted) -> list[str]:
@@ -244,8 +211,10 @@ def test_attention_blocks_live_only_while_someone_needs_them(family, family_mode
     alive_at_the_network: list[bool] = []
     layout = layout_of(family)
     handles = [
-        network.output.register_forward_pre_hook(lambda *_: alive_at_the_network.append(blocks[-1]() is not None))
-        for network in {id(each.input): each for each in bind_feed_forward(family_model, layout)}.values()
+        attrgetter(form_of(layout, layer).output)(layer).register_forward_pre_hook(
+            lambda *_: alive_at_the_network.append(blocks[-1]() is not None)
+        )
+        for layer in {id(each): each for each in layout.entries(family_model)}.values()
     ]
 
     def visit(block):
@@ -266,15 +235,6 @@ def test_attention_blocks_live_only_while_someone_needs_them(family, family_mode
     assert not any(block() for block in blocks)
 
 
-@pytest.mark.kinds
-def test_without_being_asked_the_network_is_left_alone(family, family_model):
-    with Observer(family_model, layout_of(family)):
-        for network in bind_feed_forward(family_model, layout_of(family)):
-            for module in (network.input, network.output):
-                for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-                    assert getattr(hook, "__self__", None).__class__ is not Observer
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "gpt2", "gemma", "olmo2", "learned activation"])
 @pytest.mark.spread(3)
@@ -282,7 +242,15 @@ def test_half_precision_is_measured_in_float32(model_type, dtype):
     config = VARIANTS["a learned activation"] if " " in model_type else FAMILY_CONFIGS[model_type]
     model, layout = tiny_model(config, dtype), layout_of(config["model_type"])
     for block in blocks_of(model, layout, inputs_of(model, layout)):
-        assert block.activations.dtype == block.layer_output.dtype == block.output.dtype == torch.float32
+        for parts in (block.composition().parts(stage) for stage in block.stages):
+            assert {part.dtype for part in parts} == {torch.float32}
+            # The parts are those of the float32 weights, whatever the model rounds.
+        expected = layer_by_hand(block)[block.token_mask]
+        made = block.composition().parts(block.stages[-1])
+        total = (made.own + made.others + made.constant)[block.token_mask]
+        torch.testing.assert_close(
+            total, expected, rtol=0, atol=8 * torch.finfo(dtype).eps * float(expected.abs().max())
+        )
     assert verify(model, layout, model_type, feed_forward=True).error < BOUNDS[dtype]
 
 
@@ -315,52 +283,65 @@ def llama():
     return tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
 
 
-def test_a_mixture_of_experts_is_refused_only_if_the_network_is_needed(llama):
-    llama.layers[1].mlp = Mixture(llama.layers[1].mlp).eval()
+def whole_outputs(model) -> list[torch.Tensor]:
+    """The last vectors of each layer as the sum of all parts, in one pass."""
+    made: list[torch.Tensor] = []
+
+    def visit(block: FeedForwardBlock) -> None:
+        parts = block.composition().parts(block.stages[-1])
+        assert float(block.error().max()) < 1e-6
+        made.append(parts.own + parts.others + parts.constant)
+
+    with Observer(model, layout_of("llama"), feed_forward=True) as observer:
+        observer.run(token_batch(model, LENGTHS), lambda _block: None, None, visit)
+    return made
+
+
+@pytest.mark.parametrize("kind", [Mixture, Doubled])
+def test_any_network_that_is_affine_is_followed(llama, kind):
+    """Experts without transformers' interface, and a network that does something else with the family's modules."""
+    llama.layers[1].mlp = kind(llama.layers[1].mlp).eval()
+    verify(llama, layout_of("llama"), "llama", feed_forward=True)
+    inputs = token_batch(llama, LENGTHS)
+    expected = layer_outputs(llama, layout_of("llama"), inputs)
+    for got, wanted in zip(whole_outputs(llama), expected, strict=True):
+        tokens = inputs["attention_mask"].bool()
+        torch.testing.assert_close(got[tokens], wanted[tokens], rtol=1e-6, atol=1e-6)
+
+
+class Sorted(nn.Module):
+    """A network whose output is no affine map of what it reads, even with everything held."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, vectors):
+        return self.network(vectors).sort(dim=-1).values
+
+
+def test_a_network_that_is_not_affine_is_refused_only_if_it_is_needed(llama):
+    llama.layers[1].mlp = Sorted(llama.layers[1].mlp).eval()
     verify(llama, layout_of("llama"), "llama")
     with pytest.raises(InputError) as refused:
         verify(llama, layout_of("llama"), "llama", feed_forward=True)
     message = str(refused.value)
     assert "\n" not in message
-    assert message.startswith("model.name=llama: layer 2 has no feed-forward network that can be observed: expected")
-    assert "layers.1.mlp.gate_proj and layers.1.mlp.down_proj as linear layers or experts" in message
+    assert "the feed-forward network of layer 2 cannot be observed" in message
+    assert "sort in layers.1.mlp (Sorted)" in message
 
 
-def test_a_family_of_mixtures_is_refused_before_its_weights_are_loaded():
-    needs = {analyses()["feedforward"].load(): Requirements(feed_forward=True)}
-    model = ModelInfo("oss", 2, 4, 8, has_feed_forward=False, layout=layout_of("gpt_oss"))
-    message = r"^model\.name=oss: analysis=feedforward needs .* of every layer, but layer 1: .* its experts have biases.*; set"
-    with pytest.raises(InputError, match=message):
-        _refuse_missing_feed_forward(needs, ModelOptions(), model)
+def test_a_network_whose_norm_stands_elsewhere_is_refused(llama):
+    """After the residual connection, in a family that normalises before its networks."""
+    layer = llama.layers[1]
+    norm, forward = nn.LayerNorm(24).double(), type(layer).forward
 
+    def normed_forward(*args, **kwargs):
+        return norm(forward(layer, *args, **kwargs))
 
-def test_a_network_that_does_something_else_is_refused(llama):
-    llama.layers[1].mlp = Doubled(llama.layers[1].mlp).eval()
-    verify(llama, layout_of("llama"), "llama")
-    with pytest.raises(InputError, match=r"the layer output of layer 2 differs by \d"):
-        verify(llama, layout_of("llama"), "llama", feed_forward=True)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "change", "part"),
-    [
-        ("olmo2", {"output_norm": None}, "layer output of layer 1"),
-        ("bert", {"norm": "encoder.layer.0.attention.output.LayerNorm"}, "layer output of layer 1"),
-        (
-            "llama",
-            {"input": "layers.0.mlp.up_proj", "multiplier": "layers.0.mlp.gate_proj"},
-            "feed-forward network of layer 1",
-        ),
-        ("llama", {"multiplier": None}, "feed-forward network of layer 1"),
-        ("gpt2", {"activation": "h.0.mlp.dropout"}, "feed-forward network of layer 1"),
-    ],
-)
-def test_a_wrong_layout_is_noticed(model_type, change, part):
-    layout = layout_of(model_type)
-    wrong = changed_sites(layout, "network", [1], **change)
-    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
-    with pytest.raises(InputError, match=rf"the {part} differs by \d"):
-        verify(model, wrong, model_type, feed_forward=True)
+    layer.forward = normed_forward
+    with pytest.raises(InputError, match="its norms stand elsewhere than the attention block's"):
+        whole_outputs(llama)
 
 
 @pytest.mark.parametrize(
@@ -413,31 +394,8 @@ def test_every_norm_is_proved_by_what_it_does(model_type, path, part, wrong):
         verify(model, layout, model_type)
 
 
-def test_epsilon_is_proved_by_what_the_norm_does():
-    """An ε that is wrong by 1 % changes no activation of this model by 1e-10, but what the norm does to small vectors."""
-    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
-    verify(model, layout, "bert", feed_forward=True)
-    norm = model.encoder.layer[1].output.LayerNorm
-    epsilon, forward = norm.eps, norm.forward
-    norm.forward = lambda vectors: nn.functional.layer_norm(vectors, (24,), norm.weight, norm.bias, 1.01 * epsilon)
-    with pytest.raises(InputError, match=r"feed-forward norm of layer 2 differs by \d"):
-        verify(model, layout, "bert", feed_forward=True)
-    norm.forward = forward
-
-
-@pytest.mark.slow
-def test_a_run_whose_analyses_do_not_ask_neither_verifies_nor_hooks_networks(saved_model, tmp_path, monkeypatch):
-    def bound(*_arguments):
-        pytest.fail("a feed-forward network was looked for")
-
-    for module in (observer, verification):
-        monkeypatch.setattr(module, "bind_feed_forward", bound)
-    outcome = run_once(
-        "analysis=[mixing,norms,outliers]",
-        f"model.name={saved_model}",
-        "device=cpu",
-        "dataset.limit=2",
-        "tracking=disabled",
-        f"output_dir={tmp_path / 'run'}",
-    )
-    assert outcome.status == 0, outcome.err
+def test_a_decoder_without_a_network_says_so():
+    needs = {analyses()["feedforward"].load(): Requirements(feed_forward=True)}
+    model = ModelInfo("marian", 2, 4, 8, has_feed_forward=False, layout=layout_of("marian", "decoder"))
+    with pytest.raises(InputError, match=r"analysis=feedforward needs the feed-forward network, but a decoder's"):
+        _refuse_missing_feed_forward(needs, ModelStack.decoder, model)

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import IntegratedGradients
-from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
-from normscope.maths.feed_forward import Slopes
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.models import feed_forward
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.norm_weights import normalisation
-from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack, token_batch
+from normscope.models.observer import Observer
+from tests.contract.test_feed_forward import CROSS, VARIANTS, blocks_of, inputs_of
+from tests.oracles.networks import NetworkBlock
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack
 
 pytestmark = pytest.mark.networks
 
@@ -34,7 +34,7 @@ def zero_if_none(bias):
     return 0.0 if bias is None else bias
 
 
-def slopes_of(block: FeedForwardBlock):
+def slopes_of(block: NetworkBlock):
     """Integrated gradients of g(u) ⊙ w by u and by w, from values and derivatives along the path."""
     weights = block.parameters
     y, g = block.inputs, weights.activation
@@ -54,7 +54,7 @@ def slopes_of(block: FeedForwardBlock):
     return routed(by_u, block), routed(by_w, block)
 
 
-def routed(slopes, block: FeedForwardBlock):
+def routed(slopes, block: NetworkBlock):
     """The slopes of neurons, times the weights of their experts."""
     return slopes if block.routing is None else slopes * block.routing
 
@@ -74,7 +74,7 @@ def read_in_parallel(attention, norm):
     return pairs, torch.zeros_like(own), torch.zeros_like(own) + zero_if_none(norm.bias)
 
 
-def brute_force(block: FeedForwardBlock):
+def brute_force(block: NetworkBlock):
     """The vector of every pair, the constant part and the part that belongs to no pair, at every stage of the layer."""
     attention, weights = block.attention, block.parameters
     pairs = torch.einsum("bhqk,bhkm->bqkm", attention.weights, attention.transformed())
@@ -142,17 +142,13 @@ def assert_parts(model, layout, bound=None):
             own = apart if cross else apart + pairs.diagonal(dim1=1, dim2=2).transpose(1, 2)
             others = pairs.sum(dim=2) - (0.0 if cross else own)
             for made, brute in (
-                (composition.own(stage), own),
-                (composition.others(stage), others),
-                (composition.constant(stage), constant),
+                (composition.parts(stage).own, own),
+                (composition.parts(stage).others, others),
+                (composition.parts(stage).constant, constant),
                 (maps[stage], pairs.norm(dim=-1)),
                 (ratio(*norms[stage]), ratio(others.norm(dim=-1), own.norm(dim=-1))),
             ):
                 torch.testing.assert_close(made[tokens], brute[tokens], **close, msg=lambda m, s=stage: f"{s}: {m}")
-        last = composition.stages[-1]
-        output = composition.own(last) + composition.others(last) + composition.constant(last)
-        torch.testing.assert_close(output[tokens], block.layer_output[tokens], **close)
-        torch.testing.assert_close(composition.made_of_others()[tokens], composition.parts.others[tokens], **close)
         assert keys.any()
 
 
@@ -197,14 +193,13 @@ def test_the_network_is_what_captum_gives(model_type):
     inputs = tuple(part[position : position + 1] for part in (u, w) if part is not None)
     attributions = IntegratedGradients(output).attribute(inputs, n_steps=200, method="gausslegendre")
     expected = sum(part.sum(dim=-1)[0] for part in attributions)
-    composition = block.composition()
-    slopes = composition.network.slopes(block.pre_activations, block.multipliers)
-    slopes = Slopes(*(None if slope is None else slope[0, position] for slope in slopes))
-    made = composition.network.contribution(read[position, :-1], slopes)[:, dimension]
+    parts = block.composition().parts(LayerStage.NETWORK)
+    own, others, constant = (part[0, position, dimension] for part in parts[:3])
     # Llama's norms compute in float32 even here.
     bound = INSIDE if rounds_inside(model, layout) else 1e-8
-    torch.testing.assert_close(made, expected[:-1], rtol=bound, atol=bound)
-    assert (model_type in GATED) == (w is not None)
+    bias = 0.0 if weights.output_bias is None else weights.output_bias[dimension]
+    wanted = torch.stack([expected[position], expected[:-1].sum() - expected[position], expected[-1] + bias])
+    torch.testing.assert_close(torch.stack([own, others, constant]), wanted, rtol=bound, atol=bound)
 
 
 def explicit_pairs(block):
@@ -261,35 +256,17 @@ def test_what_does_not_divide_is_read_as_such():
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])
-@pytest.mark.parametrize("at_once", [1, 200])
 @pytest.mark.spread(2)
-def test_maps_in_small_pieces_are_the_same(model_type, at_once, monkeypatch):
-    """Pieces of one pair, and of a few queries and keys: with windows, causal masks, own weights and padding."""
+def test_maps_in_small_pieces_are_the_same(model_type, monkeypatch):
+    """One key at a time: with windows, causal masks, own weights and padding."""
     model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
-    for block in blocks_of(model, layout, inputs_of(model, layout)):
+
+    def visit(block: FeedForwardBlock) -> None:
         whole = block.pair_maps()
-        monkeypatch.setitem(feed_forward.PAIR_NEURONS, "cpu", at_once * block.pre_activations.shape[-1])
-        for stage, maps in block.pair_maps().items():
-            torch.testing.assert_close(maps, whole[stage], rtol=1e-10, atol=1e-12)
-        monkeypatch.undo()
+        with monkeypatch.context() as context:
+            context.setitem(feed_forward.PAIR_ENTRIES, "cpu", 1)
+            for stage, maps in block.pair_maps().items():
+                torch.testing.assert_close(maps, whole[stage], rtol=1e-10, atol=1e-12)
 
-
-def operations(block) -> int:
-    with FlopCounterMode(display=False) as counter:
-        block.pair_maps()
-    return counter.get_total_flops()
-
-
-@pytest.mark.slow
-def test_maps_cost_nothing_for_padding_and_little_for_hidden_keys(monkeypatch):
-    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
-    short, padded = (
-        blocks_of(model, layout, token_batch(model, lengths), [1])[0] for lengths in ((9, 9, 9), (9, 9, 9, 60))
-    )
-    alone = blocks_of(model, layout, token_batch(model, (60,)), [1])[0]
-    assert operations(padded) < 1.1 * (operations(short) + operations(alone))
-    causal = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
-    block = blocks_of(causal, layout_of("gpt2"), token_batch(causal, (60,)), [1])[0]
-    whole = operations(block)
-    monkeypatch.setitem(feed_forward.PAIR_NEURONS, "cpu", 60 * block.pre_activations.shape[-1])
-    assert operations(block) < 0.6 * whole
+    with Observer(model, layout, feed_forward=True) as observer:
+        observer.run(inputs_of(model, layout), lambda _block: None, None, visit)

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.observer import Observer
+from tests.oracles.networks import NetworkBlock, network_blocks
 
 
 def explicit_vectors(model, layout, inputs, *, value_bias: bool = False) -> Tensor:
@@ -18,9 +17,7 @@ def explicit_vectors(model, layout, inputs, *, value_bias: bool = False) -> Tens
 
 def vectors_by_layer(model, layout, inputs, *, value_bias: bool = False) -> list[Tensor]:
     """The same after every layer."""
-    blocks: list[FeedForwardBlock] = []
-    with Observer(model, layout, feed_forward=True) as observer:
-        observer.run(inputs, lambda _block: None, None, blocks.append)
+    blocks = network_blocks(model, layout, inputs)
     embeddings = blocks[0].attention.inputs
     vectors = torch.eye(embeddings.shape[1], dtype=embeddings.dtype)[None, :, :, None] * embeddings[:, :, None]
     after: list[Tensor] = []
@@ -38,7 +35,7 @@ def scaled(norm, vectors: Tensor, at: Tensor) -> Tensor:
     return vectors * norm.weight / at.square().mean(dim=-1).add(norm.epsilon).sqrt()[:, :, None, None]
 
 
-def network(block: FeedForwardBlock, read: Tensor) -> Tensor:
+def network(block: NetworkBlock, read: Tensor) -> Tensor:
     """The feed-forward network of pairs, with quotients for slopes and quadrature for the means of a gated one."""
     parameters = block.parameters
     u = block.pre_activations[:, :, None]
@@ -53,7 +50,7 @@ def network(block: FeedForwardBlock, read: Tensor) -> Tensor:
     return neurons @ parameters.output_weight
 
 
-def _through_layer(block: FeedForwardBlock, vectors: Tensor, *, value_bias: bool) -> Tensor:
+def _through_layer(block: NetworkBlock, vectors: Tensor, *, value_bias: bool) -> Tensor:
     attention, parameters = block.attention, block.parameters
     weights = attention.parameters
     read = vectors

@@ -60,6 +60,23 @@ class StopForward(Exception):
     """Ends a forward pass when the rest of it is not needed."""
 
 
+class NotFollowedError(InputError):
+    """What leaves a layer is no affine map of what its attention block gives.
+
+    Args:
+        layer: Its number.
+        because: The function that is not linear, and its module; None if that is not known.
+    """
+
+    def __init__(self, layer: int, because: str | None) -> None:
+        self.because = because
+        super().__init__(
+            f"the feed-forward network of layer {layer} cannot be observed: even with slopes, deviations and gates held fixed, "
+            f"{because or 'what leaves the layer'} is not linear in what its attention block gives; the attention blocks can "
+            "still be measured"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Targets:
     """What to visit in a model."""
@@ -123,6 +140,8 @@ class ForwardPass:
     """Follows what layers make of their blocks, if that is visited."""
     block: AttentionBlock | None = None
     """The attention block of the current layer, until the model leaves it, if the layer is followed."""
+    explains: bool = False
+    """Whether the pass is there to say why a layer cannot be followed."""
     paused: bool = False
     """Whether a layer runs once more, which is not observed."""
     _called: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
@@ -254,10 +273,7 @@ class ForwardPass:
             with torch._C.DisableTorchFunction():
                 followed = self.follower.leave(leaving)
                 if followed is None:
-                    raise InputError(
-                        f"the feed-forward network of layer {self.passed} cannot be observed: with everything held fixed that "
-                        "is not linear, what leaves the layer is no affine map of what its attention block gives"
-                    )
+                    raise NotFollowedError(self.passed, getattr(leaving, "_because", None))
                 modules = self.targets.layers[self.passed]
                 assert self._called is not None
                 rerun = LayerRerun(

@@ -30,6 +30,7 @@ from normscope.models.forward_pass import (
     FeedForwardVisitor,
     ForwardPass,
     HiddenVisitor,
+    NotFollowedError,
     Replacement,
     StopForward,
     Targets,
@@ -250,13 +251,27 @@ class Observer:
         # Some attention modules have a softmax only if they are asked for their weights.
         weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
         with contextlib.nullcontext() if after is None else self._skipped(after):
-            output = self._forward(forward, self._model if whole is None else whole, {**inputs, **weights})
+            try:
+                output = self._forward(forward, self._model if whole is None else whole, {**inputs, **weights})
+            except NotFollowedError:
+                self._explain(forward, {**inputs, **weights})
+                raise
         self._require_all_shown(forward, 1 if after is None else after.layer + 1)
         if forward.check is not None:
             self.check.require(forward.check.compared, forward.check.scores)
             if check is Check.TEXTS and not forward.replacements and after is None:
                 self._compare_untouched(inputs, forward.check)
         return output
+
+    def _explain(self, failed: ForwardPass, inputs: Mapping[str, Any]) -> None:
+        """Run the model once more, to say which function keeps a layer from being followed.
+
+        Raises:
+            NotFollowedError: Always, if the model does the same again.
+        """
+        forward = self._begin(inputs, Visitors(lambda _block: None, None, lambda _block: None))
+        forward.replacements, forward.explains = failed.replacements, True
+        self._forward(forward, self._model, inputs)
 
     def _require_all_shown(self, forward: ForwardPass, first: int) -> None:
         """Check that every wanted layer has been visited, from the first that ran."""
@@ -305,7 +320,8 @@ class Observer:
         followed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if forward.visitors.feed_forward is not None and self._targets.followed:
             forward.follower = LayerFollower()
-            followed = HeldFixed(self._model, carries=True, added=forward.follower.add, wide=True)
+            mode = HeldFixed(self._model, carries=True, added=forward.follower.add, wide=True)
+            mode.explains, followed = forward.explains, mode
         try:
             with torch.inference_mode(), own, model_code(module), followed:
                 return module(**inputs)
