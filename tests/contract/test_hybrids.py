@@ -25,7 +25,7 @@ from tests.oracles.norms_oracle import NO_EXPANSION
 from tests.tiny import FAMILY_CONFIGS, changed, changed_sites, tiny_model, token_batch
 
 HYBRIDS = [
-    *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_next"),
+    *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_next"),
     "recurrent_gemma",
 ]
 """Layers 1 and 3 of 4 have no softmax attention."""
