@@ -25,7 +25,17 @@ from tests.oracles.norms_oracle import NO_EXPANSION
 from tests.tiny import FAMILY_CONFIGS, changed, changed_sites, tiny_model, token_batch
 
 HYBRIDS = [
-    *("bailing_hybrid", "bamba", "qwen3_5_text", "jamba", "kimi_linear", "lfm2", "nemotron_h", "olmo_hybrid", "qwen3_next"),
+    *(
+        "bailing_hybrid",
+        "bamba",
+        "qwen3_5_text",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_next",
+    ),
     "recurrent_gemma",
 ]
 """Layers 1 and 3 of 4 have no softmax attention."""
@@ -189,7 +199,7 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     layout, inputs = layout_of_model(model.requires_grad_(False)), token_batch(model, (9, 6))
     assert [site.attention.rotation.size for site in layout.sites] == [8, 16, 8, 16]
     assert [site.attention.value for site in layout.sites] == [None] * 4
-    assert (layout.inner, layout.has_networks) == (True, False)
+    assert all(site.inner and site.network is None for site in layout.sites)
     assert layout.unknown_network == "layer 1: its output is multiplied by a weight"
     assert verify(model, layout, "gemma4_text").error < 1e-6
     given: list[torch.Tensor] = []

@@ -223,9 +223,7 @@ def _depth_of_chain(graph: Graph, around: Sequence[Sequence[Call]]) -> int | Non
     return None
 
 
-def _depth_of_siblings(
-    graph: Graph, blocks: Sequence[InferredBlock], around: Sequence[Sequence[Call]]
-) -> int | None:
+def _depth_of_siblings(graph: Graph, blocks: Sequence[InferredBlock], around: Sequence[Sequence[Call]]) -> int | None:
     """The nesting depth of the innermost calls that return their block's output, changed or not, and make a chain with their
     siblings, as in hybrids whose layers are attention, a network or something else; None if there are none.
     """

@@ -10,7 +10,7 @@ from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projecti
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, check_lists, layers_of, stream_of, swapped_axes
 from normscope.models.infer_network import NoNetworkError
-from normscope.models.infer_sites import SiteOf
+from normscope.models.infer_sites import SiteFinder
 from normscope.models.layout import ModelLayout, Stack, StreamLayout
 from normscope.models.norm_weights import is_measured
 from normscope.models.rotary import Planes
@@ -43,7 +43,7 @@ class _Stack:
         """The layout."""
         running = self._graph.trace.operations[self._calls[0].first : self._calls[-1].end]
         planes: dict[object, Planes | None] = {}
-        found = [SiteOf(self._graph, layer, planes) for layer in self._layers]
+        found = [SiteFinder(self._graph, layer, planes) for layer in self._layers]
         sites = tuple(each.site() for each in found)
         if self._layers[0].gathered:
             check_lists(self._graph, {path for each in found for path in each.paths})

@@ -189,11 +189,6 @@ class ModelLayout:
         return all(site.attention.query is not None and site.attention.key is not None for site in self.sites)
 
     @property
-    def inner(self) -> bool:
-        """Whether a layer returns more than the block's output and what one network adds to it."""
-        return any(site.inner for site in self.sites)
-
-    @property
     def feed_forward(self) -> tuple[FeedForwardLayout, ...]:
         """The feed-forward networks that can be observed, one for each layer that has one."""
         return tuple(site.network for site in self.sites if site.network is not None)
