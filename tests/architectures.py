@@ -99,6 +99,13 @@ OWN: dict[str, dict[str, Any]] = {
     | {"mamba_dt_rank": 4, "mamba_d_state": 4, "use_mamba_kernels": False, "num_experts": 4, "num_experts_per_tok": 2},
     "lfm2": _HYBRID | {"layer_types": ["conv", "full_attention"] * 2},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 4,
+    },
     "olmo_hybrid": _HYBRID | _DELTA,
     "qwen3_5_text": _HYBRID | _DELTA,
     "qwen3_5_moe_text": _HYBRID | _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 16},

@@ -1,7 +1,6 @@
 """Layouts that say something wrong: every field of a literal, exchanged for everything of the same kind that a model has."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
-from normscope.models.site import FeedForwardLayout, HeadNorms, Site
+from normscope.models.site import HeadNorms, Site
 from tests.tiny import changed, changed_sites
 
 IN_LAYER = {
@@ -31,7 +30,7 @@ NORMS = (
     "norm of the key",
     "norm of the query",
 )
-REQUIRED = ("module", "query", "key", "value", "output", "input", "activation")
+REQUIRED = ("module", "query", "key", "value", "output")
 
 NOT_MUTATED = {
     "family": "a name",
@@ -39,13 +38,14 @@ NOT_MUTATED = {
     "stack": "the caller's choice",
     "routed": "whether each layer reads what it reads in the untouched model",
     "float32_inside": "loosens or tightens the bound in float64 alone",
-    "unknown_network": "a reason for messages",
     "fused_reference": "chooses which of transformers' own implementations is the reference",
     "site.layer": "sites of other layers are sites of other modules; see test_different_layers",
     "site.inner": "of families with bottlenecks; see test_hybrids",
     "residual.bottleneck": "see test_hybrids",
     "residual.output_norm": "where hidden vectors are read, which the proof of the network shows; see test_feed_forward",
     "residual.scaling": "see test_own_models",
+    "residual.scaling_of_network": "see test_own_models",
+    "site.has_network": "which analyses are refused",
     "attention.reader": "of latent attention; see test_hybrids",
     "attention.gate": "see test_hybrids",
     "stream.layers": "another list of layers is another model; binding fails",
@@ -93,10 +93,6 @@ def mutations(layout: ModelLayout, model: PreTrainedModel) -> Iterator[Mutation]
     for position, named, wrong in _wrong_positions(site, layer):
         value = {"norm": None, "sum_consumer": None, "norm_position": position} | {named: wrong}
         yield Mutation("residual.norm_position", (position, wrong), changed_sites(layout, "residual", alike, **value))
-    if site.network is not None and not layout.routed:
-        for field, value in _wrong_parts(site.network, layer):
-            network = dataclasses.replace(site.network, **{field: value})
-            yield Mutation(f"network.{field}", value, changed_sites(layout, None, alike, network=network))
 
 
 class _Layer(NamedTuple):
@@ -173,7 +169,7 @@ def _wrong_heads(site: Site, field: str, layer: _Layer, width: int) -> Iterator[
 def _wrong_positions(site: Site, layer: _Layer) -> Iterator[tuple[str, str, str | None]]:
     """Other positions of the norm; the field that they need, and its value."""
     norms = [whole for path, whole, module in layer.modules() if path and _is_norm(module)]
-    readers = [*norms, *([] if site.network is None else [site.network.input])]
+    readers = [*norms, *([site.residual.sum_consumer] if site.residual.sum_consumer else [])]
     for position, named, paths in (
         ("post", "norm", norms),
         ("branch", "norm", norms),
@@ -182,12 +178,6 @@ def _wrong_positions(site: Site, layer: _Layer) -> Iterator[tuple[str, str, str 
     ):
         for path in paths if position != site.residual.norm_position else []:
             yield position, named, path
-
-
-def _wrong_parts(form: FeedForwardLayout, layer: _Layer) -> Iterator[tuple[str, object]]:
-    for field in ("input", "output", "multiplier", "norm", "output_norm", "activation"):
-        yield from _others(layer, field, getattr(form, field))
-    yield "fused", not form.fused
 
 
 def _others(layer: _Layer, field: str, path: str | None) -> Iterator[tuple[str, str | None]]:

@@ -52,7 +52,7 @@ def test_an_architecture_that_nobody_has_listed_is_exact(model_type):
     model = tiny_architecture(model_type)
     layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
     assert len(layout.stream.layers) == 2
-    assert layout.feed_forward
+    assert layout.has_networks
     rounds = verify(model, layout, model_type, feed_forward=True).error
     assert rounds < (1e-6 if any("RMSNorm" in type(module).__name__ for module in model.modules()) else 2e-7)
     outputs: list[torch.Tensor] = []

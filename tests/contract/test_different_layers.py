@@ -136,6 +136,8 @@ def test_tables_by_layer_and_head_have_rows_for_the_heads_that_exist():
             assert by_head.loc[(layer, head), "alpha_f"] == pytest.approx(float(norms[head - 1]), rel=1e-6)
             assert concentration.loc[(layer, head), "variance"] > 0
     assert results.metrics["norms/share/heads"] == 14
+    assert ", 3 layers, up to 8 heads" in repr(wrapped(HEADS))
+    assert ", 3 layers, 4 heads" in repr(wrapped("gates"))
 
 
 @pytest.mark.parametrize("name", ["mixing", "feedforward", "frequency", "outliers"])

@@ -10,8 +10,10 @@ from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
 from normscope.maths.contributions import row_normalised
 from normscope.models.block_modules import bind_blocks
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.observer import Observer
 from tests.oracles.frozen_vectors import network, scaled
+from tests.oracles.networks import network_blocks
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -25,10 +27,7 @@ def model_of(model_type):
 
 def blocks_of(model_type):
     model, layout = model_of(model_type)
-    blocks = []
-    with Observer(model, layout, feed_forward=True) as observer:
-        observer.run(token_batch(model, LENGTHS), lambda _block: None, None, blocks.append)
-    return blocks
+    return network_blocks(model, layout, token_batch(model, LENGTHS))
 
 
 def explicit_pairs(block):
@@ -90,7 +89,7 @@ def test_globenc_norms_both_normalisations():
         norm = block.parameters.normalisation
         scale = block.residual_sum.var(dim=-1, unbiased=False).add(norm.epsilon).sqrt()[:, :, None, None]
         expected = ((pairs - pairs.mean(-1, keepdim=True)) * norm.weight / scale).norm(dim=-1)
-        assert_same(layer_map(MapMethod.GLOBENC, block), expected, block.attention)
+        assert_same(layer_map(MapMethod.GLOBENC, block.block), expected, block.attention)
 
 
 @pytest.mark.usefixtures("_strips")
@@ -100,9 +99,16 @@ def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
     """The layer of the model itself, with the value of one token set to zero at its projection to the output."""
     model, layout = model_of(model_type)
     inputs = token_batch(model, LENGTHS)
-    blocks = blocks_of(model_type)
+    changes, blocks = [], []
+
+    def visit(block: FeedForwardBlock) -> None:
+        changes.append(changes_without_values(block))
+        blocks.append(block)
+
+    with Observer(model, layout, feed_forward=True) as observer:
+        observer.run(inputs, lambda _block: None, None, visit)
     tokens = inputs["attention_mask"].bool()
-    for modules, block in zip(bind_blocks(model, layout), blocks, strict=True):
+    for modules, block, got in zip(bind_blocks(model, layout), blocks, changes, strict=True):
         expected = []
         weights, value = block.attention.weights, block.attention.value
         for token in range(tokens.shape[1]):
@@ -115,7 +121,6 @@ def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
                     _layer_with(model, inputs, modules, contexts), _layer_with(model, inputs, modules, None), dim=-1
                 )
             )
-        got = changes_without_values(block)
         torch.testing.assert_close(got[tokens], torch.stack(expected, dim=-1)[tokens], rtol=1e-4, atol=1e-7)
 
 
@@ -157,8 +162,11 @@ def test_norms_of_the_layer_are_those_of_its_network_per_pair(model_type):
         if parameters.norm_position == "post":
             vectors = scaled(parameters.normalisation, vectors, block.residual_sum)
         expected = row_normalised(vectors.norm(dim=-1))
-        got = layer_map(MapMethod.NORM_ROLLOUT, block)
-        torch.testing.assert_close(got[attention.token_mask], expected[attention.token_mask], rtol=1e-8, atol=1e-10)
+        got = layer_map(MapMethod.NORM_ROLLOUT, block.block)
+        bound = 1e-6 if model_type in ("llama", "olmo2") else 1e-8  # whose norms compute in float32
+        torch.testing.assert_close(
+            got[attention.token_mask], expected[attention.token_mask], rtol=bound, atol=bound / 100
+        )
 
 
 @pytest.mark.spread(1)

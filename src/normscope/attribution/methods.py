@@ -75,7 +75,7 @@ def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
         return None
     if layout.without_attention:
         return f"layers {numbered(layout.without_attention)} have no softmax attention; use decompx"
-    if layout.inner:
+    if any(site.inner for site in layout.sites):
         return "more than a network follows the attention block of a layer; use decompx"
     if layout.stream.convolution is not None:
         return "a convolution beside its first layer mixes tokens past attention; use decompx"

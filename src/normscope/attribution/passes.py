@@ -343,7 +343,7 @@ def held_pass(
         raise InputError(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
-    if parts and (layout.inner or layout.without_attention):
+    if parts and (layout.without_attention or any(site.inner for site in layout.sites)):
         raise InputError(
             f"effects of heads and networks need layers of one attention block and one feed-forward network, which those of "
             f"this {layout.family} are not; leave out by="

@@ -92,7 +92,7 @@ def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None
         if stack is not None:
             raise NotInferredError("no module runs a whole layer, from its input to its output")
         calls = _gathered(graph, blocks)
-    together = calls if gathered else _with_siblings(graph, calls)
+    together = calls if gathered else _siblings(graph, calls) or calls
     return together, [
         _layer(graph, Layer(together.index(call) + 1, block, call, gathered), stack)
         for block, call in zip(blocks, calls, strict=True)
@@ -100,7 +100,14 @@ def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None
 
 
 def _layer(graph: Graph, layer: Layer, stack: Stack | None) -> Layer:
-    """A layer that says whether more follows its block than a network."""
+    """A layer without a network that belongs to another layer; and whether more follows its block than a network."""
+    network = layer.block.network
+    if not isinstance(network, InferredNetwork):
+        return layer
+    made = network.leaving.source
+    if made is not None and made.number >= layer.call.end:
+        nothing = NoNetworkError("no feed-forward network follows its attention block in the same layer")
+        return layer._replace(block=dataclasses.replace(layer.block, network=nothing))
     if stack == "decoder" or not _has_more_than_a_network(graph, layer):
         return layer
     layer = layer._replace(inner=True)
@@ -113,15 +120,16 @@ def _layer(graph: Graph, layer: Layer, stack: Stack | None) -> Layer:
     return layer._replace(block=block)
 
 
-def _with_siblings(graph: Graph, calls: list[Call]) -> list[Call]:
-    """The calls of layers with attention, and of the layers between, before and after them that have none.
+def _siblings(graph: Graph, calls: Sequence[Call]) -> list[Call] | None:
+    """The calls of layers with attention, and of the layers between, before and after them that have none; None if they are no
+    chain.
 
     Such a layer is in the same list of modules, reads what the layer before it returns, and returns what the next one reads.
     """
     lists = {call.path.rpartition(".")[0] for call in calls}
     model = graph.trace.calls[0].module
     if not all(isinstance(model.get_submodule(path), nn.ModuleList) for path in lists):
-        return calls
+        return None
     siblings = [
         call
         for call in graph.trace.calls
@@ -129,7 +137,7 @@ def _with_siblings(graph: Graph, calls: list[Call]) -> list[Call]:
     ]
     stream = [(stream_of(graph, call.inputs[0]), stream_of(graph, call.outputs[0])) for call in siblings]
     followed = all(leaves is reads for (_, leaves), (reads, _) in itertools.pairwise(stream))
-    return siblings if followed and all(call in siblings for call in calls) else calls
+    return siblings if followed and all(call in siblings for call in calls) else None
 
 
 def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None:
@@ -146,7 +154,8 @@ def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None
         for leaving in (_leaving(block), None if following is None else following.stream.carried)
         if leaving is not None
     )
-    depth = next((depth for depth in depths if depth is not None), None) or _depth_of_chain(graph, around)
+    depth = next((depth for depth in depths if depth is not None), None)
+    depth = depth or _depth_of_chain(graph, around) or _depth_of_siblings(graph, blocks, around)
     if depth is None:
         return None
     found = [[call for call in calls if call.depth == depth] for calls in around]
@@ -208,6 +217,20 @@ def _depth_of_chain(graph: Graph, around: Sequence[Sequence[Call]]) -> int | Non
             for one, after in itertools.pairwise(whole)
         ):
             return call.depth
+    return None
+
+
+def _depth_of_siblings(graph: Graph, blocks: Sequence[InferredBlock], around: Sequence[Sequence[Call]]) -> int | None:
+    """The nesting depth of the innermost calls that return their block's output, changed or not, and make a chain with their
+    siblings, as in hybrids whose layers are attention, a network or something else; None if there are none.
+    """
+    for call in around[0]:
+        chain = [each for calls in around for each in calls if each.depth == call.depth]
+        if len(chain) == len(blocks) and all(
+            each.outputs and graph.same(block.given) in graph.ancestors(graph.same(each.outputs[0]))
+            for block, each in zip(blocks, chain, strict=True)
+        ):
+            return call.depth if _siblings(graph, chain) is not None else None
     return None
 
 

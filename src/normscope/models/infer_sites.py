@@ -22,7 +22,7 @@ from normscope.models.site import (
 from normscope.models.trace import Value
 
 
-class SiteOf:
+class SiteFinder:
     """Finds the site of one layer.
 
     Args:

@@ -9,7 +9,7 @@ from torch import Tensor
 from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_mask, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_layers import Layer, check_lists, layers_of, stream_of, swapped_axes
-from normscope.models.infer_sites import SiteOf
+from normscope.models.infer_sites import SiteFinder
 from normscope.models.layout import ModelLayout, Stack, StreamLayout
 from normscope.models.norm_weights import is_measured
 from normscope.models.rotary import Planes
@@ -42,7 +42,7 @@ class _Stack:
         """The layout."""
         running = self._graph.trace.operations[self._calls[0].first : self._calls[-1].end]
         planes: dict[object, Planes | None] = {}
-        found = [SiteOf(self._graph, layer, planes, self._kind) for layer in self._layers]
+        found = [SiteFinder(self._graph, layer, planes, self._kind) for layer in self._layers]
         sites = tuple(each.site() for each in found)
         if self._layers[0].gathered:
             check_lists(self._graph, {path for each in found for path in each.paths})

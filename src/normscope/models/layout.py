@@ -187,11 +187,6 @@ class ModelLayout:
         return all(site.attention.query is not None and site.attention.key is not None for site in self.sites)
 
     @property
-    def inner(self) -> bool:
-        """Whether a layer returns more than the block's output and what one network adds to it."""
-        return any(site.inner for site in self.sites)
-
-    @property
     def has_networks(self) -> bool:
         """Whether every layer with attention has a feed-forward network, and what leaves it has the block's dimensions."""
         return all(site.has_network and site.residual.bottleneck is None for site in self.sites)

@@ -72,7 +72,7 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
-        heads = counted(self.layout.heads, "head")
+        heads = f"{'up to ' * self.layout.heads_differ}{counted(self.layout.heads, 'head')}"
         text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"

@@ -57,7 +57,7 @@ class PlantedAnalysis(Analysis):
         # The attention block of the same layer is still alive, and what both make of a token is what leaves the layer.
         assert block.attention is self._attention
         self._seen.append(f"network {block.layer}")
-        self._left = block.layer_output[batch.token_mask]
+        self._left = block.vectors(block.stages[-1])[batch.token_mask]
 
     def update_hidden(self, layer, vectors, batch):
         self._seen.append(f"hidden {layer}")

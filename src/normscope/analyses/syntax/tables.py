@@ -155,7 +155,6 @@ class SyntaxReport:
                 "high": high,
                 "count": self._all_arcs[0],
                 "baseline": self._baseline,
-                "exists": self._exists[:, None, None, :, None, None],
             },
             layer=self.layers,
             candidates=CANDIDATES,
@@ -167,7 +166,8 @@ class SyntaxReport:
         number = table.pop("map").to_numpy()
         table["measure"] = np.array([measure for measure, _ in self._maps], dtype=object)[number]
         table["head"] = np.array([head for _, head in self._maps])[number]
-        return table[(table["count"] > 0) & table["exists"]][_HEAD_COLUMNS].reset_index(drop=True)
+        exists = table["head"] <= table["layer"].map(dict(zip(self.layers, self.heads_of, strict=True)))
+        return table[(table["count"] > 0) & exists][_HEAD_COLUMNS].reset_index(drop=True)
 
     def _baseline_rows(self) -> pd.DataFrame:
         """The baselines as rows of layer 0."""
