@@ -142,7 +142,7 @@ def tokenizer(minilm_folder):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`family`: the name of every family in turn, unless a test lists its own.
 
-    `networks` leaves out families whose feed-forward networks cannot be observed.
+    `networks` leaves out families whose feed-forward networks no oracle takes apart.
     """
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     names = {name.strip() for given in own for name in (given.split(",") if isinstance(given, str) else given)}

@@ -47,7 +47,7 @@ KINDS = frozenset(
 """Families that differ in more than names. Tests marked `kinds` are slow for the others, whose blocks contracts compare."""
 
 UNKNOWN_NETWORKS = frozenset({"gpt_oss"})
-"""Families whose feed-forward networks cannot be observed: the experts of gpt-oss have biases and a gate of their own kind."""
+"""Families whose networks no oracle takes apart: the experts of gpt-oss have biases and a gate of their own kind."""
 
 DECODERS = {
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),

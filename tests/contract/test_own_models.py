@@ -110,7 +110,7 @@ def test_wrong_parts_of_layers_that_no_module_runs_are_refused(part, other):
     wrapped = normscope.wrap(built("layers-in-separate-lists"))
     layout = wrapped.layout
     *_, last = layout.sites
-    paths = {"network_norm": last.network.norm} | vars(last.attention) | vars(last.residual)
+    paths = {"network_norm": last.residual.output_norm} | vars(last.attention) | vars(last.residual)
     wrong = changed_sites(layout, "residual" if part == "norm" else "attention", [last.layer], **{part: paths[other]})
     with pytest.raises(InputError, match="cannot be observed exactly"):
         verify(wrapped.model, wrong, "it", feed_forward=True)
@@ -433,12 +433,12 @@ def test_norms_windows_and_orders_of_heads(change):
     ],
 )
 def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
-    """diag(γ) is folded into W_O and b_O, W_2 and b_2; layouts that leave it out, or exchange the two, are refused."""
+    """diag(γ) is folded into W_O and b_O; layouts that leave it out, or take that of the network, are refused."""
     model = built(name)
     wrapped = normscope.wrap(model)
     layout = wrapped.layout
     first = layout.sites[0]
-    assert (first.residual.scaling, first.network.scaling) == (block, network)
+    assert (first.residual.scaling, first.residual.scaling_of_network) == (block, network)
     for modules in bind_blocks(wrapped.model, layout):
         weight, bias = modules.output.weight.T, modules.output.bias
         parameters = modules.parameters()
@@ -448,8 +448,6 @@ def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
     for wrong in (
         changed_sites(layout, "residual", [1], scaling=None),
         changed_sites(layout, "residual", [1], scaling=network),
-        changed_sites(layout, "network", [1], scaling=None),
-        changed_sites(layout, "network", [1], scaling=block),
     ):
         with pytest.raises(InputError, match="layer 1"):
             verify(wrapped.model, wrong, name, feed_forward=True)

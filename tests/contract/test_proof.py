@@ -59,7 +59,7 @@ def test_every_field_is_mutated_or_there_is_a_reason():
     mutated = {mutation.field for mutation in mutations(layout, model)}
     mutated |= {f"{part}.{field}" for part, found in IN_LAYER.items() for field in found}
     mutated |= {f"stream.{field}" for field in IN_MODEL} | {"attention.head_norms", "attention.scale"}
-    nested = {"sites", "stream", "site.attention", "site.residual", "site.network"}
+    nested = {"sites", "stream", "site.attention", "site.residual"}
     assert fields - mutated - nested == set(NOT_MUTATED)
 
 
@@ -72,7 +72,7 @@ def test_a_layout_with_one_wrong_field_is_refused(family, stack):
     accepted, vague = [], []
     for mutation in mutations(layout, model):
         try:
-            verify(model, mutation.layout, family, feed_forward=mutation.field.startswith("network"))
+            verify(model, mutation.layout, family)
         except InputError as error:
             if "layer" not in str(error) or "\n" in str(error):
                 vague.append(f"{mutation}: {error}")

@@ -4,6 +4,7 @@ Every sabotage depends on something that the probes do not have: more than twelv
 a late position, a large value. The same model without it is accepted, and its numbers are those of explicit vectors.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import LlamaConfig, LlamaModel
 
 import normscope
 from normscope.errors import InputError
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check
 from normscope.models.verification import verify
@@ -140,11 +142,7 @@ BLOCKS = {
     "bert norm": ("bert", scaled_bert_norm, "the output of the block's norm of layer 2"),
     "bert layer": ("bert", scaled_bert_layer, "the layer output of layer 2"),
 }
-NETWORKS = {
-    "network": (scaled_network, "the feed-forward network of layer 2"),
-    "activation": (scaled_activation, "the feed-forward network of layer 2"),
-    "norm": (scaled_norm, "the input of the feed-forward network of layer 2"),
-}
+NETWORKS = [scaled_network, scaled_activation, scaled_norm]
 
 
 def verified(family, sabotage, factor):
@@ -183,13 +181,31 @@ def test_a_block_that_depends_on_the_text_is_refused(kind, factor, check):
 
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("check", [Check.SOME, Check.TEXTS])
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_a_network_that_depends_on_the_text_is_refused(kind, check):
-    sabotage, message = NETWORKS[kind]
+@pytest.mark.parametrize("sabotage", NETWORKS)
+def test_a_network_that_depends_on_the_text_is_followed_or_refused(sabotage, check):
+    """What it does with this text is what its parts are of, unless that is no affine map."""
     model, layout = verified("llama", sabotage, long)
-    observed(model, layout, SHORT, check, feed_forward=True)
-    with pytest.raises(InputError, match=f"cannot be observed exactly on these texts: {message} differs by"):
-        observed(model, layout, LONG, check, feed_forward=True)
+    made: list[Tensor] = []
+
+    def visit(block: FeedForwardBlock) -> None:
+        assert float(block.error().max()) < 1e-6
+        parts = block.composition().parts(block.stages[-1])
+        made.append(parts.own + parts.others + parts.constant)
+
+    for ids in (SHORT, LONG):
+        made.clear()
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+        with torch.no_grad():
+            expected = model(**inputs, output_hidden_states=True).hidden_states[1:3]
+        refused = ids is LONG and sabotage is scaled_activation
+        message = "the feed-forward network of layer 2 cannot be observed"
+        with (
+            pytest.raises(InputError, match=message) if refused else contextlib.nullcontext(),
+            Observer(model, layout, feed_forward=True) as observer,
+        ):
+            observer.run(inputs, lambda _block: None, None, visit, check=check)
+        if not refused:
+            torch.testing.assert_close(torch.stack(made[:2]), torch.stack(expected), rtol=1e-5, atol=1e-5)
 
 
 class Watched(LlamaModel):
