@@ -331,17 +331,17 @@ def test_a_network_that_is_not_affine_is_refused_only_if_it_is_needed(llama):
     assert "sort in layers.1.mlp (Sorted)" in message
 
 
-def test_a_network_whose_norm_stands_elsewhere_is_refused(llama):
-    """After the residual connection, in a family that normalises before its networks."""
-    layer = llama.layers[1]
-    norm, forward = nn.LayerNorm(24).double(), type(layer).forward
-
-    def normed_forward(*args, **kwargs):
-        return norm(forward(layer, *args, **kwargs))
-
-    layer.forward = normed_forward
-    with pytest.raises(InputError, match="its norms stand elsewhere than the attention block's"):
-        whole_outputs(llama)
+@pytest.mark.parametrize("place", ["network", "layer"])
+def test_norms_may_stand_anywhere(llama, place):
+    """Of the network's output, or after the residual connection, in a family that normalises before its networks."""
+    layer, norm = llama.layers[1], nn.LayerNorm(24).double()
+    normed = layer.mlp if place == "network" else layer
+    forward = type(normed).forward
+    normed.forward = lambda *args, **kwargs: norm(forward(normed, *args, **kwargs))
+    inputs = token_batch(llama, LENGTHS)
+    tokens = inputs["attention_mask"].bool()
+    for got, wanted in zip(whole_outputs(llama), layer_outputs(llama, layout_of("llama"), inputs), strict=True):
+        torch.testing.assert_close(got[tokens], wanted[tokens], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

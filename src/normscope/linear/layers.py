@@ -36,6 +36,14 @@ class Followed(NamedTuple):
         return cls(vectors, stack_of(vectors))
 
 
+class Added(NamedTuple):
+    """What a network adds to the residual connection."""
+
+    added: Followed
+    unnormed: Followed
+    """The same before a norm of its own, if it has one."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FollowedLayer:
     """What a layer has made of its residual connection. It refers to tensors that the model may change later."""
@@ -46,14 +54,12 @@ class FollowedLayer:
     """What attention adds."""
     residual: Followed
     """What the first network's output is added to."""
-    networks: tuple[Followed, ...]
-    """What each network adds, before a norm of its own."""
+    networks: tuple["Added", ...]
+    """What each network adds."""
     before_norm: Followed | None
     """What the last norm reads, if one comes after the networks."""
     output: Followed
     """What leaves the layer."""
-    normed: bool
-    """Whether a network's output has a norm of its own."""
 
     def parts(self, of: Sequence[Followed], given: Given, *, bias: bool = False) -> list[Tensor]:
         """What tensors of the layer take from given parts, (source, *tensor).
@@ -88,7 +94,7 @@ class LayerFollower:
         self._inputs: Tensor | None = None
         self._attention: Tensor | None = None
         self._residual: Followed | None = None
-        self._added: list[tuple[Followed, Way]] = []
+        self._added: list[Added] = []
 
     def enter(self, vectors: Tensor) -> None:
         """What the residual connection carries past attention, as the model has it."""
@@ -104,7 +110,8 @@ class LayerFollower:
         """What is added to the residual connection."""
         if self._attention is not None:
             self._residual = self._residual or Followed.of(residual)
-            self._added.append((Followed.of(vectors), way_of(vectors)))
+            added, before = Followed.of(vectors), way_of(vectors).before_norm
+            self._added.append(Added(added, added if before is None else Followed.of(before)))
         return vectors
 
     def leave(self, vectors: Tensor) -> FollowedLayer | None:
@@ -118,10 +125,9 @@ class LayerFollower:
             Followed.of(self._inputs),
             Followed.of(self._attention),
             self._residual,
-            tuple(each if way.before_norm is None else Followed.of(way.before_norm) for each, way in self._added),
+            tuple(self._added),
             None if before is None else Followed.of(before),
             Followed.of(vectors),
-            any(way.before_norm is not None for _, way in self._added),
         )
 
     def forget(self) -> None:

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.errors import InputError
 from normscope.linear.layers import Followed, FollowedLayer, Given
 from normscope.linear.rules import Factored, dense
 from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
@@ -41,14 +40,6 @@ class FeedForwardBlock:
     modules: BlockModules
     rerun: LayerRerun
 
-    def __post_init__(self) -> None:
-        expected = LAYER_STAGES[self.attention.parameters.norm_position]
-        if self.stages != expected:
-            raise InputError(
-                f"the feed-forward network of layer {self.layer} cannot be observed: its norms stand elsewhere than the "
-                f"attention block's; expected the stages {', '.join(expected)}, got {', '.join(self.stages)}"
-            )
-
     @property
     def layer(self) -> int:
         """Counted from 1."""
@@ -67,7 +58,7 @@ class FeedForwardBlock:
     @property
     def stages(self) -> tuple[LayerStage, ...]:
         """The stages of the layer."""
-        return (LayerStage.BLOCK, *self._tensors)
+        return LAYER_STAGES[self.attention.parameters.norm_position]
 
     @property
     def is_parallel(self) -> bool:
@@ -76,14 +67,15 @@ class FeedForwardBlock:
 
     @cached_property
     def _tensors(self) -> dict[LayerStage, Sequence[Followed]]:
-        """The tensors whose sum is the vector at a stage."""
-        followed = self.followed
-        tensors: dict[LayerStage, Sequence[Followed]] = {LayerStage.NETWORK: followed.networks}
-        if not followed.normed:
-            tensors[LayerStage.RESIDUAL] = [followed.before_norm or followed.output]
-        if followed.normed or followed.before_norm is not None:
-            tensors[LayerStage.NORMALISED] = [followed.output]
-        return tensors
+        """The tensors whose sum is the vector at a stage.
+
+        Where norms of the network stand elsewhere than those of the block, they are part of the stage at whose end they stand.
+        """
+        followed, normed = self.followed, LayerStage.NORMALISED in self.stages
+        networks = [network.unnormed if normed else network.added for network in followed.networks]
+        before = followed.before_norm if normed and followed.before_norm is not None else followed.output
+        of = {LayerStage.NETWORK: networks, LayerStage.RESIDUAL: [before], LayerStage.NORMALISED: [followed.output]}
+        return {stage: of[stage] for stage in self.stages[1:]}
 
     def composition(self) -> LayerComposition:
         """The parts of the layer's output."""
