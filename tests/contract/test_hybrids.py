@@ -43,8 +43,8 @@ GATED = ["afmoe", "bailing_hybrid", "qwen3_5_text", "lfm3", "qwen3_next"]
 LATENT = ["bailing_hybrid", "kimi_linear", "youtu", "deepseek_v2", "deepseek_v3"]
 SOME_LAYERS = ["llama4_text"]
 """Only layers 1 and 3 rotate queries and keys, and have norms of them."""
-BOTTLENECK = ["mobilebert"]
-"""Attention is inside a bottleneck, and γ ⊙ x + β stands in place of norms."""
+BOTTLENECK = ["mobilebert", "minimax"]
+"""The residual connection carries what the layer makes of its input: in a bottleneck, or by a norm."""
 UNUSUAL = {
     "norms of queries and keys with biases": FAMILY_CONFIGS["phi"] | {"qk_layernorm": True},
     "norms on the residual connection": FAMILY_CONFIGS["bloom"] | {"apply_residual_connection_post_layernorm": True},

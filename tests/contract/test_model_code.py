@@ -139,7 +139,6 @@ def test_a_model_that_adds_the_mask_itself_is_observed():
     ("model_type", "refusal"),
     [
         ("doge", "in attention 1, the attention output is read by more than one operation"),
-        ("minimax", "MiniMaxModel cannot be observed exactly"),
         ("convbert", "the outputs of the heads are not read by a single linear layer"),
     ],
 )

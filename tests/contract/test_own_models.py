@@ -278,6 +278,26 @@ class Hybrid(own_models.Pairs):
         self.layers.insert(0, nn.ModuleList([own_models.MLP(), own_models.MLP()]))
 
 
+class NormsOutside(own_models.NanoGPT):
+    """Layers are given what the norms before attention make, which run outside them."""
+
+    class Block(own_models.Block):
+        def forward(self, x, normed):
+            x = x + self.attn(normed)
+            return x + self.mlp(self.ln_2(x))
+
+    def __init__(self):
+        super().__init__()
+        self.transformer.h = nn.ModuleList(self.Block(flash=True, bias=True) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(own_models.D) for _ in range(2))
+
+    def forward(self, idx):
+        x = self.transformer.wte(idx)
+        for norm, block in zip(self.norms, self.transformer.h, strict=True):
+            x = block(x, norm(x))
+        return x
+
+
 class Needs(own_models.NoMask):
     """A model that needs a second argument."""
 
@@ -293,6 +313,7 @@ class Needs(own_models.NoMask):
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
         (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
         (lambda: Hybrid(), r"layers.0 is not part of any layer with attention"),
+        (lambda: NormsOutside(), r"layer model.transformer.h.0 uses model.norms.0, which lies outside the layer"),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
         (
             lambda: own_models.MultipliedResidual(),

@@ -67,7 +67,7 @@ class SiteFinder:
         heads = self._number_of_heads()
         reader = block.reader if scores.key is None else None
         return AttentionSite(
-            module=self._path(block.attention.path),
+            module=self._noted(block.attention.path),  # which may run every layer
             query=self._heads("Q", scores.query),
             key=self._heads("K", scores.key),
             value=self._heads("V", block.value),
