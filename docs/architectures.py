@@ -56,8 +56,6 @@ _REASONS = {
     "falcon_h1": "a mixer and a network both add to the stream besides attention; the proof accepts one such branch"
 }
 """Why the proof refuses some of them."""
-_UNKNOWN_SLOPE = ("apertus",)
-"""Architectures whose feed-forward networks have an activation without a known slope, which only weights show."""
 _SECONDS = 300
 _PATHS = re.compile(r" from '[^']*('|…)")
 """Where modules lie on this machine, in messages of transformers."""
@@ -109,12 +107,10 @@ def rows(model_type: str) -> Iterator[Row]:
                 reason = _REASONS.get(model_type, "the proof on a small model with weights refuses it")
                 yield Row(model_type, stack or "", lists, "", "no", "", reason)
                 continue
-            limits, network = [*_limits(layout)], _network(layout)
-            if model_type in _UNKNOWN_SLOPE:
-                limits, network = [*limits, "the slope of its activation is not known"], "no"
             followed = "" if stack == "decoder" else "yes" if is_encoder_known else "no"
             position = ", ".join(layout.norm_positions)
-            yield Row(model_type, stack or "", lists, position, network, followed, "; ".join(limits))
+            limits = "; ".join(_limits(layout))
+            yield Row(model_type, stack or "", lists, position, _network(layout), followed, limits)
 
 
 def _network(layout: ModelLayout) -> str:

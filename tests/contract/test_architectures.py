@@ -138,12 +138,9 @@ def test_every_architecture_of_the_page_is_proved(model_type):
                 verify(observed, layout_of_model(observed, stack or None), model_type)
             continue
         layout = layout_of_model(observed, stack or None)
-        whole = rows[stack].network == "yes"
-        assert verify(
-            observed, layout, model_type, feed_forward=whole or (layout.has_networks and model_type != "apertus")
-        )
+        assert verify(observed, layout, model_type, feed_forward=layout.has_networks)
         assert ", ".join(layout.norm_positions) == rows[stack].block
-        assert not whole or layout.has_networks
+        assert layout.has_networks == (rows[stack].network in ("yes", "part"))
         if rows[stack].attribution:
             assert _is_followed(observed, layout) == (rows[stack].attribution == "yes")
 
