@@ -172,21 +172,6 @@ class Composition:
         constant = self._normalised(constant)
         return constant if self._norm.bias is None else constant + self._norm.bias
 
-    def constant_terms(self, stage: Stage) -> list[tuple[Float[Tensor, "batch token"] | None, Float[Tensor, " model"]]]:
-        """`constant` as a sum of few vectors, each with a factor for every token; None stands for the factor 1.
-
-        Raises:
-            ValueError: If the block does not have the stage.
-        """
-        self._check(stage)
-        bias = self.output_bias
-        if stage is not Stage.NORMALISED:
-            return [] if bias is None else [(None, bias)]
-        terms: list[tuple[Tensor | None, Tensor]] = []
-        if bias is not None:
-            terms.append((1 / self.deviation, self._norm.scaled(bias)))
-        return terms if self._norm.bias is None else [*terms, (None, self._norm.bias)]
-
     def whole(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """The block's output at a stage, computed from the whole vectors instead of the parts.
 

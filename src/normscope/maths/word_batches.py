@@ -120,75 +120,6 @@ class WordBatch:
                 weights[:, :, own, own + strip.queries.start] = 0
             yield strip, weights
 
-    def merged_neurons(
-        self,
-        strip: Strip,
-        rows: Float[Tensor, "batch word query"],
-        weights: Float[Tensor, "batch head query key"],
-        gates: "list[tuple[KeyVectors, Float[Tensor, 'batch query width']]]",
-    ) -> Float[Tensor, "batch unit word width"]:
-        """Σ_{i∈I} rows_Ii Σ_g A^g_i ⊙ Σ_{j∈J} Σ_h weights^h_ij v^h_j M^g, where every query has slopes A_i of its own.
-
-        Args:
-            strip: The target words.
-            rows: The coefficient of each query in each target word.
-            weights: α of the strip's queries.
-            gates: v M^g, and A^g of the strip's queries.
-        """
-        pieces = self.groups.targets
-        here = slice(strip.words.start, strip.words.stop)
-        columns, of_strip = self._others_of(strip)
-        owners = pieces.owners[strip.sequences][:, columns].sub(here.start).masked_fill(~of_strip, 0)
-
-        def of(tokens: Tensor, words: Tensor, exist: Tensor) -> Tensor:
-            tokens = tokens.sub(strip.queries.start).masked_fill(~exist, 0)
-            batch = torch.arange(len(tokens), device=tokens.device)[:, None]
-            shares = rows[batch, words, tokens] * exist
-            chosen = weights.transpose(1, 2)[batch, tokens].mul_(shares[..., None, None]).transpose(1, 2)
-            sums = None
-            for vectors, slopes in gates:
-                neurons = self.over_keys(chosen, vectors).mul_(slopes[batch, tokens].unsqueeze(1))
-                sums = neurons if sums is None else sums.add_(neurons)
-            assert sums is not None
-            return sums
-
-        words = torch.arange(here.stop - here.start, device=rows.device)[None]
-        sums = of(pieces.first[strip.sequences, here], words, pieces.exists[strip.sequences, here])
-        if len(columns):
-            more = of(pieces.others[strip.sequences][:, columns], owners, of_strip)
-            batch = torch.arange(len(more), device=rows.device)
-            for piece in range(len(columns)):
-                sums[batch, :, owners[:, piece]] += more[:, :, piece]
-        return sums
-
-    def _others_of(self, strip: Strip) -> tuple[Int[Tensor, " piece"], Bool[Tensor, "batch piece"]]:
-        """Columns of `Pieces.others` with tokens of a strip's target words, and which sequences have such a token there."""
-        pieces = self.groups.host.targets
-        inside = (pieces.owners >= strip.words.start) & (pieces.owners < strip.words.stop)
-        of_strip = (pieces.is_other & inside)[strip.sequences]
-        columns = of_strip.any(dim=0).nonzero()[:, 0]
-        return to_device(columns, self.groups.rows.device), to_device(of_strip[:, columns], self.groups.rows.device)
-
-    def with_own(
-        self,
-        vectors: Float[Tensor, "batch unit word model"],
-        rows: Float[Tensor, "batch word query"],
-        own: Float[Tensor, "sequences queries model"],
-        strip: Strip,
-    ) -> Float[Tensor, "batch unit word model"]:
-        """The vectors of a strip's pairs; what tokens take from themselves is added to their word's pair with itself.
-
-        Args:
-            vectors: Of all source words and the strip's target words; changed in place.
-            rows: The coefficient of each of the strip's queries in each target word.
-            own: What every token takes from itself.
-            strip: The queries and words.
-        """
-        if self.groups.is_self_attention:
-            itself = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
-            vectors[:, itself, itself - strip.words.start] += rows @ own[strip.sequences, strip.queries]
-        return vectors
-
     def with_own_norms(
         self,
         vectors: Float[Tensor, "batch unit word model"],
@@ -197,14 +128,14 @@ class WordBatch:
         own: Float[Tensor, "sequences queries model"],
         strip: Strip,
     ) -> Float[Tensor, "batch word unit"]:
-        """The norms of what `with_own` returns. Only those of a word's pair with itself differ from the vectors' own.
+        """The norms of a strip's pairs, with what tokens take from themselves added to their word's pair with itself.
 
         Args:
-            vectors: See `with_own`; left as they are.
-            norms: The norms of the vectors.
-            rows: See `with_own`.
-            own: See `with_own`.
-            strip: See `with_own`.
+            vectors: Of all source words and the strip's target words; left as they are.
+            norms: The norms of these vectors.
+            rows: The coefficient of each of the strip's queries in each target word.
+            own: What every token takes from itself.
+            strip: The queries and words.
         """
         itself = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
         pairs = vectors[:, itself, itself - strip.words.start] + rows @ own[strip.sequences, strip.queries]
