@@ -23,6 +23,7 @@ from normscope.distribution import VERSION as __version__
 if TYPE_CHECKING:
     from normscope.api import (
         Answer,
+        AttentionValues,
         Attribution,
         AttributionMap,
         AttributionMaps,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Similarities,
         Similarity,
         SimilarityTo,
+        attention,
         attribute,
         attribution_maps,
         decompose,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "AttentionValues",
     "Attribution",
     "AttributionMap",
     "AttributionMaps",
@@ -69,6 +72,7 @@ __all__ = [
     "Similarity",
     "SimilarityTo",
     "__version__",
+    "attention",
     "attribute",
     "attribution_maps",
     "decompose",

@@ -1,6 +1,7 @@
 """The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
 from normscope.api.analysing import run
+from normscope.api.attention_values import AttentionValues, attention
 from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions
@@ -19,6 +20,7 @@ from normscope.api.training import Callback
 __all__ = [
     "DEFAULT_MODEL",
     "Answer",
+    "AttentionValues",
     "Attribution",
     "AttributionMap",
     "AttributionMaps",
@@ -35,6 +37,7 @@ __all__ = [
     "Similarities",
     "Similarity",
     "SimilarityTo",
+    "attention",
     "attribute",
     "attribution_maps",
     "decompose",
