@@ -12,6 +12,7 @@ from normscope.api.loaded_results import load_attribution
 from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
+from normscope.api.recording import record_attention
 from normscope.api.results import Results
 from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
@@ -44,6 +45,7 @@ __all__ = [
     "load",
     "load_attribution",
     "observe",
+    "record_attention",
     "run",
     "similarity",
     "wrap",

@@ -161,13 +161,20 @@ class Asked(NamedTuple):
 
 
 def asked_of(
-    model: LoadedModel, layers: Iterable[int] | None, heads: Iterable[int] | None, measure: str, reduce: str | None
+    model: LoadedModel,
+    layers: Iterable[int] | None,
+    heads: Iterable[int] | None,
+    measure: str,
+    reduce: str | None,
+    top: int | None,
 ) -> Asked:
-    """Layers, heads, the measure and what is kept of several heads.
+    """Layers, heads, the measure, and what is kept of several heads and keys.
 
     Raises:
         InputError: If there is no such layer, head or measure.
     """
+    if top is not None and top < 1:
+        raise InputError(f"top={top}: expected a number of keys, 1 or more")
     layout = model.layout
     numbers = whole_numbers("layers", layers, 1, model.layers) or list(layout.attends)
     for layer in numbers:
@@ -178,7 +185,7 @@ def asked_of(
         heads=of_heads,
         measure=chosen("measure", measure, PairMeasure),
         reduction=None if reduce is None else chosen("reduce", reduce, HeadReduction),
-        top=None,
+        top=top,
     )
 
 
@@ -193,9 +200,7 @@ def _attention(
     reduce: str | None,
     top: int | None,
 ) -> AttentionValues | list[AttentionValues]:
-    if top is not None and top < 1:
-        raise InputError(f"top={top}: expected a number of keys, 1 or more")
-    asked = asked_of(model, layers, heads, measure, reduce)._replace(top=top)
+    asked = asked_of(model, layers, heads, measure, reduce, top)
     words = asks_for_words(queries) or asks_for_words(keys)
     batch = batch_from_texts(model, text, Level.word if words else Level.token)
     single = is_single(text) and batch.sequences == 1

@@ -64,6 +64,10 @@ class Read(NamedTuple):
     tokens: Sequence[str]
     words: Sequence[str]
     """What each word spells; empty unless words are asked for."""
+    image: int | None = None
+    """The id of the tokens that stand for an image, if neither the model's config nor its tokenizer has it."""
+    is_prompt: bool = False
+    """Whether an answer is yet to be generated. Its region has no token so far."""
 
 
 def asks_for_words(asked: object) -> bool:
@@ -167,11 +171,13 @@ def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
             owners = owners_of_tokens(read.model, read.text, read.batch, None) if read.text is not None else None
             found = [] if owners is None else [(name, _where(owners, name)) for name in PAIR if name in owners]
             return found or _refuse(argument, kind, "a pair of texts, (first, second), and a fast tokenizer")
+        case "prompt" | "answer" if read.is_prompt:
+            return [(kind, list(range(count)) if kind == "prompt" else [])]
         case "messages" | "prompt" | "answer":
             return _of_conversation(argument, kind, read)
         case "images":
             image = image_token(read.model.model.config, read.model.tokenizer)
-            found = images_in(read.batch.input_ids[0].tolist(), image)
+            found = _images(read.batch.input_ids[0].tolist(), read.image if image is None else image)
             return found or _refuse(argument, kind, "a text with the tokens of images")
         case _:
             raise InputError(f"{argument}={kind[:60]!r}: expected one of {', '.join(NAMED)}")
@@ -219,7 +225,7 @@ def image_token(config: Any, tokenizer: Any) -> int | None:
     return next((int(each) for each in known if isinstance(each, int)), None)
 
 
-def images_in(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]]:
+def _images(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]]:
     """The tokens of each image, which follow one another."""
     runs = [[*run] for found, run in itertools.groupby(range(len(ids)), lambda at: ids[at] == image) if found]
     return [(f"image {number}", run) for number, run in enumerate(runs, start=1)]
