@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, escaped, one_line
+from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import attention_page
@@ -30,13 +31,18 @@ _NAME = 26
 _LARGEST = 1_500_000
 """Values on the page, about 3 MB; single heads, and then the last queries, are left out beyond it."""
 
-_MAPS = {"weight": "attn_w", "norm": "attn_n", "share": "share", "score": "score"}
+_MAPS = {
+    PairMeasure.weight: "attn_w",
+    PairMeasure.norm: "attn_n",
+    PairMeasure.share: "share",
+    PairMeasure.score: "attn_s",
+}
 """The explorer's names of measures."""
 _WHAT = {
-    "weight": "attention weight α",
-    "norm": "norm ‖αf(x)‖ of the weighted vectors",
-    "share": "signed share of αf(x) in the attention output",
-    "score": "score before the softmax, scale · q·k",
+    PairMeasure.weight: "attention weight α",
+    PairMeasure.norm: "norm ‖αf(x)‖ of the weighted vectors",
+    PairMeasure.share: "signed share of αf(x) in the attention output",
+    PairMeasure.score: "score before the softmax, scale · q·k",
 }
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 _NUMBER = re.compile(r"-?\d+")
@@ -175,10 +181,12 @@ def _said(found: AttentionValues, heads: int) -> str:
     layers = counted(len(found.axes["layer"]), "layer")
     over = f"{layers} and {counted(heads, 'head')}" if "head" in found.axes else f"{layers}, heads reduced"
     sums = (
-        "mean over the visible pairs of a region" if found.measure == "score" else "summed over the tokens of a region"
+        "mean over the visible pairs of a region"
+        if found.measure == PairMeasure.score
+        else "summed over the tokens of a region"
     )
     kept = "" if found.strongest is None else f", of the {found.strongest.shape[-1]} strongest keys of every head"
-    what = _WHAT[found.measure]
+    what = _WHAT[PairMeasure(found.measure)]
     return f"{what[:1].upper()}{what[1:]}, {sums}; mean over {over}{kept}. Tokens count from 0."
 
 
@@ -214,7 +222,7 @@ def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query ke
         which = "" if every else f" {', '.join(map(str, found.axes['head']))}"
         notes.append(f"heads{which} are shown together")
     shown = values.astype(np.float32)
-    name = _MAPS[found.measure]
+    name = _MAPS[PairMeasure(found.measure)]
     combined = shown.sum(axis=1) if name == "share" and "head" in found.axes else shown.mean(axis=1)
     maps = TokenMaps(
         title=found.text,

@@ -174,6 +174,7 @@ ALLOWED = {
     },
     "attention_command": {
         "api",
+        "maths.choices",
         "models",
         "reporting.explorer",
         "reporting.page.explorer_page",

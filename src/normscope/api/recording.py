@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -78,7 +79,7 @@ def record_attention(
         loop of your own, for all its passes when the context ends.
 
     Examples:
-        >>> import normscope, transformers
+        >>> import normscope, torch, transformers
         >>> config = transformers.LlamaConfig(
         ...     vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
         ... )
@@ -483,10 +484,32 @@ def _models(
             raise InputError(f"model: expected a causal language model, which generates, got {model.name}")
         return outer, model.model, model
     check_eager(model)
-    loaded = wrap_model(model, tokenizer)
     given = without_peft(model)
-    assert isinstance(given, PreTrainedModel)
-    return given, base_of(text_tower(given)), loaded
+    if not isinstance(given, PreTrainedModel):
+        raise InputError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
+    tower = text_tower(given)
+    return given, base_of(tower), _wrapped(model, tokenizer, keep=tower is given)
+
+
+_known: "weakref.WeakKeyDictionary[nn.Module, tuple[LoadedModel, object]]" = weakref.WeakKeyDictionary()
+"""Models that have been recorded, with their tokenizers: to find out where a model attends takes a second or more."""
+
+
+def _wrapped(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, keep: bool) -> LoadedModel:
+    """What is known of a model's attention. It is found out again if the model has changed since.
+
+    Args:
+        keep: Whether to keep it for the next recording, as far as it does not hold the model itself.
+    """
+    loaded, of_tokenizer = _known.get(model, (None, None))
+    if loaded is not None and of_tokenizer is tokenizer:
+        with contextlib.suppress(InputError):
+            loaded.require_current()
+            return loaded
+    loaded = wrap_model(model, tokenizer)
+    if keep:
+        _known[model] = loaded, tokenizer
+    return loaded
 
 
 def _seen(keys: slice, queries: slice, window: int | None, device: torch.device) -> Bool[Tensor, "row key"] | None:
@@ -531,7 +554,7 @@ def _scores(
     """scale · q·k, where several heads of queries may share one of keys."""
     grouped = (query * scale).reshape(len(key), -1, query.shape[-1])
     parts = [grouped @ full_precision(key[:, part]).mT for part in pieces(slice(0, key.shape[1]), _KEYS_AT_ONCE)]
-    return torch.cat(parts, dim=-1).view(*query.shape[:2], -1)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).view(*query.shape[:2], -1)
 
 
 def _sums(

@@ -206,7 +206,7 @@ class AttentionWeights:
         term = None if mask is None else mask.chosen_term(slice(None), queries, every, lengths, query)
         return attention_maths.attention_scores(query, self.key, term, self.scale, self.cap)
 
-    def of_heads(self, heads: Int[Tensor, " chosen"]) -> "AttentionWeights":
+    def of_heads(self, heads: slice | Int[Tensor, " chosen"]) -> "AttentionWeights":
         """α of some heads."""
 
         def chosen(tensor: Tensor | None) -> Tensor | None:

@@ -33,13 +33,13 @@ class AnswerMeasure(enum.StrEnum):
 class PairMeasure(enum.StrEnum):
     """What is measured between a query and a key, of each head."""
 
-    weight = "weight"
+    weight = enum.auto()
     """α."""
-    norm = "norm"
+    norm = enum.auto()
     """‖αf(x)‖."""
-    share = "share"
+    share = enum.auto()
     """The signed share of αf(x) in the query's attention output; those of all heads and keys add up to 1, less that of b_O."""
-    score = "score"
+    score = enum.auto()
     """What the softmax takes: scale · q·k, with any cap and positional bias."""
 
 

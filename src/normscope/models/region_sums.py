@@ -17,6 +17,9 @@ from normscope.models.block import AttentionBlock
 _AT_ONCE = 256
 """Tokens whose sums by region are computed at once, so that the matrix of members stays small."""
 
+_VECTORS_AT_ONCE = 2**22
+"""Numbers that one call of the fused kernel may return: 16 MiB in float32."""
+
 _TILE_AT_ONCE = 4096
 """The same where whole rows stand for tiles."""
 
@@ -98,6 +101,10 @@ class RegionSums:
             for rows, keys, values in self._of_rows(tokens):
                 self._add_rows(sums, rows, self._of_keys(values, keys))
             return sums
+        if self._fused:
+            for heads in pieces(slice(0, len(sums)), _VECTORS_AT_ONCE // (len(self.queries) * self._width)):
+                self._add_rows(sums[heads], tokens, self._by_kernel(heads)[:, tokens.to(sums.device)])
+            return sums
         for tile in self._alpha.tiles():
             of_queries = self._members("queries", tile.rows)
             if of_queries is None:
@@ -109,6 +116,24 @@ class RegionSums:
                     part = of_keys.sums(self._measured(weights, tile.rows, keys)[0])
                     _add(sums, of_queries, of_keys, of_queries.sums(part.mT).mT)
         return sums
+
+    @property
+    def _width(self) -> int:
+        """The size of the vectors that the fused kernel adds up."""
+        return self.block.query.shape[-1]
+
+    @property
+    def _fused(self) -> bool:
+        """Whether the fused kernel can add up the keys of all regions at once, as attention to indicators of regions."""
+        alpha, regions = self.block.alpha, self._regions(self.keys)
+        known = alpha.given is None and alpha.cap is None
+        return self.measure is PairMeasure.weight and known and regions <= self._width
+
+    def _by_kernel(self, heads: slice) -> Float[Tensor, "head query region"]:
+        """α of some of the chosen heads, summed over the keys of each region."""
+        regions = torch.arange(self._regions(self.keys))
+        indicators = (self.keys == regions[:, None]).unsqueeze(1).to(self.block.query.device)
+        return self._alpha.of_heads(heads).by_group(indicators)[0]
 
     def _add_rows(self, sums: Tensor, rows: Int[Tensor, " row"], values: Float[Tensor, "head row region"]) -> None:
         """Add rows of tokens to those of their regions."""
