@@ -140,7 +140,7 @@ def _numbers(key: str, typed: object) -> list[int]:
 def _every(found: AttentionValues) -> Float[np.ndarray, "layer head query key"]:
     """Values of all keys: layer, head (one if heads are reduced), query, key; 0 where only the strongest are kept."""
     values, strongest = found.values, found.strongest
-    if found.strongest is not None:
+    if strongest is not None:
         values = np.zeros((*found.values.shape[:-1], len(found.keys)), dtype=values.dtype)
         np.put_along_axis(values, strongest, found.values, axis=-1)
     values = np.where(np.isfinite(values), values, 0)  # scores of invisible keys

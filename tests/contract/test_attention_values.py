@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BatchEncoding
 
 import normscope
@@ -280,3 +281,32 @@ def test_what_the_model_does_with_a_text_is_compared_at_the_rows():
             normscope.attention(model, [5, 6, 7], queries="last")
     finally:
         handle.remove()
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that is made, in bytes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.untyped_storage().nbytes())
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("measure", "family"), [("weight", "llama"), ("norm", "llama"), ("share", "mistral")])
+def test_no_tensor_grows_with_the_square_of_the_length(measure, family, monkeypatch):
+    """Neither for rows nor for blocks: the largest is smaller than a mask of one byte a pair."""
+    length = 2048
+    monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 2**16)
+    monkeypatch.setattr("normscope.maths.masks.STRIP", 32)
+    model = loaded(tiny_model(FAMILY_CONFIGS[family] | {"max_position_embeddings": length}, torch.float32), family)
+    regions = [slice(start, start + 64) for start in range(0, length, 64)]
+    text = token_batch(model.model, (length,))["input_ids"][0].tolist()
+    for queries, keys in (("last", None), (None, regions[:4]), (regions, regions)):
+        with Largest() as largest:
+            normscope.attention(model, text, queries=queries, keys=keys, measure=measure, reduce="mean")
+        assert 0 < largest.size < length**2

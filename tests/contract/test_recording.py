@@ -5,7 +5,15 @@ import functools
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    DynamicCache,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import normscope
@@ -219,3 +227,26 @@ def test_a_model_that_cannot_be_recorded_is_refused(model, asked, message):
     with pytest.raises(InputError) as error, normscope.record_attention(model(), **asked):
         pass
     assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_what_new_tokens_receive_from_an_image():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**sizes, image_size=16, patch_size=8),
+        text_config=LlamaConfig(**sizes, vocab_size=99),
+        image_token_index=90,
+        vision_feature_layer=-1,
+    )
+    model = LlavaForConditionalGeneration(config).eval()
+    image = {"pixel_values": torch.randn(1, 3, 16, 16)}
+    with normscope.record_attention(model, keys={"image": "images", "question": slice(5, 8)}) as recorded:
+        ids = generated(model, [5, 90, 90, 90, 90, 7, 8, 9], **image)
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        weights = torch.stack(model(input_ids=torch.tensor([ids[:-1]]), **image, output_attentions=True).attentions)[
+            :, 0
+        ]
+    expected = torch.stack([weights[:, :, 7:, 1:5].sum(-1), weights[:, :, 7:, 5:8].sum(-1)], dim=-1)
+    np.testing.assert_allclose(recorded[0].values, expected.numpy(), atol=1e-6)
