@@ -219,6 +219,8 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
     assert spans.axes["key"] == ("noun", "end")
     np.testing.assert_allclose(spans.values[:, 0, 0], words.values[:, 0, 2:4].sum(axis=-1), rtol=1e-5)
     np.testing.assert_allclose(spans.values[:, 0, 1], words.values[:, 0, -2:].sum(axis=-1), rtol=1e-5)
+    gaps = normscope.attention(model, text, queries=-1, keys={"ends": [0, slice(-2, None)]}, reduce="mean")
+    np.testing.assert_allclose(gaps.values[:, 0, 0], words.values[:, 0, [0, -2, -1]].sum(axis=-1), rtol=1e-5)
     spans.save(tmp_path / "spans.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "spans.parquet"), spans.table)
     pair = normscope.attention(model, (text, "Why?"), queries="answer", keys=["prompt", "answer"])
@@ -228,6 +230,7 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
     assert [values.values.shape for values in several] == [(3, 4, 1, 1)] * 2
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

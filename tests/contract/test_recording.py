@@ -93,6 +93,7 @@ def test_what_is_carried_is_recorded_too(family, measure):
     assert recorded[0].measure == measure
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "options",
     [{"cache_implementation": "static"}, {"use_cache": False}, {"prefill_chunk_size": 3}, {"num_beams": 1}],
@@ -174,6 +175,7 @@ def other_cache():
     return cache
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("keys", "options", "message"),
     [

@@ -66,6 +66,7 @@ def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
     assert "receives from" in dom
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

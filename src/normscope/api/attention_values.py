@@ -122,7 +122,7 @@ def attention(
               `"prompt"` and `"answer"` (the last answer of a conversation and all before it, or the texts of a pair), or
               `"images"` (the tokens of each image).
 
-            A dict names regions: `{"question": (0, 31), "context": slice(40, 900)}`.
+            A dict names regions: `{"question": (0, 31), "context": slice(40, 900), "names": [7, 12]}`.
         keys: Which tokens or regions are received from, likewise. In cross-attention, they are those of the source.
         layers: Which layers, from 1; all by default.
         heads: Which heads, from 1; all by default.

@@ -94,7 +94,7 @@ def regions_of(argument: str, asked: object, read: Read) -> Regions:
     spans: dict[str, tuple[int, int]] = {}
     for name, each in _named(argument, asked):
         if isinstance(each, tuple):
-            spans[name or f"{each[0]}:{each[1]}" if len(each) == 2 else str(each)[:40]] = each
+            spans[name or ":".join(map(str, each))[:40]] = each
             found.append((list(spans)[-1], []))
         else:
             found += _places(argument, name, each, read)
@@ -136,6 +136,10 @@ def _places(argument: str, name: str | None, asked: object, read: Read) -> list[
             raise InputError(f"{argument}: expected tokens from 0 to {count - 1}, or from −{count} to −1, got {asked}")
         place = int(asked) % count
         return [(name or read.tokens[place], [place])]
+    if isinstance(asked, list) and asked and name is not None:  # a region with gaps
+        return [
+            (name, [place for each in asked for _, places in _places(argument, name, each, read) for place in places])
+        ]
     raise InputError(
         f"{argument}: expected places of tokens, spans (start, end), slices of tokens, or one of {', '.join(NAMED)}; got "
         f"{printable(repr(asked), 60)}"
