@@ -156,9 +156,8 @@ def lengths() -> Iterator[Scenario]:
 
 def attention_lengths() -> Iterator[Scenario]:
     """Attention between tokens and regions, beside eager mode as far as its memory goes; and a recorded generation."""
-    for length in (1024, 4096, 8192):
-        eager = (EAGER,) if length <= 4096 else ()  # of twice the length, it keeps 17 GB of weights
-        yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS, *eager))
+    for length in (1024, 4096, 8192):  # at the last, eager mode keeps 17 GB of weights
+        yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS, EAGER))
     for length in (16384, 32768):  # relative cost depends on length and width, not on depth
         yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS), layers=2)
     yield Scenario("Llama, 8 heads", 1, 512, (BARE, RECORDED))
