@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, ModernBertConfig
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, GPT2Config, LlamaConfig, ModernBertConfig
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -18,6 +18,8 @@ from benchmarks.straightforward import mixing_ratios
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.registry import analyses
+from normscope.api.attention_values import attention
+from normscope.api.recording import record_attention
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
 from normscope.attribution.passes import held_pass
@@ -30,8 +32,10 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.layout import ModelLayout
 from normscope.models.layouts import layout_of
+from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.token_names import TokenNames
 from normscope.running.memory import run_batch
 
 _TINY: dict[str, Any] = {
@@ -55,6 +59,14 @@ SHAPES: dict[str, PretrainedConfig] = {
     # GPT-2's shape.
     "GPT-2": GPT2Config(use_cache=False, n_positions=8192),
     "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
+    "Llama, 8 heads": LlamaConfig(
+        vocab_size=1000,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        intermediate_size=1376,
+        use_cache=False,
+    ),
     # Gated, with as many weights in a feed-forward network as BERT-base.
     "Llama, base": LlamaConfig(
         vocab_size=30522,
@@ -82,6 +94,10 @@ STRAIGHTFORWARD = "straightforward"
 ONE_SCALAR = "attribution of a scalar"
 VALUE_ZEROING = "value zeroing"
 SIMILARITY = "similarity"
+EAGER = "output_attentions"
+LAST_ROW = "rows of the last token"
+BLOCKS = "sums of 64 × 64 regions"
+RECORDED = "generation, recorded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +108,9 @@ class Scenario:
     sequences: int
     length: int
     ways: tuple[str, ...]
-    """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself, or
-    names of analyses joined by +."""
+    """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself,
+    attention in eager mode, of the last token or between regions, a generation that is recorded (the bare pass is then one that
+    is not), or names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -135,6 +152,15 @@ def lengths() -> Iterator[Scenario]:
     }.items():
         for length in sizes:
             yield Scenario(shape, max(1, 1024 // length), length, (BARE, "mixing", "norms", "outliers", ALL_FOUR))
+
+
+def attention_lengths() -> Iterator[Scenario]:
+    """Attention between tokens and regions, beside eager mode as far as its memory goes; and a recorded generation."""
+    for length in (1024, 4096, 8192):  # at the last, eager mode keeps 17 GB of weights
+        yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS, EAGER))
+    for length in (16384, 32768):  # relative cost depends on length and width, not on depth
+        yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS), layers=2)
+    yield Scenario("Llama, 8 heads", 1, 512, (BARE, RECORDED))
 
 
 def large_language_model(layers: int | None = None) -> Scenario:
@@ -192,6 +218,7 @@ def dry_run(scenario: Scenario) -> Scenario:
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
     "lengths": lengths,
+    "attention": attention_lengths,
     "cuda": cuda,
 }
 
@@ -205,7 +232,11 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     config.max_position_embeddings = max(config.max_position_embeddings, scenario.length)
     with torch.device(scenario.device):  # large models are made where they run
         model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
-    batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
+    if RECORDED in scenario.ways:
+        return _generations(config, scenario.length)
+    # A single text of a causal model has no padding, and so no mask, which would cost the bare pass its fastest kernel.
+    padded = {LAST_ROW, BLOCKS, EAGER}.isdisjoint(scenario.ways)
+    batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size, padded=padded).to(model.device)
     inputs, layout = batch.model_inputs(), layout_of(model.config)
 
     def bare() -> None:
@@ -228,6 +259,21 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         texts = [embedded_parts(model, layout, inputs, embedder=embedder) for _ in range(2)]
         compared(embedder.function, *texts)
 
+    def in_eager_mode() -> None:
+        model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            model(**inputs, output_attentions=True)
+
+    regions = [slice(each[0], each[-1] + 1) for each in np.array_split(np.arange(scenario.length), 64) if len(each)]
+
+    def attended(queries: object, keys: object) -> Callable[[], None]:
+        loaded = LoadedModel(model, _names(model.config.vocab_size), layout, scenario.shape, None, None, None)
+
+        def run() -> None:
+            attention(loaded, batch.input_ids[0].tolist(), queries=queries, keys=keys)
+
+        return run
+
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))
 
@@ -237,8 +283,38 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         ONE_SCALAR: one_scalar,
         VALUE_ZEROING: zeroed,
         SIMILARITY: similar,
+        EAGER: in_eager_mode,
+        LAST_ROW: attended("last", None),
+        BLOCKS: attended(regions, regions),
     }
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
+
+
+_NEW = 200
+"""Tokens that are generated."""
+
+
+def _generations(config: PretrainedConfig, length: int) -> dict[str, Callable[[], None]]:
+    """A generation with the cache, and one beside which attention is recorded."""
+    config.use_cache = True
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    ids = torch.randint(3, config.vocab_size, (1, length))
+
+    def generate() -> None:
+        # No token ends it, so that both have the same length.
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW, min_new_tokens=_NEW, do_sample=False
+        )
+
+    def recorded() -> None:
+        with record_attention(model):
+            generate()
+
+    return {BARE: generate, RECORDED: recorded}
+
+
+def _names(count: int) -> TokenNames:
+    return TokenNames.of([str(number) for number in range(count)])
 
 
 def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis]:
@@ -301,19 +377,27 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
 
 
 def duration(forward: Callable[[], object]) -> float:
-    """Seconds that a call takes, including the device's work."""
-    start = time.perf_counter()
+    """Seconds that a call takes, including the device's work.
+
+    Of one thread on a CPU, its own time, which other processes change little.
+    """
+    clock = time.perf_counter if torch.cuda.is_available() or torch.get_num_threads() > 1 else time.thread_time
+    start = clock()
     forward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def random_batch(shape: tuple[int, int], vocabulary: int) -> Batch:
-    """Random tokens of random categories."""
+def random_batch(shape: tuple[int, int], vocabulary: int, *, padded: bool = True) -> Batch:
+    """Random tokens of random categories.
+
+    Args:
+        padded: Whether the last sequence ends in padding, for whose mask every alternative pays, as with real batches.
+    """
     ids = torch.randint(vocabulary // 30, vocabulary, shape)
     token_mask = torch.ones(shape, dtype=torch.bool)
-    # Padding in one sequence, so that every alternative pays for the mask that real batches need.
-    token_mask[-1, -max(1, shape[1] // 20) :] = False
+    if padded:
+        token_mask[-1, -max(1, shape[1] // 20) :] = False
     categories = torch.randint(len(CATEGORIES), shape).masked_fill(~token_mask, -1)
     return Batch(ids, None, token_mask, categories, tuple(range(shape[0])))

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.commands import PHASES as COMMAND_PHASES
 from benchmarks.commands import TOGETHER
 from benchmarks.peer_tasks import TASKS
+from benchmarks.scenarios import BARE, BLOCKS, EAGER, LAST_ROW, RECORDED
 from docs.hooks.markdown import ROOT, table
 
 MEASURED = ROOT / "benchmarks" / "measured"
@@ -24,6 +25,10 @@ WAYS = {
     "feedforward": "feedforward (whole layers)",
 }
 """What the measurements call combinations of analyses, in words."""
+
+
+_RECORDED_PROMPT = 512
+"""Tokens of the prompt of the generation that is recorded."""
 
 
 def with_tables(page: str) -> str:
@@ -87,6 +92,37 @@ def _lengths() -> str:
     return table(header, rows)
 
 
+def _attention() -> str:
+    """Attention between tokens and regions by length, beside the pass with fused attention and beside eager mode."""
+    rows = []
+    passes = [row for row in _rows("attention") if row["way"] not in (BARE, RECORDED)]
+    bare = {row["length"]: row for row in _rows("attention") if row["way"] == BARE}
+    for length, same in itertools.groupby(passes, key=lambda row: row["length"]):
+        by_way, of_pass = {row["way"]: row for row in same}, bare[length]
+        cells = [
+            f"{by_way[way]['time_ratio']:.2f}, {by_way[way]['mebibytes'] - of_pass['mebibytes']:+,} MiB"
+            if way in by_way and by_way[way]["note"] == ""
+            else "–"
+            for way in (LAST_ROW, BLOCKS, EAGER)
+        ]
+        told = (f"{length:,}", str(of_pass["layers"]), f"{of_pass['seconds']:.1f} s, {of_pass['mebibytes']:,} MiB")
+        rows.append((*told, *cells))
+    return table(("tokens", "layers", "fused pass, peak", LAST_ROW, BLOCKS, "`output_attentions=True`"), rows)
+
+
+def _recording() -> str:
+    """A generation that is recorded, beside one that is not."""
+    rows = {row["way"]: row for row in _rows("attention") if row["length"] == _RECORDED_PROMPT}
+    header = ("200 tokens after a prompt of 512", "seconds", "time / unrecorded", "peak MiB")
+    return table(
+        header,
+        [
+            (name, f"{row['seconds']:.1f}", f"{row['time_ratio']:.2f}", f"{row['mebibytes']:,}")
+            for name, row in (("unrecorded", rows[BARE]), ("recorded", rows[RECORDED]))
+        ],
+    )
+
+
 def _commands() -> str:
     """Commands by model and number of examples: seconds, and what their phases cost relative to a bare pass."""
     columns = ("ratio", *(f"{phase}_ratio" for phase in COMMAND_PHASES))
@@ -135,7 +171,14 @@ def _agreement(row: dict[str, Any]) -> str:
     return f"{row['numbers']}: {equal} {row['beside'].split(',')[0]}'s"
 
 
-TABLES: dict[str, Callable[[], str]] = {"shapes": _shapes, "lengths": _lengths, "commands": _commands, "peers": _peers}
+TABLES: dict[str, Callable[[], str]] = {
+    "shapes": _shapes,
+    "lengths": _lengths,
+    "attention": _attention,
+    "recording": _recording,
+    "commands": _commands,
+    "peers": _peers,
+}
 """The table of each marker."""
 
 _MARKER = re.compile(rf"<!-- ({'|'.join(TABLES)}) -->")

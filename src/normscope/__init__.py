@@ -23,6 +23,7 @@ from normscope.distribution import VERSION as __version__
 if TYPE_CHECKING:
     from normscope.api import (
         Answer,
+        AttentionValues,
         Attribution,
         AttributionMap,
         AttributionMaps,
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
         Similarities,
         Similarity,
         SimilarityTo,
+        attention,
         attribute,
         attribution_maps,
         decompose,
         load,
         load_attribution,
         observe,
+        record_attention,
         run,
         similarity,
         wrap,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "AttentionValues",
     "Attribution",
     "AttributionMap",
     "AttributionMaps",
@@ -69,6 +73,7 @@ __all__ = [
     "Similarity",
     "SimilarityTo",
     "__version__",
+    "attention",
     "attribute",
     "attribution_maps",
     "decompose",
@@ -77,6 +82,7 @@ __all__ = [
     "load_attribution",
     "observe",
     "read",
+    "record_attention",
     "run",
     "similarity",
     "wrap",

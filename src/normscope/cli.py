@@ -63,7 +63,7 @@ _COMPOSING = ("hydra", "omegaconf", "antlr4")
 
 _sweep = Sweep()
 _instead: Callable[[RunOptions, Path], None] | None = None
-"""What is done instead of a run, given its options and its folder: `normscope explain` and `normscope serve`."""
+"""What is done instead of a run, given its options and its folder: `normscope explain`, `attention` and `serve`."""
 
 
 def main() -> NoReturn:
@@ -235,15 +235,28 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     Raises:
         InputError: If the words after it are not what it takes.
     """
-    if (text := command_line.text_to_explain(SCHEMA.knows)) is not None:
+    if (text := command_line.text_of("explain", SCHEMA.knows)) is not None:
         return functools.partial(_explain, text)
+    if (text := command_line.text_of("attention", _knows)) is not None:
+        return functools.partial(_attention, text, command_line.asked_of_attention())
     return _serve if command_line.asks_to_serve() else None
+
+
+def _knows(key: str) -> bool:
+    """Whether a word is a key of the config, or of `attention`."""
+    return key in command_line.ATTENTION or SCHEMA.knows(key)
 
 
 def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
         from normscope.explaining import explain
     print(explain(options, text, run_folder), flush=True)
+
+
+def _attention(text: str, asked: Mapping[str, str], options: RunOptions, run_folder: Path) -> None:
+    with quick_imports():
+        from normscope.attention_command import show_attention
+    print(show_attention(options, text, asked, run_folder), flush=True)
 
 
 def _serve(options: RunOptions, _: Path) -> None:

@@ -37,7 +37,7 @@ def help_topics() -> list[str] | None:
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         return words[1:]
-    return [] if words[:1] != ["explain"] and {"--help", "-h"} & set(words) else None
+    return [] if words[:1] not in (["explain"], ["attention"]) and {"--help", "-h"} & set(words) else None
 
 
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
@@ -46,36 +46,37 @@ _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
 _LONGEST_TEXT = 16 * MIB
 
 
-def text_to_explain(is_key: Callable[[str], bool]) -> str | None:
-    """Take `explain TEXT` from the command line: the text, of a file, or of the standard input; None without it.
+def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
+    """Take `explain TEXT`, for example, from the command line: the text, of a file, or of the standard input; None without it.
 
     After `--`, the text is what it is, even if it is the name of a file or begins with a dash.
 
     Args:
+        command: `explain` or `attention`.
         is_key: Whether a word is a key of the config.
 
     Raises:
         InputError: If there is no text, or its file cannot be read.
     """
-    if sys.argv[1:2] != ["explain"]:
+    if sys.argv[1:2] != [command]:
         return None
     if sys.argv[2:3] == ["--"] and len(sys.argv) > 3:
         text = sys.argv[3]
         del sys.argv[1:4]
         return text
     if len(sys.argv) < 3 or sys.argv[2].startswith("--"):
-        raise InputError(f'explain: expected a text, the name of a text file, or -: {program()} explain "A text."')
+        raise InputError(f'{command}: expected a text, the name of a text file, or -: {program()} {command} "A text."')
     text = sys.argv[2]
     key, sets, _ = text.partition("=")
     if sets and is_key(key.lstrip("+~")) and not _is_file(text):
         raise InputError(
-            f'explain: expected a text before {text}: {program()} explain "A text." {text}; if it is the text itself, type - '
-            "and write it to the standard input"
+            f'{command}: expected a text before {text}: {program()} {command} "A text." {text}; if it is the text itself, '
+            "type - and write it to the standard input"
         )
     del sys.argv[1:3]
     if _LOOKS_LIKE_A_FILE.fullmatch(text) and not _is_file(text):
         raise InputError(
-            f"explain: {text}: no such file; if it is a text, type - and write the text to the standard input"
+            f"{command}: {text}: no such file; if it is a text, type - and write the text to the standard input"
         )
     try:
         if text == "-":
@@ -85,9 +86,9 @@ def text_to_explain(is_key: Callable[[str], bool]) -> str | None:
                 return read(stream, Path(text), _LONGEST_TEXT).decode().strip()
         text.encode()
     except InputError as error:
-        raise InputError(f"explain: {text}: expected a text in UTF-8: {error}") from error
+        raise InputError(f"{command}: {text}: expected a text in UTF-8: {error}") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"explain: {text}: expected a text in UTF-8: {one_line(error)}") from error
+        raise InputError(f"{command}: {text}: expected a text in UTF-8: {one_line(error)}") from error
     return text
 
 
@@ -103,6 +104,27 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except OSError:  # longer than any name of a file
         return False
+
+
+ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
+"""What `attention` is asked, beside `layers`, the model and the device."""
+
+
+def asked_of_attention() -> dict[str, str]:
+    """Take what `attention` is asked from the command line, by name.
+
+    Raises:
+        InputError: If something is asked twice.
+    """
+    asked: dict[str, str] = {}
+    for word in [*sys.argv[1:]]:
+        name, sets, value = word.partition("=")
+        if sets and name in ATTENTION:
+            if name in asked:
+                raise InputError(f"{word} and {name}={asked[name]} are both set; expected one of them")
+            asked[name] = value.strip().strip("'\"")
+            sys.argv.remove(word)
+    return asked
 
 
 def asks_to_serve() -> bool:
@@ -165,7 +187,7 @@ def overrides() -> list[str]:
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        refuse(f"{words[0]}: expected key=value, or explain or serve as the first word")
+        refuse(f"{words[0]}: expected key=value, or explain, attention or serve as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

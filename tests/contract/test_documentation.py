@@ -17,7 +17,7 @@ from mkdocs.config import load_config
 
 from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
-from normscope.command_line import translate_command
+from normscope.command_line import ATTENTION, translate_command
 from normscope.maths.mixing import Method
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.options import check
@@ -156,8 +156,9 @@ def test_every_command_composes(page, words, monkeypatch):
     # A folder, runs and checkpoints of the reader's.
     if "--config-dir" in words or any(word.startswith("model.checkpoints=") for word in words):
         words = []
-    if words[:1] == ["explain"]:  # its text may be anything
+    if words[:1] in (["explain"], ["attention"]):  # their text may be anything
         words = words[3 if words[1] == "--" else 2 :]
+        words = [word for word in words if word.partition("=")[0] not in ATTENTION]
     words = words[1:] if words[:1] == ["serve"] else words
     monkeypatch.setattr(sys, "argv", ["normscope", *words])
     translate_command()
@@ -225,6 +226,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
         ("tutorials/live.md", 1),
         ("measures/similarity.md", 5),
         ("measures/attribution.md", 3),
+        ("guides/attention.md", 2),
         ("guides/papers.md", 1),
         ("tutorials/own-text.md", 1),
     ],

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import normscope
 from normscope import cli  # noqa: F401 - registers the schema
-from normscope.command_line import text_to_explain
+from normscope.command_line import text_of
 from normscope.distribution import folder
 from normscope.live import snippets
 from normscope.live.session import Session
@@ -199,7 +199,7 @@ def test_a_pasted_command_has_the_text_and_runs_nothing_else(client, tmp_path, m
     words = words_of(command, tmp_path)
     monkeypatch.setattr(sys, "argv", ["normscope", *words])
     monkeypatch.chdir(tmp_path)
-    assert text_to_explain(SCHEMA.knows) == text
+    assert text_of("explain", SCHEMA.knows) == text
     assert not [word for word in sys.argv[1:] if "=" not in word]
     names = {}
     exec(next(line for line in python.splitlines() if line.startswith("text = ")), names)

@@ -155,14 +155,14 @@ def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):
     "word", ["model.name=X", "dataset.limit=4", "experiment=clark2019", "+model.step=1", "model=bert"]
 )
 def test_explaining_an_override_without_a_text_is_refused(monkeypatch, word):
-    from normscope.command_line import text_to_explain
+    from normscope.command_line import text_of
     from normscope.running.options import SCHEMA
 
     monkeypatch.setattr(sys, "argv", ["normscope", "explain", word])
     with pytest.raises(InputError, match="expected a text before"):
-        text_to_explain(SCHEMA.knows)
+        text_of("explain", SCHEMA.knows)
     monkeypatch.setattr(sys, "argv", ["normscope", "explain", "E=mc2"])
-    assert text_to_explain(SCHEMA.knows) == "E=mc2"
+    assert text_of("explain", SCHEMA.knows) == "E=mc2"
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "8.8.8.8"])

@@ -1,6 +1,7 @@
 """The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
 from normscope.api.analysing import run
+from normscope.api.attention_values import AttentionValues, attention
 from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions
@@ -11,6 +12,7 @@ from normscope.api.loaded_results import load_attribution
 from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
+from normscope.api.recording import record_attention
 from normscope.api.results import Results
 from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
@@ -19,6 +21,7 @@ from normscope.api.training import Callback
 __all__ = [
     "DEFAULT_MODEL",
     "Answer",
+    "AttentionValues",
     "Attribution",
     "AttributionMap",
     "AttributionMaps",
@@ -35,12 +38,14 @@ __all__ = [
     "Similarities",
     "Similarity",
     "SimilarityTo",
+    "attention",
     "attribute",
     "attribution_maps",
     "decompose",
     "load",
     "load_attribution",
     "observe",
+    "record_attention",
     "run",
     "similarity",
     "wrap",

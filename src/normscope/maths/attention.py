@@ -96,13 +96,13 @@ def _attention(
         if kernel is not None:
             parts.append(Attention(*kernel(*part, term, False, scale)))
         elif cap is not None:
-            scores = _scores(*part[:2], term, scale, cap)
+            scores = attention_scores(*part[:2], term, scale, cap)
             log_normaliser = scores.logsumexp(dim=-1)
             weights = scores.softmax(dim=-1)
             parts.append(Attention((weights @ part[2].to(weights.dtype)).to(value.dtype), log_normaliser))
         else:
             output = torch.nn.functional.scaled_dot_product_attention(*part, attn_mask=term, scale=scale)
-            parts.append(Attention(output, _scores(*part[:2], term, scale).logsumexp(dim=-1)))
+            parts.append(Attention(output, attention_scores(*part[:2], term, scale).logsumexp(dim=-1)))
     return Attention(torch.cat([part.output for part in parts], 2), torch.cat([part[1] for part in parts], 2))
 
 
@@ -162,7 +162,7 @@ def attention_weights(
         operands = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
         start = (-LOG2_E * log_normaliser).unsqueeze(-1)
         return exponents(start, None if term is None else LOG2_E * term, *operands, scale).exp2_()
-    scores = _scores(query, key, term, scale, cap)
+    scores = attention_scores(query, key, term, scale, cap)
     if log_normaliser is not None:
         return scores.sub_(log_normaliser.unsqueeze(-1)).exp_()
     if sinks is None:
@@ -222,7 +222,14 @@ def self_attention_weights(
     return (scores - log_normaliser).exp().clamp(max=1.0)
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, cap: float | None = None) -> Tensor:
+def attention_scores(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch head key head_dim"],
+    mask: Float[Tensor, "#batch #head #query #key"] | None,
+    scale: float,
+    cap: float | None = None,
+) -> Float[Tensor, "batch head query key"]:
+    """What the softmax takes, in float32 or better: scale·q·k, capped, plus the mask's term."""
     accumulation = torch.promote_types(query.dtype, torch.float32)
     # Scaling the queries scales the scores; the queries are smaller by a factor of head_dim / keys.
     scores = ((query * scale) @ key.transpose(-1, -2)).to(accumulation)

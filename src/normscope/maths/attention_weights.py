@@ -193,6 +193,38 @@ class AttentionWeights:
         own = weights.gather(-1, places).masked_fill_(self._lone[sequences][:, None, queries, None], 1)
         return weights.scatter_(-1, places, own)
 
+    def scores(self, queries: Int[Tensor, " chosen"]) -> Float[Tensor, "batch head chosen key"]:
+        """What the softmax of some queries takes, with any cap and positional bias; −∞ at invisible keys.
+
+        Raises:
+            ValueError: If the model's own code gave α, which says nothing of scores but their differences.
+        """
+        if self.given is not None:
+            raise ValueError("α is given, so its scores are not known")
+        lengths, mask = self.seen.lengths, self.seen.mask
+        every, query = slice(0, lengths[2]), self.query[:, :, queries]
+        term = None if mask is None else mask.chosen_term(slice(None), queries, every, lengths, query)
+        return attention_maths.attention_scores(query, self.key, term, self.scale, self.cap)
+
+    def of_heads(self, heads: slice | Int[Tensor, " chosen"]) -> "AttentionWeights":
+        """α of some heads."""
+
+        def chosen(tensor: Tensor | None) -> Tensor | None:
+            return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, heads]
+
+        mask = self.seen.mask
+        if mask is not None and (mask.bias is not None or mask.shift is not None):
+            mask = dataclasses.replace(mask, bias=chosen(mask.bias), shift=chosen(mask.shift))
+        return dataclasses.replace(
+            self,
+            query=self.query[:, heads],
+            key=self.key[:, heads],
+            log_normaliser=None if self.log_normaliser is None else self.log_normaliser[:, heads],
+            seen=dataclasses.replace(self.seen, mask=mask),
+            given=None if self.given is None else self.given[:, heads],
+            sinks=None if self.sinks is None else self.sinks[heads],
+        )
+
     def of_words(
         self, groups: WordGroups, sequences: slice, words: slice | Int[Tensor, " chosen"]
     ) -> Float[Tensor, "some head chosen key"]:

@@ -30,6 +30,26 @@ class AnswerMeasure(enum.StrEnum):
     """The logarithms of their probabilities."""
 
 
+class PairMeasure(enum.StrEnum):
+    """What is measured between a query and a key, of each head."""
+
+    weight = enum.auto()
+    """α."""
+    norm = enum.auto()
+    """‖αf(x)‖."""
+    share = enum.auto()
+    """The signed share of αf(x) in the query's attention output; those of all heads and keys add up to 1, less that of b_O."""
+    score = enum.auto()
+    """What the softmax takes: scale · q·k, with any cap and positional bias."""
+
+
+class HeadReduction(enum.StrEnum):
+    """What is kept of the values of several heads."""
+
+    mean = "mean"
+    max = "max"
+
+
 class ReadoutTarget(enum.StrEnum):
     """What a checkpoint computes from a text, which is attributed to the text's tokens."""
 

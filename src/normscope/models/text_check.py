@@ -80,6 +80,8 @@ class TextCheck:
         """What computes the rest of each layer, where the proof has found it."""
         self.large: dict[int, bool] = {}
         """Whether some scores of each layer have been large, by layer."""
+        self.only: Int[Tensor, " token"] | None = None
+        """The tokens of the first text that `Check.SOME` compares; it chooses some itself if this is None."""
         self._output_norms: dict[int, Normalisation] = {}
         self._ids = torch.zeros(0, dtype=torch.bool)
         """Token ids that have been compared."""
@@ -123,6 +125,8 @@ class TextCheck:
         width = token_mask.shape[1]
         if check is not Check.SOME:
             places, queries, longest = token_mask.flatten().nonzero().flatten(), None, None
+        elif self.only is not None:
+            places, queries, longest = self.only.to(token_mask.device), self.only.to(token_mask.device), 0
         else:
             host_mask, host_ids = (
                 next((given for name, given in (on_host or {}).items() if name in names), tensor).cpu()

@@ -17,6 +17,7 @@ MEASURES = {
     "attnres_n": "‖αf(x) + x‖ (with the residual connection)",
     "attnresln_n": "‖LN(αf(x) + x)‖ (the attention block)",
     "share": "share (of the block's output, signed)",
+    "attn_s": "s (score before the softmax)",
     "atbff_n": "‖FF‖ (the feed-forward network)",
     "atbffres_n": "‖FF + T‖ (with its residual connection)",
     "atbffresln_n": "‖LN(FF + T)‖ (the whole layer)",
@@ -38,7 +39,7 @@ TARGET_MEASURES = {
 }
 """The same for maps with targets as rows: numbers that a model computes, and what each token adds to them."""
 
-SIGNED_MEASURES = ("share", *TARGET_MEASURES)
+SIGNED_MEASURES = ("share", "attn_s", *TARGET_MEASURES)
 """Measures whose values may be negative, which are drawn on a diverging scale."""
 
 _NEGATIVE = 1 << 15

@@ -82,6 +82,38 @@ def explained_page(
     )
 
 
+def attention_page(
+    *,
+    title: str,
+    what: str,
+    strongest: Sequence[tuple[str, Sequence[tuple[str, str, str]]]],
+    maps: TokenMaps,
+    note: str,
+) -> str:
+    """What some tokens or regions of a text receive from others, as self-contained HTML.
+
+    Args:
+        title: The model and the text.
+        what: What is measured, and over what its means are.
+        strongest: Some queries, each with its strongest keys: the mean, where it is largest, and the name.
+        maps: What was asked for.
+        note: What is left out of the page; may be empty.
+    """
+    return (
+        environment()
+        .get_template("attention_page.html")
+        .render(
+            title=title,
+            what=what,
+            strongest=strongest,
+            note=note,
+            css=asset("page.css") + asset("explorer.css"),
+            script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
+            explorer=script_data(payload([maps], next(iter(maps.maps)))),
+        )
+    )
+
+
 def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
     """At least one pair of texts as self-contained HTML, which works in a sandboxed frame too.
 

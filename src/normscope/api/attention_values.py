@@ -1,0 +1,337 @@
+"""Attention, and what it carries, between chosen tokens and regions of a text, beside the model's fused kernel."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import BatchEncoding
+
+from normscope.api.arguments import chosen, in_terms_of_arguments, whole_numbers
+from normscope.api.calls import checked
+from normscope.api.regions import Read, Regions, asks_for_words, regions_of
+from normscope.data.batching import Batch
+from normscope.data.options import Level
+from normscope.errors import InputError, one_line
+from normscope.maths.choices import HeadReduction, PairMeasure
+from normscope.models.block import AttentionBlock
+from normscope.models.loaded import LoadedModel
+from normscope.models.observer import Observer
+from normscope.models.region_sums import RegionSums
+from normscope.models.stored_weights import number_format
+from normscope.models.text_batches import Text, batch_from_texts, is_single
+from normscope.models.text_check import Check
+from normscope.running.token_maps import texts_of
+from normscope.statistics.tidy import tidy
+from normscope.untrusted.writing import write_named
+
+_COMPARED = 32
+"""Rows, spread evenly over those that were asked for, at which α is compared with what the model does."""
+
+_LARGEST_SHARE = 0.8
+"""The part of the free memory that an answer may take."""
+
+
+class AttentionValues(NamedTuple):
+    """An array with named axes: how much queries receive from keys."""
+
+    values: Float[np.ndarray, "*axes"]
+    """Numbers along `axes`: in regions of several tokens, sums over queries and keys; means over visible pairs for scores."""
+    axes: Mapping[str, Sequence[Any]]
+    """The labels of every axis, in order: `layer` and `head` from 1, names of `query` and `key`. Without `head` if heads are
+    reduced; with `rank` from 1 in place of `key` if only the strongest keys are kept."""
+    positions: Mapping[str, Sequence[int]]
+    """The first token of each `query` and `key`, from 0."""
+    keys: Sequence[str]
+    """Names of all keys, among which are the strongest."""
+    strongest: Int[np.ndarray, "*axes"] | None
+    """The key of every value, as a place in `keys`; None unless only the strongest are kept."""
+    measure: str
+    text: str
+    """The text as its tokens spell it."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per value: `layer`, `head`, `query` and `key` (first tokens, from 0), their names, and the measure."""
+        axes = {name: np.arange(len(labels)) if name == "query" else labels for name, labels in self.axes.items()}
+        if self.strongest is None:
+            axes["key"] = np.arange(len(self.keys))
+        table = tidy({self.measure: self.values}, **axes)
+        if self.strongest is not None:
+            table["key"] = self.strongest.ravel()
+        for name, names in (("query", self.axes["query"]), ("key", self.keys)):
+            places = table[name].to_numpy()
+            table[name] = np.asarray(self.positions[name])[places]
+            table[f"{name}_token"] = np.array(names, dtype=object)[places]
+        order = [
+            name for name in ("layer", "head", "query", "query_token", "rank", "key", "key_token") if name in table
+        ]
+        return table[[*order, self.measure]]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Every value as one tidy table; the same as `table`."""
+        return self.table
+
+    def save(self, path: str | Path) -> None:
+        """Save the table as a Parquet file.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        try:
+            write_named(path, self.table.to_parquet(index=False))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: {one_line(error)}") from error
+
+
+@checked
+def attention(
+    model: LoadedModel,
+    text: Text | list[Text] | BatchEncoding,
+    *,
+    queries: Any = None,
+    keys: Any = None,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    measure: str = "weight",
+    reduce: str | None = None,
+    top: int | None = None,
+) -> AttentionValues | list[AttentionValues]:
+    """How much chosen tokens or regions of a text receive from others, through attention, at any length.
+
+    The model runs torch's fused attention, whose log-normalisers give α a few rows or a tile at a time:
+    α_ij = exp(s_ij − ℓ_i). So memory is that of the answer and of a tile, and never that of all pairs, which
+    `output_attentions=True` needs.
+
+    Args:
+        model: See `load` and `wrap`.
+        text: As in `decompose`. Each text of a list passes through the model by itself.
+        queries: Which tokens or regions receive; all tokens by default. Any of these, or a list of them:
+
+            - a place from 0, or −1 for the last token;
+            - a slice of tokens, which is one region;
+            - `(start, end)`, a span of characters; of tokens if the text is given as ids;
+            - `"last"` (the last token), `"tokens"`, `"words"`, `"texts"` (of a pair), `"messages"` (of a conversation),
+              `"prompt"` and `"answer"` (the last answer of a conversation and all before it, or the texts of a pair), or
+              `"images"` (the tokens of each image).
+
+            A dict names regions: `{"question": (0, 31), "context": slice(40, 900), "names": [7, 12]}`.
+        keys: Which tokens or regions are received from, likewise. In cross-attention, they are those of the source.
+        layers: Which layers, from 1; all by default.
+        heads: Which heads, from 1; all by default.
+        measure: `weight` (α), `norm` (‖αf(x)‖), `share` (the signed share in the attention output) or `score` (before the
+            softmax). Regions have the sums over their tokens, queries and keys; of scores, the mean over visible pairs.
+        reduce: `mean` or `max` over heads; each head by itself by default.
+        top: Keep only so many keys of every query, the strongest.
+
+    Returns:
+        `.values` and `.axes`, an array with named axes; `.table` has the same as a DataFrame, and `.save` writes it. For a list
+        of texts, or a BatchEncoding of several: a list of these.
+
+    Examples:
+        >>> import normscope
+        >>> model = normscope.load()
+        >>> found = normscope.attention(model, "A short text.", queries="last", keys="words", reduce="mean")
+        >>> found.values.shape, found.axes["key"]
+        ((6, 1, 6), ('[CLS]', 'a', 'short', 'text', '.', '[SEP]'))
+
+    Raises:
+        InputError: If regions overlap, are empty or lie outside of the text; if a layer has no softmax attention; if the answer
+            does not fit into memory; or if the text is too long for the model.
+    """
+    with in_terms_of_arguments({"model.name": "model"}):
+        return model.exclusively(lambda: _attention(model, text, queries, keys, layers, heads, measure, reduce, top))
+
+
+class Asked(NamedTuple):
+    """What is asked of every layer."""
+
+    layers: Sequence[int]
+    heads: Sequence[int]
+    measure: PairMeasure
+    reduction: HeadReduction | None
+    top: int | None
+
+
+def asked_of(
+    model: LoadedModel,
+    layers: Iterable[int] | None,
+    heads: Iterable[int] | None,
+    measure: str,
+    reduce: str | None,
+    top: int | None,
+) -> Asked:
+    """Layers, heads, the measure, and what is kept of several heads and keys.
+
+    Raises:
+        InputError: If there is no such layer, head or measure.
+    """
+    if top is not None and top < 1:
+        raise InputError(f"top={top}: expected a number of keys, 1 or more")
+    layout = model.layout
+    numbers = whole_numbers("layers", layers, 1, model.layers) or list(layout.attends)
+    for layer in numbers:
+        layout.check_attends("layers", layer)
+    of_heads = whole_numbers("heads", heads, 1, layout.attention.heads) or list(range(1, layout.attention.heads + 1))
+    return Asked(
+        layers=sorted(numbers),
+        heads=of_heads,
+        measure=chosen("measure", measure, PairMeasure),
+        reduction=None if reduce is None else chosen("reduce", reduce, HeadReduction),
+        top=top,
+    )
+
+
+def _attention(
+    model: LoadedModel,
+    text: Any,
+    queries: object,
+    keys: object,
+    layers: Iterable[int] | None,
+    heads: Iterable[int] | None,
+    measure: str,
+    reduce: str | None,
+    top: int | None,
+) -> AttentionValues | list[AttentionValues]:
+    asked = asked_of(model, layers, heads, measure, reduce, top)
+    words = asks_for_words(queries) or asks_for_words(keys)
+    batch = batch_from_texts(model, text, Level.word if words else Level.token)
+    single = is_single(text) and batch.sequences == 1
+    texts = [text] if is_single(text) else text
+    observer = Observer(model.model, model.layout, asked.layers)
+    if asked.measure is PairMeasure.score and not model.layout.attention.registry:
+        raise InputError(
+            "measure=score: this model computes attention in its own code, which shows its weights and not its scores; choose "
+            "weight, norm or share"
+        )
+    found = []
+    for number in range(batch.sequences):
+        of_text = batch.part(number, number + 1)
+        given = texts[number] if len(texts) == batch.sequences and not isinstance(texts, BatchEncoding) else None
+        rows, columns = (
+            regions_of(argument, wanted, read_side(model, given, of_text, side, words))
+            for argument, wanted, side in (("queries", queries, 0), ("keys", keys, 1))
+        )
+        found.append(_of_text(model, observer, of_text, asked, rows, columns))
+    return found[0] if single else found
+
+
+def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: bool) -> Read:
+    """The text that queries (side 0) or keys (side 1) read.
+
+    Args:
+        text: As it was given; None if only tokens are known.
+        words: Whether words are asked for.
+    """
+    if batch.source is not None and isinstance(
+        text, tuple
+    ):  # the decoder's input is shifted, so characters are not known
+        text = text[0] if side == 1 and batch.is_cross_attention else None
+    of_side = batch.keys if side == 1 else batch
+    tokens = texts_of(model, dataclasses.replace(of_side, units=None))
+    return Read(model, text, of_side, tokens, texts_of(model, of_side) if words else ())
+
+
+def _of_text(
+    model: LoadedModel, observer: Observer, batch: Batch, asked: Asked, queries: Regions, keys: Regions
+) -> AttentionValues:
+    """The answer for one text."""
+    heads = 1 if asked.reduction else len(asked.heads)
+    columns = len(keys.names) if asked.top is None else min(asked.top, len(keys.names))
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    shape = (len(asked.layers), heads, len(queries.names), columns)
+    _check_size(shape, dtype, indices=asked.top is not None)
+    values = torch.empty(shape, dtype=dtype)
+    strongest = None if asked.top is None else torch.empty(shape, dtype=torch.int32)
+    index = {layer: place for place, layer in enumerate(asked.layers)}
+    every = len(asked.heads) == model.layout.attention.heads
+    of_heads = None if every else torch.tensor(asked.heads) - 1
+
+    def visit(block: AttentionBlock) -> None:
+        place = index[block.layer]
+        sums = RegionSums(block, asked.measure, queries.owners, keys.owners, of_heads)
+        for rows, of_rows in sums.rows():
+            found = reduced(of_rows, asked.reduction)
+            if strongest is not None:
+                found, at = found.topk(columns, dim=-1)
+                strongest[place][:, rows] = at.to("cpu", torch.int32)
+            values[place][:, rows] = found.to("cpu", dtype)
+
+    observer.check.only = queries.tokens[_spread(len(queries.tokens))]
+    with observer:
+        inputs, on_host = batch.to(model.device).model_inputs(), batch.host.model_inputs()
+        observer.run(inputs, visit, on_host=on_host, check=Check.SOME)
+    if asked.measure is not PairMeasure.score and not bool(values.sum().isfinite()):
+        model.require_finite_weights()
+        raise InputError(f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try float32")
+    text = str(model.tokenizer.decode(batch.input_ids[0].tolist(), skip_special_tokens=True))
+    return array_of(values, strongest, asked, queries, keys, text)
+
+
+def array_of(
+    values: Tensor, strongest: Tensor | None, asked: Asked, queries: Regions, keys: Regions, text: str
+) -> AttentionValues:
+    """Values with their axes.
+
+    Args:
+        values: Layer, head (one if heads are reduced), query, and key or rank.
+        strongest: The keys of ranks; None if all keys are kept.
+    """
+    axes: dict[str, Sequence[Any]] = {"layer": tuple(asked.layers), "head": tuple(asked.heads), "query": queries.names}
+    axes |= {"key": keys.names} if strongest is None else {"rank": tuple(range(1, values.shape[-1] + 1))}
+    if asked.reduction is not None:
+        del axes["head"]
+        values = values[:, 0]
+        strongest = None if strongest is None else strongest[:, 0]
+    return AttentionValues(
+        values=values.numpy(),
+        axes=axes,
+        positions={"query": tuple(queries.starts), "key": tuple(keys.starts)},
+        keys=keys.names,
+        strongest=None if strongest is None else strongest.numpy(),
+        measure=str(asked.measure),
+        text=text,
+    )
+
+
+def _check_size(shape: Sequence[int], dtype: torch.dtype, *, indices: bool) -> None:
+    """Refuse an answer that cannot fit into memory, before the model runs."""
+    size = math.prod(shape) * (dtype.itemsize + 4 * indices)
+    free = _free_memory()
+    if size > _LARGEST_SHARE * free:
+        layers, heads, queries, keys = (f"{number:,}" for number in shape)
+        raise InputError(
+            f"queries: expected an answer that fits into {free / 2**30:,.1f} GiB of free memory, got {layers} layers × {heads} "
+            f"heads × {queries} queries × {keys} keys, {size / 2**30:,.1f} GiB; choose fewer layers, heads, queries or keys, "
+            "regions, reduce='mean' or top=K"
+        )
+
+
+def _free_memory() -> int:
+    """Bytes of memory that are free."""
+    return int(psutil.virtual_memory().available)
+
+
+def _spread(count: int) -> Int[Tensor, " chosen"]:
+    """At most so many numbers below a count as rows are compared, spread evenly, with the last."""
+    return torch.linspace(0, count - 1, min(count, _COMPARED)).round().long()
+
+
+def reduced(
+    values: Float[Tensor, "head query key"], reduction: HeadReduction | None
+) -> Float[Tensor, "kept query key"]:
+    """What is kept of the heads."""
+    match reduction:
+        case None:
+            return values
+        case HeadReduction.mean:
+            return values.mean(dim=0, keepdim=True)
+        case HeadReduction.max:
+            return values.amax(dim=0, keepdim=True)

@@ -1,0 +1,266 @@
+"""The tokens and regions of a text along one axis of attention: rows, columns, spans, words, messages, images."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from normscope.api.spans import PAIR, owners_of_tokens, span_of_tokens
+from normscope.data.batching import Batch
+from normscope.errors import InputError, printable
+from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import is_ids, is_messages, messages_in, places_in_messages, plain_ids
+
+NAMED = ("last", "tokens", "words", "texts", "messages", "prompt", "answer", "images")
+"""What a string stands for."""
+
+_IMAGE = ("image_token_id", "image_token_index")
+"""Where configs and tokenizers have the id of the tokens that stand for an image."""
+
+
+class Regions(NamedTuple):
+    """The regions along one axis, in the order in which they were asked for; a single token is a region, too."""
+
+    names: tuple[str, ...]
+    """The token or word that a region consists of, or its name."""
+    owners: Int[Tensor, " token"]
+    """The region of each token; −1 for tokens outside of all."""
+
+    @property
+    def tokens(self) -> Int[Tensor, " chosen"]:
+        """The places of all tokens that are in a region, in the order of the text."""
+        return (self.owners >= 0).nonzero().flatten()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of tokens in each region."""
+        return torch.bincount(self.owners[self.tokens], minlength=len(self.names)).tolist()
+
+    @property
+    def starts(self) -> list[int]:
+        """The place of each region's first token in the text, from 0."""
+        first = torch.full((len(self.names),), len(self.owners))
+        first.scatter_reduce_(0, self.owners[self.tokens], self.tokens, "amin")
+        return first.tolist()
+
+    @property
+    def are_tokens(self) -> bool:
+        """Whether every region is a single token."""
+        return len(self.tokens) == len(self.names)
+
+
+class Read(NamedTuple):
+    """What one side of attention reads: a text, as the model's tokens."""
+
+    model: LoadedModel
+    text: object
+    """The text, as it was given; None if only its tokens are known."""
+    batch: Batch
+    """The same as a batch of one, in CPU memory; with the word of each token if words are asked for."""
+    tokens: Sequence[str]
+    words: Sequence[str]
+    """What each word spells; empty unless words are asked for."""
+    image: int | None = None
+    """The id of the tokens that stand for an image, if neither the model's config nor its tokenizer has it."""
+    is_prompt: bool = False
+    """Whether an answer is yet to be generated. Its region has no token so far."""
+
+
+def asks_for_words(asked: object) -> bool:
+    """Whether words are among the regions that are asked for."""
+    several = asked if isinstance(asked, list | tuple) else asked.values() if isinstance(asked, Mapping) else (asked,)
+    return any(isinstance(each, str) and each == "words" for each in several)
+
+
+def regions_of(argument: str, asked: object, read: Read) -> Regions:
+    """The regions that were asked for.
+
+    Args:
+        argument: The name of the argument, for messages.
+        asked: See `normscope.attention`.
+        read: The text of this side.
+
+    Raises:
+        InputError: If regions overlap, are empty or lie outside of the text, or the text has no such part.
+    """
+    count = read.batch.input_ids.shape[1]
+    if asked is None or (isinstance(asked, str) and asked == "tokens"):
+        return Regions(tuple(read.tokens), torch.arange(count))
+    found: list[tuple[str, list[int]]] = []
+    spans: dict[str, tuple[int, int]] = {}
+    for name, each in _named(argument, asked):
+        if isinstance(each, tuple):
+            spans[name or ":".join(map(str, each))[:40]] = each
+            found.append((list(spans)[-1], []))
+        else:
+            found += _places(argument, name, each, read)
+    if spans:
+        of_spans = _tokens_of_spans(argument, spans, read)
+        found = [(name, of_spans[name] if name in spans else places) for name, places in found]
+    return _without_overlap(argument, found, count)
+
+
+def _named(argument: str, asked: object) -> Iterable[tuple[str | None, Any]]:
+    """Single things that were asked for, with their names if they have any."""
+    if isinstance(asked, Mapping):
+        return [(str(name), each) for name, each in asked.items()]
+    asked = asked.tolist() if isinstance(asked, Tensor | np.ndarray) else asked
+    if isinstance(asked, str | slice) or not isinstance(asked, Iterable) or _is_span(asked):
+        return [(None, asked)]
+    several = list(asked)
+    if not several:
+        raise InputError(f"{argument}: expected at least one token or region, got none")
+    return [(None, each) for each in several]
+
+
+def _is_span(asked: object) -> bool:
+    return isinstance(asked, tuple) and len(asked) == 2 and all(type(end) is int for end in asked)
+
+
+def _places(argument: str, name: str | None, asked: object, read: Read) -> list[tuple[str, list[int]]]:
+    """The tokens of what was asked for: one region, or all of a kind."""
+    count = len(read.tokens)
+    if isinstance(asked, str):
+        parts = _parts(argument, asked, read)
+        if name is None:
+            return parts
+        return [(name, list(itertools.chain.from_iterable(places for _, places in parts)))]
+    if isinstance(asked, slice | range):
+        return [_of_range(argument, name, asked, count)]
+    if isinstance(asked, int | np.integer) and not isinstance(asked, bool):
+        if not -count <= asked < count:
+            raise InputError(f"{argument}: expected tokens from 0 to {count - 1}, or from −{count} to −1, got {asked}")
+        place = int(asked) % count
+        return [(name or read.tokens[place], [place])]
+    if isinstance(asked, list) and asked and name is not None:  # a region with gaps
+        return [
+            (name, [place for each in asked for _, places in _places(argument, name, each, read) for place in places])
+        ]
+    raise InputError(
+        f"{argument}: expected places of tokens, spans (start, end), slices of tokens, or one of {', '.join(NAMED)}; got "
+        f"{printable(repr(asked), 60)}"
+    )
+
+
+def _of_range(argument: str, name: str | None, asked: slice | range, count: int) -> tuple[str, list[int]]:
+    """A slice of tokens as one region; unlike Python's, it may not leave the text."""
+    if asked.step not in (None, 1):
+        raise InputError(f"{argument}: expected tokens that follow one another, got a step of {asked.step}")
+    ends = (0 if asked.start is None else asked.start, count if asked.stop is None else asked.stop)
+    start, stop = (end + count if end < 0 else end for end in ends)
+    shown = f"{ends[0]}:{ends[1]}"
+    if not 0 <= start <= count or not 0 <= stop <= count:
+        raise InputError(f"{argument}={shown}: expected tokens inside of a text of {count}; choose a part of 0:{count}")
+    if start >= stop:
+        raise InputError(f"{argument}={shown}: expected at least one token, got an empty region")
+    return name or shown, list(range(start, stop))
+
+
+def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
+    """All regions of a kind, with their tokens."""
+    count = len(read.tokens)
+    match kind:
+        case "last":
+            return [(read.tokens[-1], [count - 1])]
+        case "tokens":
+            return [(token, [place]) for place, token in enumerate(read.tokens)]
+        case "words":
+            assert read.batch.units is not None
+            return _grouped(read.batch.units[0].tolist(), read.words)
+        case "texts":
+            owners = owners_of_tokens(read.model, read.text, read.batch, None) if read.text is not None else None
+            found = [] if owners is None else [(name, _where(owners, name)) for name in PAIR if name in owners]
+            return found or _refuse(argument, kind, "a pair of texts, (first, second), and a fast tokenizer")
+        case "prompt" | "answer" if read.is_prompt:
+            return [(kind, list(range(count)) if kind == "prompt" else [])]
+        case "messages" | "prompt" | "answer":
+            return _of_conversation(argument, kind, read)
+        case "images":
+            image = image_token(read.model.model.config, read.model.tokenizer)
+            found = _images(read.batch.input_ids[0].tolist(), read.image if image is None else image)
+            return found or _refuse(argument, kind, "a text with the tokens of images")
+        case _:
+            raise InputError(f"{argument}={kind[:60]!r}: expected one of {', '.join(NAMED)}")
+
+
+def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
+    """The messages of a conversation, its last answer, or all before it; for a pair of texts, the second is the answer."""
+    if isinstance(read.text, tuple) and kind != "messages":
+        (_, first), (_, second) = _parts(argument, "texts", read)
+        return [(kind, second if kind == "answer" else first)]
+    text: Any = read.text
+    if not is_messages(text):
+        _refuse(argument, kind, "a conversation, as a list of messages" + ("" if kind == "messages" else ", or a pair"))
+    roles = [message.role for message in messages_in(text)]
+    owners = [None if place is None else place[0] for place in places_in_messages(read.model, text)]
+    parts = [(f"{role} {number + 1}", _where(owners, number)) for number, role in enumerate(roles)]
+    if kind == "messages":
+        return [(name, places) for name, places in parts if places]
+    answers = [places for role, (_, places) in zip(roles, parts, strict=True) if role == "assistant" and places]
+    if not answers:
+        _refuse(argument, kind, "a conversation with an answer, a message whose role is assistant")
+    return [(kind, answers[-1] if kind == "answer" else list(range(answers[-1][0])))]
+
+
+def _refuse(argument: str, kind: str, expected: str) -> Any:
+    raise InputError(f"{argument}={kind!r}: expected {expected}; choose other tokens or spans")
+
+
+def _where(owners: Sequence[object], owner: object) -> list[int]:
+    return [place for place, each in enumerate(owners) if each == owner]
+
+
+def _grouped(owners: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Regions by number, with their tokens."""
+    places: list[list[int]] = [[] for _ in names]
+    for place, owner in enumerate(owners):
+        if owner >= 0:
+            places[owner].append(place)
+    return list(zip(names, places, strict=True))
+
+
+def image_token(config: Any, tokenizer: Any) -> int | None:
+    """The id of the tokens that stand for an image; None if the model has none."""
+    known = (getattr(of, name, None) for of in (config, tokenizer) for name in _IMAGE)
+    return next((int(each) for each in known if isinstance(each, int)), None)
+
+
+def _images(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]]:
+    """The tokens of each image, which follow one another."""
+    runs = [[*run] for found, run in itertools.groupby(range(len(ids)), lambda at: ids[at] == image) if found]
+    return [(f"image {number}", run) for number, run in enumerate(runs, start=1)]
+
+
+def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: Read) -> dict[str, list[int]]:
+    """The tokens of spans: of characters in a text, of tokens in a list of ids or where only tokens are known."""
+    text = plain_ids(read.text)
+    text = text if isinstance(text, str) or is_ids(text) else read.batch.input_ids[0].tolist()
+    try:
+        owners = span_of_tokens(read.model, text, read.batch, spans)
+    except InputError as error:
+        raise InputError(str(error).replace("spans:", f"{argument}:", 1)) from error
+    return {name: _where(owners, name) for name in spans}
+
+
+def _without_overlap(argument: str, found: Sequence[tuple[str, list[int]]], count: int) -> Regions:
+    """The regions by token.
+
+    Raises:
+        InputError: If two of them share a token.
+    """
+    owners = torch.full((count,), -1)
+    for number, (name, places) in enumerate(found):
+        taken = owners[places]
+        if (taken >= 0).any():
+            other = found[int(taken.max())][0]
+            place = places[int((taken >= 0).nonzero()[0])]
+            raise InputError(
+                f"{argument}: {printable(other, 40)!r} and {printable(name, 40)!r} overlap at token {place}; expected regions "
+                "that share no token"
+            )
+        owners[places] = number
+    return Regions(tuple(name for name, _ in found), owners)

@@ -1,0 +1,240 @@
+"""`normscope attention TEXT`: what tokens and regions of a text receive from others, as a table, in Parquet, and as a page."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from normscope.api.attention_values import AttentionValues, attention
+from normscope.errors import InputError, escaped, one_line
+from normscope.maths.choices import PairMeasure
+from normscope.models.loading import load
+from normscope.reporting.explorer import TokenMaps
+from normscope.reporting.page.explorer_page import attention_page
+from normscope.rounding import counted, number
+from normscope.running.options import RunOptions
+from normscope.typed_texts import as_given
+from normscope.untrusted.writing import write_file
+
+PAGE, TABLE = "attention.html", "attention.parquet"
+
+_QUERIES = 3
+"""Queries whose strongest keys are printed."""
+_KEYS = 12
+"""Keys of a query that are printed."""
+_NAME = 26
+"""Characters of a name that are printed: lines have at most 80."""
+_LARGEST = 1_500_000
+"""Values on the page, about 3 MB; single heads, and then the last queries, are left out beyond it."""
+
+_MAPS = {
+    PairMeasure.weight: "attn_w",
+    PairMeasure.norm: "attn_n",
+    PairMeasure.share: "share",
+    PairMeasure.score: "attn_s",
+}
+"""The explorer's names of measures."""
+_WHAT = {
+    PairMeasure.weight: "attention weight α",
+    PairMeasure.norm: "norm ‖αf(x)‖ of the weighted vectors",
+    PairMeasure.share: "signed share of αf(x) in the attention output",
+    PairMeasure.score: "score before the softmax, scale · q·k",
+}
+_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
+_NUMBER = re.compile(r"-?\d+")
+
+
+def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], folder: Path) -> Path:
+    """Print what tokens and regions of a text receive from others, and write the table and the page.
+
+    Args:
+        options: The model, the device, `layers` and `dataset.chat_template`; all other options are ignored.
+        text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
+            `typed_texts`).
+        asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as they were typed; see `normscope.attention`.
+        folder: Where the files go; it is made.
+
+    Returns:
+        The page.
+
+    Raises:
+        InputError: If the text is empty or too long, or something that is asked for is not there.
+    """
+    model = load(options.model, options.device)
+    found = attention(
+        model,
+        as_given(model, text, chat=options.dataset.chat_template),
+        queries=_parts("queries", asked.get("queries", "last")),
+        keys=_parts("keys", asked.get("keys", "words")),
+        layers=None if options.layers == "all" else _numbers("layers", options.layers),
+        heads=_unless("all", "heads", asked, _numbers),
+        measure=asked.get("measure", "weight"),
+        reduce=_unless("null", "reduce", asked, lambda _, typed: typed),
+        top=_unless("null", "top", asked, _number),
+    )
+    assert isinstance(found, AttentionValues)
+    values = _every(found)
+    strongest = [
+        (_placed(found, "query", row), _strongest(found, values[:, :, row]))
+        for row in range(min(_QUERIES, values.shape[2]))
+    ]
+    what = _said(found, values.shape[1])
+    _print(model.name, what, strongest, len(found.axes["query"]) - len(strongest))
+    maps, note = _maps(found, values)
+    page = attention_page(
+        title=f"{model.name}: {text[:80]}",
+        what=what,
+        strongest=[
+            (query, [(number(each.mean), each.largest, each.name) for each in rows]) for query, rows in strongest
+        ],
+        maps=maps,
+        note=note,
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found.save(folder / TABLE)
+        return write_file(folder, PAGE, page.encode())
+    except OSError as error:
+        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+
+
+def _unless(default: str, key: str, asked: Mapping[str, str], read: Any) -> Any:
+    """What was typed for a key; None for its default."""
+    return None if asked.get(key, default) == default else read(key, asked[key])
+
+
+def _items(key: str, typed: str) -> list[str]:
+    items = [item.strip().strip("'\"") for item in typed.strip().removeprefix("[").removesuffix("]").split(",")]
+    if not all(items):
+        raise InputError(f"{key}={typed}: expected a value, or several with commas between them")
+    return items
+
+
+def _parts(key: str, typed: str) -> list[int | slice | str]:
+    """Tokens and regions: `last`, `3`, `0:5`, or several in brackets."""
+
+    def part(item: str) -> int | slice | str:
+        if _NUMBER.fullmatch(item):
+            return int(item)
+        found = _SLICE.fullmatch(item)
+        return item if found is None else slice(*(None if end is None else int(end) for end in found.groups()))
+
+    return [part(item) for item in _items(key, typed)]
+
+
+def _number(key: str, typed: str) -> int:
+    if not _NUMBER.fullmatch(typed):
+        raise InputError(f"{key}={typed[:60]}: expected a whole number")
+    return int(typed)
+
+
+def _numbers(key: str, typed: object) -> list[int]:
+    items = typed if isinstance(typed, Sequence) and not isinstance(typed, str) else _items(key, str(typed))
+    return [each if isinstance(each, int) else _number(key, str(each)) for each in items]
+
+
+def _every(found: AttentionValues) -> Float[np.ndarray, "layer head query key"]:
+    """Values of all keys: layer, head (one if heads are reduced), query, key; 0 where only the strongest are kept."""
+    values, strongest = found.values, found.strongest
+    if strongest is not None:
+        values = np.zeros((*found.values.shape[:-1], len(found.keys)), dtype=values.dtype)
+        np.put_along_axis(values, strongest, found.values, axis=-1)
+    values = np.where(np.isfinite(values), values, 0)  # scores of invisible keys
+    return values if "head" in found.axes else values[:, None]
+
+
+class _Key(NamedTuple):
+    """One key of a query."""
+
+    mean: float
+    largest: str
+    """The value that is largest in magnitude, with its layer and head."""
+    name: str
+
+
+def _strongest(found: AttentionValues, values: Float[np.ndarray, "layer head key"]) -> list[_Key]:
+    """The keys from which a query receives most, on average over layers and heads."""
+    means = values.mean(axis=(0, 1))
+    keys = []
+    for at in np.argsort(-np.abs(means), kind="stable")[:_KEYS]:
+        layer, head = np.unravel_index(np.abs(values[..., at]).argmax(), values.shape[:2])
+        where = f"layer {found.axes['layer'][layer]}"
+        where += f" head {found.axes['head'][head]}" if "head" in found.axes else ""
+        keys.append(
+            _Key(float(means[at]), f"{number(float(values[layer, head, at]))} {where}", _placed(found, "key", at))
+        )
+    return keys
+
+
+def _placed(found: AttentionValues, axis: str, at: int) -> str:
+    """A query or key with the place of its first token, since a word may occur twice."""
+    name, place = (found.axes["query"] if axis == "query" else found.keys)[at], found.positions[axis][at]
+    return name if _SLICE.fullmatch(name) else f"{name} ({place})"
+
+
+def _said(found: AttentionValues, heads: int) -> str:
+    """What the numbers are."""
+    layers = counted(len(found.axes["layer"]), "layer")
+    over = f"{layers} and {counted(heads, 'head')}" if "head" in found.axes else f"{layers}, heads reduced"
+    sums = (
+        "mean over the visible pairs of a region"
+        if found.measure == PairMeasure.score
+        else "summed over the tokens of a region"
+    )
+    kept = "" if found.strongest is None else f", of the {found.strongest.shape[-1]} strongest keys of every head"
+    what = _WHAT[PairMeasure(found.measure)]
+    return f"{what[:1].upper()}{what[1:]}, {sums}; mean over {over}{kept}. Tokens count from 0."
+
+
+def _print(name: str, what: str, strongest: Sequence[tuple[str, Sequence[_Key]]], others: int) -> None:
+    """Print a table that explains itself, at most 80 columns wide."""
+    print(f"\n{escaped(name)}\n{textwrap.fill(what, 80)}")
+    for query, keys in strongest:
+        size = max((abs(key.mean) for key in keys), default=0.0) or 1.0
+        print(f"\nWhat {_short(query)} receives\n{'mean':>10}  {'largest, and where':<26}  from")
+        for key in keys:
+            bar = "█" * round(10 * abs(key.mean) / size)
+            print(f"{number(key.mean):>10}  {key.largest:<26}  {_short(key.name):<{_NAME}}  {bar}".rstrip())
+    more = f"{counted(others, 'more query is', 'more queries are')} in {TABLE}\n" if others else ""
+    print(f"\n{more}", end="")
+
+
+def _short(name: str) -> str:
+    shown = escaped(name)
+    return shown if len(shown) <= _NAME else f"{shown[: _NAME - 1]}…"
+
+
+def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query key"]) -> tuple[TokenMaps, str]:
+    """The map of what was asked, and what is left out of it."""
+    notes = []
+    layers, heads, queries, keys = values.shape
+    kept = max(1, _LARGEST // (layers * keys))
+    if kept < queries:
+        notes.append(f"the first {kept:,} of {queries:,} queries are shown, which is what fits on one page")
+        values = values[:, :, :kept]
+    every = "head" in found.axes and [*found.axes["head"]] == list(range(1, heads + 1))
+    single = every and heads > 1 and values.size * 2 <= _LARGEST
+    if "head" in found.axes and not single:
+        which = "" if every else f" {', '.join(map(str, found.axes['head']))}"
+        notes.append(f"heads{which} are shown together")
+    shown = values.astype(np.float32)
+    name = _MAPS[PairMeasure(found.measure)]
+    combined = shown.sum(axis=1) if name == "share" and "head" in found.axes else shown.mean(axis=1)
+    maps = TokenMaps(
+        title=found.text,
+        queries=tuple(found.axes["query"][: values.shape[2]]),
+        keys=tuple(found.keys),
+        is_cross_attention=tuple(found.axes["query"]) != tuple(found.keys),
+        layers=tuple(found.axes["layer"]),
+        single_heads=single,
+        weights=None,
+        norms=None,
+        maps={name: combined},
+        head_maps={name: shown} if single else {},
+    )
+    note = "; ".join(notes)
+    return maps, f"{note[:1].upper()}{note[1:]}." if note else ""

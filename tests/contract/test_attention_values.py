@@ -1,0 +1,315 @@
+"""`normscope.attention` against the attention that transformers returns in eager mode, and against sums by hand."""
+
+import functools
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BatchEncoding
+
+import normscope
+from normscope.api import attention_values
+from normscope.data.token_sequence import Batching
+from normscope.errors import InputError
+from normscope.maths import attention_weights
+from normscope.maths.choices import PairMeasure
+from normscope.models import region_sums
+from normscope.models.loaded import LoadedModel
+from normscope.models.observer import Observer
+from normscope.models.token_names import TokenNames
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
+
+LENGTHS = (9, 6, 3)
+EXACT = {"rtol": 0, "atol": 1e-12}  # float64
+CLOSE = {"rtol": 1e-6, "atol": 1e-9}  # norms and shares of families that round to float32 inside
+
+_softmax = torch.nn.functional.softmax
+
+
+def in_float64(values, dim=None, _stacklevel=3, dtype=None):
+    """The softmax of attention in float64, which many families compute in float32 whatever their dtype."""
+    return _softmax(values, dim=dim, dtype=torch.float64 if values.ndim > 2 else dtype)
+
+
+@functools.cache
+def model_of(family):
+    if family in STACK_CONFIGS:
+        return tiny_stack(family, "encoder", torch.float64)
+    return tiny_model(FAMILY_CONFIGS[family], torch.float64)
+
+
+saved = functools.cache(normscope.load)
+
+
+def loaded(model, family, stack=None) -> LoadedModel:
+    names = TokenNames.of([str(number) for number in range(99)])
+    return LoadedModel(model, names, layout_of(family, stack), family, None, None, None)
+
+
+def eager(model, layout, inputs, field="attentions") -> torch.Tensor:
+    """What `output_attentions=True` returns, by layer."""
+    own = model.config._attn_implementation
+    try:
+        with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+            model.config._attn_implementation = "eager"
+            if layout.attention.registry:  # other families run the same softmax while they are observed
+                patch.setattr(torch.nn.functional, "softmax", in_float64)
+            return torch.stack(model(**inputs, output_attentions=True)[field])
+    finally:
+        model.config._attn_implementation = own
+
+
+@pytest.mark.kinds
+def test_weights_are_those_of_eager_attention(family, family_model):
+    """With grouped queries, windows, sinks, soft caps, ALiBi and padding, whichever the family has."""
+    inputs = token_batch(family_model, LENGTHS)
+    model = loaded(family_model, family)
+    if model.batching is not Batching.PADDED:
+        inputs = {name: tensor[:1] for name, tensor in inputs.items()}
+    weights = eager(family_model, model.layout, inputs)
+    found = normscope.attention(model, BatchEncoding(inputs))
+    for row, values in enumerate(found if isinstance(found, list) else [found]):
+        expected = weights[:, row, :, : LENGTHS[row], : LENGTHS[row]]
+        assert [*values.axes] == ["layer", "head", "query", "key"]
+        torch.testing.assert_close(torch.from_numpy(values.values), expected, **EXACT)
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize(("family", "stack"), itertools.product(["bart", "m2m_100", "marian"], ["decoder", "cross"]))
+def test_weights_of_decoders_are_those_of_eager_attention(family, stack):
+    model = tiny_stack(family, stack, torch.float64)
+    found = normscope.attention(loaded(model, family, stack), ("5 6 7 8 9 10", "11 12 13 14"))
+    source, target = (found.axes[name] for name in ("key", "query")) if stack == "cross" else (["5"] * 6, found.keys)
+    assert (len(source), len(target)) == (6, 4)
+    start = model.config.decoder_start_token_id
+    inputs = {
+        "input_ids": torch.arange(5, 11)[None],
+        "decoder_input_ids": torch.tensor([[start, 11, 12, 13]]),
+    }
+    field = "cross_attentions" if stack == "cross" else "decoder_attentions"
+    torch.testing.assert_close(
+        torch.from_numpy(found.values), eager(model, layout_of(family, stack), inputs, field)[:, 0], **EXACT
+    )
+
+
+REGIONS = {
+    "tokens": ([7, 0, 3], [8, 2, 5, 0]),
+    "rows of tokens": ([7, 0, 3], [slice(1, 4), 0, slice(6, 9)]),
+    "few rows": ([slice(7, 9), 0], [slice(0, 4), slice(6, 8)]),
+    "blocks": ([slice(0, 3), slice(5, 9), 4], [slice(2, 3), slice(4, 9)]),
+    "everything": (None, None),
+}
+
+
+def members(asked) -> list[list[int]]:
+    if asked is None:
+        return [[place] for place in range(9)]
+    return [[each] if isinstance(each, int) else list(range(9))[each] for each in asked]
+
+
+def by_hand(model, family, ids, measure) -> torch.Tensor:
+    """Every pair: layer, head, query, key."""
+    found = []
+
+    def visit(block):
+        match measure:
+            case "weight":
+                found.append(block.weights[0])
+            case "norm":
+                vectors = torch.einsum("hqk,hkm->hqkm", block.weights[0], block.transformed()[0])
+                found.append(vectors.norm(dim=-1))
+            case "share":
+                vectors = torch.einsum("hqk,hkm->hqkm", block.weights[0], block.transformed()[0])
+                output = block.attention_output[0]
+                found.append(torch.einsum("hqkm,qm->hqk", vectors, output / output.square().sum(-1, keepdim=True)))
+            case "score":
+                scores = block.alpha.scale * block.query[0] @ block.key[0].mT
+                if block.alpha.cap is not None:
+                    scores = block.alpha.cap * (scores / block.alpha.cap).tanh()
+                if block.mask is not None and block.mask.bias is not None:
+                    scores = scores + block.mask.bias[0]
+                found.append(scores.masked_fill(block.weights[0] == 0, -torch.inf))
+
+    with Observer(model, layout_of(family)) as observer:
+        observer.run({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, visit)
+    return torch.stack(found)
+
+
+def summed(pairs, queries, keys, measure) -> torch.Tensor:
+    """Sums over the tokens of regions; of scores, means over visible pairs."""
+    result = torch.empty(*pairs.shape[:2], len(queries), len(keys), dtype=torch.float64)
+    for (row, some), (column, others) in itertools.product(enumerate(queries), enumerate(keys)):
+        part = pairs[:, :, some][..., others]
+        if measure == "score":
+            seen = part.isfinite()
+            means = part.masked_fill(~seen, 0).sum((-1, -2)) / seen.sum((-1, -2))
+            result[:, :, row, column] = means.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        else:
+            result[:, :, row, column] = part.sum((-1, -2))
+    return result
+
+
+@pytest.mark.spread(16)
+@pytest.mark.parametrize(
+    ("measure", "regions", "family"),
+    [
+        (measure, regions, family)
+        for measure, regions in itertools.product(PairMeasure, REGIONS)
+        for family in ["bert", "gemma2", "gpt_oss", "llama", "mistral", "mpnet", "t5"]
+        if (measure, family) != ("score", "mpnet")  # which computes them in its own code
+    ],
+)
+def test_values_of_regions_are_sums_over_their_pairs(family, regions, measure, monkeypatch):
+    family_model = model_of(family)
+    monkeypatch.setattr(attention_weights, "WEIGHTS_AT_ONCE", {"cpu": 40})
+    monkeypatch.setattr(region_sums, "_AT_ONCE", 2)
+    monkeypatch.setattr(region_sums, "_TILE_AT_ONCE", 5)
+    ids = token_batch(family_model, (9,))["input_ids"]
+    queries, keys = REGIONS[regions]
+    found = normscope.attention(
+        loaded(family_model, family), ids[0].tolist(), queries=queries, keys=keys, measure=str(measure)
+    )
+    expected = summed(by_hand(family_model, family, ids, measure), members(queries), members(keys), measure)
+    close = EXACT if measure in ("weight", "score") else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(torch.from_numpy(found.values), expected, **close)
+
+
+@pytest.mark.parametrize("regions", ["tokens", "blocks"])
+def test_heads_layers_and_the_strongest_keys(regions):
+    model = loaded(model_of("llama"), "llama")
+    queries, keys = REGIONS[regions]
+    asked = {"queries": queries, "keys": keys}
+    ids = list(range(5, 14))
+    every = normscope.attention(model, ids, **asked)
+    some = normscope.attention(model, ids, **asked, layers=[3, 1], heads=[4, 2])
+    assert (some.axes["layer"], some.axes["head"]) == ((1, 3), (4, 2))
+    np.testing.assert_allclose(some.values, every.values[[0, 2]][:, [3, 1]], atol=1e-15)
+    mean = normscope.attention(model, ids, **asked, reduce="mean")
+    assert [*mean.axes] == ["layer", "query", "key"]
+    np.testing.assert_allclose(mean.values, every.values.mean(axis=1), atol=1e-15)
+    largest = normscope.attention(model, ids, **asked, reduce="max")
+    np.testing.assert_allclose(largest.values, every.values.max(axis=1), atol=1e-15)
+    strongest = normscope.attention(model, ids, **asked, top=2)
+    assert [*strongest.axes] == ["layer", "head", "query", "rank"]
+    np.testing.assert_allclose(strongest.values, -np.sort(-every.values, axis=-1)[..., :2], atol=1e-15)
+    picked = np.take_along_axis(every.values, strongest.strongest, axis=-1)
+    np.testing.assert_allclose(picked, strongest.values, atol=1e-15)
+    table = strongest.table
+    assert table.columns.tolist() == ["layer", "head", "query", "query_token", "rank", "key", "key_token", "weight"]
+    row = table[(table["layer"] == 2) & (table["head"] == 3) & (table["query"] == 0) & (table["rank"] == 1)]
+    assert len(row) == 1
+    assert row["key_token"].item() == every.keys[strongest.strongest[1, 2, list(every.positions["query"]).index(0), 0]]
+
+
+def test_a_text_its_words_and_spans(saved_model, tmp_path):
+    model = saved(str(saved_model))
+    text = "The unbelievable bridge was closed."
+    words = normscope.attention(model, text, queries="last", keys="words", reduce="mean")
+    every = normscope.attention(model, text, queries=-1, reduce="mean")
+    assert words.keys == ("[CLS]", "the", "unbelievable", "bridge", "was", "closed", ".", "[SEP]")
+    of_word = [place for place, token in enumerate(every.keys) if token in ("bridge",)]
+    np.testing.assert_allclose(words.values[:, 0, 3], every.values[:, 0, of_word[0]], rtol=1e-6)
+    np.testing.assert_allclose(words.values.sum(axis=-1), 1, rtol=1e-5)
+    spans = normscope.attention(
+        model, text, queries=[-1], keys={"noun": (4, 23), "end": slice(-2, None)}, reduce="mean"
+    )
+    assert spans.axes["key"] == ("noun", "end")
+    np.testing.assert_allclose(spans.values[:, 0, 0], words.values[:, 0, 2:4].sum(axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(spans.values[:, 0, 1], words.values[:, 0, -2:].sum(axis=-1), rtol=1e-5)
+    gaps = normscope.attention(model, text, queries=-1, keys={"ends": [0, slice(-2, None)]}, reduce="mean")
+    np.testing.assert_allclose(gaps.values[:, 0, 0], words.values[:, 0, [0, -2, -1]].sum(axis=-1), rtol=1e-5)
+    spans.save(tmp_path / "spans.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "spans.parquet"), spans.table)
+    pair = normscope.attention(model, (text, "Why?"), queries="answer", keys=["prompt", "answer"])
+    texts = normscope.attention(model, (text, "Why?"), queries="texts", keys="texts")
+    np.testing.assert_allclose(pair.values[:, :, 0], texts.values[:, :, 1], rtol=1e-5)
+    several = normscope.attention(model, [text, "Why?"], queries="last", keys="last")
+    assert [values.values.shape for values in several] == [(3, 4, 1, 1)] * 2
+
+
+@pytest.mark.spread(6)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"queries": [3, slice(2, 5)]},
+            "queries: 'text' and '2:5' overlap at token 3; expected regions that share no token",
+        ),
+        ({"keys": {"a": (0, 5), "b": (3, 9)}}, "keys: 'a' and 'b' overlap at 3; expected spans that do not overlap"),
+        ({"keys": slice(3, 3)}, "keys=3:3: expected at least one token, got an empty region"),
+        ({"keys": slice(0, 99)}, "keys=0:99: expected tokens inside of a text of 6; choose a part of 0:6"),
+        ({"keys": [6]}, "keys: expected tokens from 0 to 5, or from −6 to −1, got 6"),
+        ({"keys": (0, 99)}, "keys: expected '0:99' to lie between 0 and 13, got 0 to 99"),
+        ({"keys": []}, "keys: expected at least one token or region, got none"),
+        (
+            {"keys": "verbs"},
+            "keys='verbs': expected one of last, tokens, words, texts, messages, prompt, answer, images",
+        ),
+        ({"keys": "images"}, "keys='images': expected a text with the tokens of images; choose other tokens or spans"),
+        ({"keys": "answer"}, "keys='answer': expected a conversation, as a list of messages, or a pair"),
+        ({"keys": 1.5}, "keys: expected places of tokens, spans (start, end), slices of tokens"),
+        ({"layers": [9]}, "layers: expected whole numbers from 1 to 3, got 9"),
+        ({"heads": [5]}, "heads: expected whole numbers from 1 to 4, got 5"),
+        ({"measure": "alpha"}, "measure='alpha': expected one of weight, norm, share, score"),
+        ({"reduce": "sum"}, "reduce='sum': expected one of mean, max"),
+        ({"top": 0}, "top=0: expected a number of keys, 1 or more"),
+    ],
+)
+def test_bad_input_is_one_line(saved_model, asked, message):
+    model = saved(str(saved_model))
+    with pytest.raises(InputError) as error:
+        normscope.attention(model, "A short text.", **asked)
+    assert message in str(error.value)
+
+
+def test_an_answer_that_does_not_fit_is_refused_before_the_pass(saved_model, monkeypatch):
+    model = saved(str(saved_model))
+    assert not model.causal  # which is looked up once
+    monkeypatch.setattr(attention_values, "_free_memory", lambda: 4 * 3 * 4 * 6 * 6)
+    monkeypatch.setattr(Observer, "run", lambda *_args, **_more: pytest.fail("the model has run"))
+    with pytest.raises(InputError, match=r"3 layers × 4 heads × 6 queries × 6 keys.*regions, reduce='mean' or top=K"):
+        normscope.attention(model, "A short text.")
+
+
+def test_what_the_model_does_with_a_text_is_compared_at_the_rows():
+    """α of a model that attends to other keys than its attention function is given."""
+    model = loaded(model_of("llama"), "llama")
+    output = model.model.layers[1].self_attn.o_proj
+    handle = output.register_forward_hook(lambda _module, _args, made: made * 1.01)
+    try:
+        with pytest.raises(InputError, match="the sum of αf\\(x\\) of layer 2 differs"):
+            normscope.attention(model, [5, 6, 7], queries="last")
+    finally:
+        handle.remove()
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that is made, in bytes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.untyped_storage().nbytes())
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("measure", "family"), [("weight", "llama"), ("norm", "llama"), ("share", "mistral")])
+def test_no_tensor_grows_with_the_square_of_the_length(measure, family, monkeypatch):
+    """Neither for rows nor for blocks: the largest is smaller than a mask of one byte a pair."""
+    length = 2048
+    monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 2**16)
+    monkeypatch.setattr("normscope.maths.masks.STRIP", 32)
+    model = loaded(tiny_model(FAMILY_CONFIGS[family] | {"max_position_embeddings": length}, torch.float32), family)
+    regions = [slice(start, start + 64) for start in range(0, length, 64)]
+    text = token_batch(model.model, (length,))["input_ids"][0].tolist()
+    for queries, keys in (("last", None), (None, regions[:4]), (regions, regions)):
+        with Largest() as largest:
+            normscope.attention(model, text, queries=queries, keys=keys, measure=measure, reduce="mean")
+        assert 0 < largest.size < length**2

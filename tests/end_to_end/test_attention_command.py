@@ -1,0 +1,103 @@
+"""`normscope attention`: one text, from the command line to a table, a Parquet file and a page."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import normscope
+from tests.end_to_end.browser import needs_browser, opened
+from tests.end_to_end.shell import run_here
+
+TEXT = "The old bridge was closed, so we crossed the river."
+
+
+def attended(capsys, monkeypatch, folder, *arguments):
+    outcome = run_here(capsys, monkeypatch, "attention", TEXT, *arguments, f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.splitlines()[-1] == str(folder / "attention.html")
+    assert all(len(line) <= 80 for line in outcome.out.splitlines()[:-1])
+    return outcome.out, pd.read_parquet(folder / "attention.parquet"), (folder / "attention.html").read_text()
+
+
+def test_what_the_last_token_receives_from_words(capsys, monkeypatch, tmp_path, saved_model):
+    out, table, page = attended(
+        capsys, monkeypatch, tmp_path / "out", "queries=last", "keys=words", f"model.name={saved_model}"
+    )
+    found = normscope.attention(normscope.load(str(saved_model)), TEXT, queries="last", keys="words")
+    pd.testing.assert_frame_equal(table, found.table)
+    means = found.values.mean(axis=(0, 1))[0]
+    strongest = int(means.argmax())
+    name = f"{found.keys[strongest]} ({found.positions['key'][strongest]})"
+    assert f"{means[strongest]:.3g}" in out
+    assert name in out
+    assert name in page
+    assert "Attention weight α" in out
+    assert "mean over 3 layers and 4 heads" in " ".join(out.split())
+    assert 'id="explorer-data"' in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", ["weight", "norm", "share", "score"])
+@pytest.mark.parametrize("kept", [[], ["reduce=max"], ["top=2"], ["heads=[3,1]"]])
+def test_every_measure_and_reduction(capsys, monkeypatch, tmp_path, saved_model, measure, kept):
+    typed = ["queries=[-1,0:3,6]", "keys=[2:5,6,7]", "layers=[3,1]", f"measure={measure}"]
+    _, table, _ = attended(capsys, monkeypatch, tmp_path / "out", *typed, *kept, f"model.name={saved_model}")
+    asked = {"reduce=max": {"reduce": "max"}, "top=2": {"top": 2}, "heads=[3,1]": {"heads": [3, 1]}}
+    found = normscope.attention(
+        normscope.load(str(saved_model)),
+        TEXT,
+        queries=[-1, slice(0, 3), 6],
+        keys=[slice(2, 5), 6, 7],
+        layers=[1, 3],
+        measure=measure,
+        **(asked[kept[0]] if kept else {}),
+    )
+    np.testing.assert_array_equal(table[measure].to_numpy(), found.values.ravel())
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
+    folder = tmp_path / "out"
+    attended(capsys, monkeypatch, folder, "queries=words", "keys=words", f"model.name={saved_model}")
+    dom, console = opened(folder / "attention.html")
+    assert console == []
+    assert "α (attention weight)" in dom
+    assert "receives from" in dom
+
+
+@pytest.mark.spread(4)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["keys=verbs"], "keys='verbs': expected one of last, tokens, words, texts, messages, prompt, answer, images"),
+        (["keys=[0:3,2]"], "keys: '0:3' and 'old' overlap at token 2; expected regions that share no token"),
+        (["keys=0:99"], "keys=0:99: expected tokens inside of a text of 14; choose a part of 0:14"),
+        (["keys="], "keys=: expected a value, or several with commas between them"),
+        (["top=many"], "top=many: expected a whole number"),
+        (["heads=5"], "heads: expected whole numbers from 1 to 4, got 5"),
+        (["layers=[9]"], "layers: expected whole numbers from 1 to 3, got 9"),
+        (["keys=words", "keys=last"], "keys=last and keys=words are both set; expected one of them"),
+        (["measure=alpha"], "measure='alpha': expected one of weight, norm, share, score"),
+    ],
+)
+def test_bad_input(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
+    outcome = run_here(
+        capsys,
+        monkeypatch,
+        "attention",
+        TEXT,
+        *arguments,
+        f"model.name={saved_model}",
+        f"output_dir={tmp_path / 'out'}",
+    )
+    assert outcome.status == 2
+    assert outcome.err.strip().splitlines()[-1] == f"normscope: {message}"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["keys=words"]])
+def test_a_missing_text(capsys, monkeypatch, arguments):
+    outcome = run_here(capsys, monkeypatch, "attention", *arguments)
+    assert outcome.status == 2
+    assert "attention: expected a text" in outcome.err
