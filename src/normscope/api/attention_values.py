@@ -179,7 +179,11 @@ def asked_of(
     numbers = whole_numbers("layers", layers, 1, model.layers) or list(layout.attends)
     for layer in numbers:
         layout.check_attends("layers", layer)
-    of_heads = whole_numbers("heads", heads, 1, layout.attention.heads) or list(range(1, layout.attention.heads + 1))
+    if layout.heads_differ and (heads is not None or reduce is None):
+        raise InputError(
+            f"heads: the layers of {model.name} differ in their number of heads; leave heads out, and set reduce=mean or max"
+        )
+    of_heads = whole_numbers("heads", heads, 1, layout.heads) or list(range(1, layout.heads + 1))
     return Asked(
         layers=sorted(numbers),
         heads=of_heads,
@@ -206,7 +210,7 @@ def _attention(
     single = is_single(text) and batch.sequences == 1
     texts = [text] if is_single(text) else text
     observer = Observer(model.model, model.layout, asked.layers)
-    if asked.measure is PairMeasure.score and not model.layout.attention.registry:
+    if asked.measure is PairMeasure.score and not model.layout.registry:
         raise InputError(
             "measure=score: this model computes attention in its own code, which shows its weights and not its scores; choose "
             "weight, norm or share"
@@ -251,7 +255,7 @@ def _of_text(
     values = torch.empty(shape, dtype=dtype)
     strongest = None if asked.top is None else torch.empty(shape, dtype=torch.int32)
     index = {layer: place for place, layer in enumerate(asked.layers)}
-    every = len(asked.heads) == model.layout.attention.heads
+    every = len(asked.heads) == model.layout.heads
     of_heads = None if every else torch.tensor(asked.heads) - 1
 
     def visit(block: AttentionBlock) -> None:

@@ -169,7 +169,7 @@ class _Recorder:
         self.outputs = {n: base.get_submodule(paths[id(each.output)]) for n, each in self.modules.items()}
         self.implementation = base.config._attn_implementation
         self.image = image_token(self.outer.config, tokenizer)
-        every = len(self.asked.heads) == self.loaded.layout.attention.heads
+        every = len(self.asked.heads) == self.loaded.layout.heads
         self.heads = slice(None) if every else torch.tensor(self.asked.heads) - 1
         self.named_keys = keys
         self.finished: list[AttentionValues] = []
@@ -187,12 +187,12 @@ class _Recorder:
         layout = self.loaded.layout
         if layout.stack is not None or not self.loaded.causal:
             raise InputError(f"model: expected a causal language model, which generates, got {self.loaded.name}")
-        if not layout.attention.registry:
+        if not layout.registry:
             raise InputError(
                 f"model: {layout.family} computes attention in code of its own, beside which nothing can be recorded; call "
                 "normscope.attention on the finished text"
             )
-        if layout.attention.gate is not None and self.asked.measure in (PairMeasure.norm, PairMeasure.share):
+        if layout.is_gated and self.asked.measure in (PairMeasure.norm, PairMeasure.share):
             raise InputError(f"measure={self.asked.measure}: {GATED}; choose weight or score")
 
     @contextlib.contextmanager
@@ -280,11 +280,11 @@ class _Recorder:
         if past and self.answer is None:
             filled = [each.keys for each in cache.layers if isinstance(getattr(each, "keys", None), Tensor)]
             shapes = {(len(keys), keys.shape[1]) for keys in filled}
-            expected = {(1, heads) for heads in layout.attention.key_heads}
+            expected = {(1, site.attention.key_heads) for site in layout.sites}
             if len(cache.layers) != self.loaded.layers or not shapes <= expected or past >= len(self.ids):
                 raise InputError(
                     f"past_key_values: expected the cache of {self.loaded.name}, {self.loaded.layers} layers with "
-                    f"{layout.attention.key_heads[0]} heads of keys, and fewer than the text's {len(self.ids)} tokens; got "
+                    f"{layout.sites[0].attention.key_heads} heads of keys, and fewer than the text's {len(self.ids)} tokens; got "
                     f"{len(cache.layers)} layers with {', '.join(str(heads) for _, heads in sorted(shapes))} heads and {past} "
                     "tokens; pass a cache that this model has filled with the beginning of this text, or none"
                 )
