@@ -284,8 +284,8 @@ class _Recorder:
             if len(cache.layers) != self.loaded.layers or not shapes <= expected or past >= len(self.ids):
                 raise InputError(
                     f"past_key_values: expected the cache of {self.loaded.name}, {self.loaded.layers} layers with "
-                    f"{layout.sites[0].attention.key_heads} heads of keys, and fewer than the text's {len(self.ids)} tokens; got "
-                    f"{len(cache.layers)} layers with {', '.join(str(heads) for _, heads in sorted(shapes))} heads and {past} "
+                    f"{layout.sites[0].attention.key_heads} heads of keys, and fewer than the text's {len(self.ids)} tokens; "
+                    f"got {len(cache.layers)} layers with {', '.join(str(heads) for _, heads in sorted(shapes))} heads and {past} "
                     "tokens; pass a cache that this model has filled with the beginning of this text, or none"
                 )
         return past
