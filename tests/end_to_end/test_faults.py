@@ -104,7 +104,7 @@ def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_
     ours, whole = results(tmp_path / "run"), results(undisturbed)
     for name, value in whole["metrics"].items():
         assert ours["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
-    assert ours["provenance"]["tokens"] == whole["provenance"]["tokens"]
+    assert ours["facts"]["tokens"] == whole["facts"]["tokens"]
     mine, theirs = (
         pd.read_parquet(place / "tables/norms_by_head.parquet") for place in (tmp_path / "run", undisturbed)
     )

@@ -11,6 +11,7 @@ import pytest
 
 from normscope.reporting.tracking import RunDescription
 from normscope.reporting.weights_and_biases import Tracker, _Outage, in_background, no_tracker
+from normscope.results.result import Result
 
 PATIENCE = 10.0
 DESCRIPTION = RunDescription("name", "slug", "analysis", [], "notes", {})
@@ -96,5 +97,5 @@ def test_no_tracker_logs_nothing():
     tracker = no_tracker()
     assert not tracker.logs
     tracker.progress(1, {})
-    tracker.summary({"a": 1.0}, {})
+    tracker.result(Result(metrics={"a": 1.0}), Path(), {})
     tracker.finish(0)

@@ -11,17 +11,6 @@ from typing import Any, assert_never
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import (
-    ColouredText,
-    Dots,
-    Drawing,
-    HeatmapGrid,
-    HeatmapPanels,
-    Lines,
-    Profiles,
-    Scatter,
-    WordMaps,
-)
 from normscope.reporting.appearance import PAGE, SCREEN, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
@@ -33,6 +22,17 @@ from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.palette import ON_PAGE
+from normscope.results.figures import (
+    ColouredText,
+    Dots,
+    Drawing,
+    HeatmapGrid,
+    HeatmapPanels,
+    Lines,
+    Profiles,
+    Scatter,
+    WordMaps,
+)
 from normscope.untrusted.writing import write_named
 
 _DATE = "SOURCE_DATE_EPOCH"

@@ -12,11 +12,13 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from normscope.analyses.findings import Findings
 from normscope.errors import escaped
 from normscope.reporting.options import Verbosity
-from normscope.reporting.published import Comparison
+from normscope.reporting.published import Comparison, against_paper
 from normscope.reporting.throughput import Throughput, duration
+from normscope.results.result import Result
+from normscope.results.sentence import Sentence
+from normscope.results.summary import Summary
 from normscope.rounding import MINUS
 
 T = TypeVar("T")
@@ -173,13 +175,21 @@ def show_comparison(comparison: Comparison) -> None:
         show_table(title, rows.set_index("metric")[["value", "published", "difference", *columns]], 4)
 
 
-def show_findings(name: str, findings: Findings) -> None:
-    """Print what an analysis has found: its first finding, and its summary table; nothing if the run is quiet."""
-    title, caption = name, findings.summary_caption
-    for sentence in findings.sentences[:1]:
-        show_sentence(f"{name}: {sentence}")
-        title, caption = caption[:1].upper() + caption[1:] or name, ""
-    show_table(title, findings.summary, findings.summary_digits, caption)
+def show(result: Result) -> None:
+    """Print results: of each analysis its first finding and its summary, then notes, and published numbers beside them."""
+    for name in result.analyses:
+        sentences = [sentence for sentence in result.sentences if Sentence.of(sentence).analysis == name]
+        summary = result.summaries.get(name, Summary(pd.DataFrame()))
+        title, caption = name, summary.caption
+        if sentences:
+            show_sentence(f"{name}: {sentences[0]}")
+            title, caption = caption[:1].upper() + caption[1:] or name, ""
+        show_table(title, summary.table, summary.digits, caption)
+    for note in result.notes:
+        say(note)
+    comparison = against_paper(result)
+    if comparison is not None:
+        show_comparison(comparison)
 
 
 def show_sentence(sentence: str) -> None:

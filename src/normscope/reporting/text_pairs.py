@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from normscope.analyses.findings import TextPair
+from normscope.results.figures import TextPair
 
 
 def payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:

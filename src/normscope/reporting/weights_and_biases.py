@@ -4,7 +4,6 @@ import contextlib
 import filecmp
 import functools
 import html
-import json
 import logging
 import os
 import sys
@@ -17,11 +16,17 @@ from typing import Any
 import pandas as pd
 
 from normscope.errors import InputError, one_line
+from normscope.reporting.figure_text import caption_of
 from normscope.reporting.layer_charts import LayerChart, layer_charts
 from normscope.reporting.options import TrackingMode, TrackingOptions
+from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracking import RunDescription
+from normscope.results.result import Result
+from normscope.results.run_files import RESULTS, read_results
+from normscope.results.run_tables import RUN_TABLES
+from normscope.results.sentence import Sentence
 from normscope.untrusted.files import LONGEST_NAME, text
 from normscope.untrusted.writing import write_file
 
@@ -149,12 +154,34 @@ class Tracker:
         if run is not None and not self._outage.lost:
             self._outage.attempt(lambda: run.log({"progress/examples": examples} | named))
 
-    def table(self, name: str, table: pd.DataFrame) -> None:
+    def result(self, result: Result, folder: Path, pictures: Mapping[str, Path]) -> None:
+        """Log the results of a completed run, and its folder as a whole.
+
+        Args:
+            result: The results.
+            folder: The run folder, in which they are saved.
+            pictures: Its figures as PNGs, by name.
+        """
+        if not self.logs:
+            return
+        for name, rows in result.tables.items():
+            self._table(name, rows)
+        self._curves(result.curves)
+        self._findings(result.sentences)
+        for name, path in pictures.items():
+            self._figure(name, path, caption_of(result.figures[name]))
+        if (folder / REPORT).exists():
+            self._originals.append(folder / REPORT)
+            self._collect("report", lambda: _html(str(folder / REPORT), inject=False))
+        self._summary(result.metrics, result.facts)
+        self._run_folder(folder)
+
+    def _table(self, name: str, table: pd.DataFrame) -> None:
         """Log a table, unless it has no rows, or more than W&B should show."""
-        if 0 < len(table) <= _TABLE_ROWS:
+        if name not in RUN_TABLES.keys() - {"comparison"} and 0 < len(table) <= _TABLE_ROWS:
             self._send(lambda: self._tables.update({f"tables/{name}": _table(table)}))
 
-    def figure(self, name: str, path: Path, caption: str) -> None:
+    def _figure(self, name: str, path: Path, caption: str) -> None:
         """Log a figure that has been drawn."""
 
         def image() -> object:
@@ -165,25 +192,21 @@ class Tracker:
         self._originals.append(path)
         self._collect(f"figures/{name}", image)
 
-    def page(self, name: str, path: Path) -> None:
-        """Log a self-contained HTML page."""
-        self._originals.append(path)
-        self._collect(name, lambda: _html(str(path), inject=False))
-
     def _collect(self, key: str, medium: Callable[[], object]) -> None:
         self._send(lambda: self._media.update({key: medium()}))
 
-    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+    def _findings(self, sentences: Sequence[str]) -> None:
         """Log the findings of each analysis in words."""
-        page = "".join(
-            f"<h3>{html.escape(analysis)}</h3><ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
-            for analysis, texts in sentences.items()
-            if texts
-        )
-        if page:
+        of_analyses: dict[str, list[str]] = {}
+        for sentence in map(Sentence.of, sentences):
+            of_analyses.setdefault(sentence.analysis, []).append(f"<li>{html.escape(sentence)}</li>")
+        if of_analyses:
+            page = "".join(
+                f"<h3>{html.escape(name)}</h3><ul>{''.join(said)}</ul>" for name, said in of_analyses.items()
+            )
             self._collect("findings", lambda: _html(page))
 
-    def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
+    def _curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         """Log values by layer."""
         if not curves:
             return
@@ -213,7 +236,7 @@ class Tracker:
         drawn.set_key(f"by_layer/{chart.name}")
         self._tables[drawn.spec.table_key] = drawn.table
 
-    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+    def _summary(self, metrics: Mapping[str, float], facts: Mapping[str, object]) -> None:
         """Log the final metrics of a completed run."""
         if not self._outage.offline:  # Logging a table would wait for an answer from the server.
             self._collect_charts()
@@ -226,17 +249,12 @@ class Tracker:
             # Set them one by one: summaries declared through define_metric become dicts.
             for name, value in {**metrics, **tables}.items():
                 self.wait().summary[name] = value
-            self.wait().summary["provenance"] = dict(provenance)
+            self.wait().summary["facts"] = dict(facts)
 
         self._send(send)
 
-    def run_folder(self, files: Mapping[str, Path], results: bytes) -> None:
-        """Log the run folder as a whole, after everything else.
-
-        Args:
-            files: Its files, by their names in the folder.
-            results: The content of results.json, which is written only after the tracker has finished.
-        """
+    def _run_folder(self, folder: Path) -> None:
+        """Log the run folder as a whole, after everything else."""
         if self._outage.offline or self._description is None:
             return  # It would wait for an answer from the server.
         import wandb
@@ -248,13 +266,12 @@ class Tracker:
                 description.slug,
                 type="normscope-run",
                 description=description.notes,
-                metadata=json.loads(results),
+                metadata=read_results(folder),
             )
-            for name, path in files.items():
-                # Nothing changes these files any more, so they need not be copied.
-                artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
-            with artifact.new_file("results.json", mode="wb") as stream:
-                stream.write(results)
+            for name, path in published_files(folder).items():
+                # Nothing changes these files any more, so they need not be copied; results.json gets its times at the end.
+                own = {} if name == RESULTS else {"policy": "immutable", "skip_cache": True}
+                artifact.add_file(str(path), name=name, **own)
             self.wait().log_artifact(artifact, aliases=["latest", f"run-{self.wait().id}"])
 
         self._send(send)

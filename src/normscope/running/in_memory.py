@@ -1,9 +1,8 @@
 """A run over texts in memory, without a folder, a tracker or a page."""
 
 import dataclasses
-from collections.abc import Mapping
 
-from normscope.analyses.findings import Findings
+from normscope.results.result import Result
 from normscope.running.conclusions import conclude
 from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import explain_out_of_memory
@@ -13,19 +12,7 @@ from normscope.running.run import Run
 from normscope.running.views import ViewRunner
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a run has found."""
-
-    findings: Mapping[str, Findings]
-    """By analysis."""
-    facts: Mapping[str, object]
-    """Where the numbers come from; see `Provenance`."""
-    depth: int
-    """Number of layers of the model."""
-
-
-def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> Outcome:
+def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> Result:
     """Run the enabled analyses over texts in memory, in this process.
 
     Args:
@@ -45,7 +32,7 @@ def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> O
                 for batch, _ in run.stream:
                     runner.run(batch)
                 runner.finish()
-            findings = conclude(run)
+            result = conclude(run)
     finally:
         phases.end()
-    return Outcome(findings, run.provenance.facts(), run.plan.model.layers)
+    return dataclasses.replace(result, facts=run.provenance.facts())

@@ -4,28 +4,19 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
+from normscope.results.result import Result
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.options import RunOptions, check, settled
 from normscope.running.phases import Phases
 from normscope.running.provenance import Origin
-from normscope.running.publish import publish
+from normscope.running.publish import finish, publish, save
 from normscope.running.run import Run
 from normscope.running.status import tracked
-
-
-class Finished(NamedTuple):
-    """A run that has completed."""
-
-    metrics: dict[str, float]
-    """Empty except in the main process."""
-    folder: Path | None
-    """None except in the main process."""
 
 
 def run(
@@ -36,7 +27,7 @@ def run(
     fresh: bool = False,
     claimed: Callable[[Path], None] = lambda _: None,
     begun: float | None = None,
-) -> Finished:
+) -> Result | None:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
     Args:
@@ -47,7 +38,7 @@ def run(
         begun: When the first phase began, by `time.monotonic`, if that was before this call.
 
     Returns:
-        The metrics and the run folder, in the main process.
+        The results, in the main process; None in others.
 
     Raises:
         InputError: If the input is invalid, or the folder cannot be used.
@@ -66,10 +57,12 @@ def run(
         with tracked(run) as tracker:
             accumulate(run, tracker)
             run.reduce()
-            publication = publish(run, results, tracker) if results is not None else None
-        if results is None or publication is None:
-            return Finished({}, None)
-        return Finished(publication.complete(), results.path)
+            result = None if results is None else save(run, results)
+            if result is not None and results is not None:
+                publish(run, result, results, tracker)
+        if result is not None and results is not None:
+            finish(run, result, results)
+        return result
 
 
 @contextlib.contextmanager

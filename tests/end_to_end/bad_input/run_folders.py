@@ -139,8 +139,8 @@ _RESULTS: Sequence[Sequence[str]] = (
     ("status",),
     ("metrics",),
     ("metrics", "mixing/attn_n/mean"),
-    ("provenance",),
-    *(("provenance", name) for name in ("model", "sequences", "tokens", "seconds", "training_step")),
+    ("facts",),
+    *(("facts", name) for name in ("model", "sequences", "tokens", "seconds", "training_step")),
 )
 
 

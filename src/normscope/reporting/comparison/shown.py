@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.findings import Figure
+from normscope.results.figures import Figure
 
 
 @dataclasses.dataclass(frozen=True)

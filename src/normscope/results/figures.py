@@ -1,7 +1,7 @@
-"""The results of an analysis: tables, metrics, sentences, and figures described as data.
+"""Figures, described as data: a table, and which of its columns go where.
 
-Figures are only described here. `reporting` draws them, so analyses need no plotting library, and files, the report page and
-the tracker all show the same figure.
+Nothing is drawn here. `reporting` draws figures, so analyses need no plotting library, a run keeps its figures as tables, and
+files, the report page and the tracker all show the same figure.
 """
 
 import dataclasses
@@ -199,6 +199,8 @@ class WordMaps:
     """Where the colour scale ends on both sides of zero, for values of both signs; None if no value is negative."""
     digits: int | None = None
     """Decimals of the values that are written into the cells; None writes none."""
+    measure: str = ""
+    """What all cells add up to, if the rows and columns are those of a `TextPair`; pages then show it as an interactive map."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +227,22 @@ class TextPair:
     measure: str = "cosine similarity"
     """What all of it adds up to."""
 
+    @classmethod
+    def of(cls, figure: WordMaps) -> "TextPair":
+        """The pair that a figure shows; see `figure`."""
+        ((panel, title),) = figure.panel_titles.items()
+        rows = figure.table[figure.table[figure.panel] == panel]
+        matrix = (
+            rows.pivot(index=figure.row, columns=figure.column, values=figure.value)
+            .sort_index(axis=0)
+            .sort_index(axis=1)
+        )
+        tokens_a, tokens_b = (
+            rows.drop_duplicates(number).sort_values(number)[label].tolist()[:-1]
+            for number, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
+        )
+        return cls(title, tokens_a, tokens_b, matrix.to_numpy(dtype=float), figure.measure)
+
     @property
     def table(self) -> pd.DataFrame:
         """One row per pair; tokens are numbered from 0, and the biases come last."""
@@ -248,6 +266,7 @@ class TextPair:
             row_label="token_a",
             column="b",
             column_label="token_b",
+            measure=self.measure,
             # Biases belong to no word, and would often make all other cells look pale.
             largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             caption=(
@@ -257,81 +276,8 @@ class TextPair:
         )
 
 
-class Sentence(str):
-    """A finding in words, with the names of the figure and the table of its analysis that show it.
-
-    Reports link a finding to both. A plain string is a finding without links.
-    """
-
-    figure: str
-    table: str
-    measure: str
-    """The measure of token maps that the sentence is about; empty if there is none."""
-    surprising: bool
-    """Whether it contradicts what attention weights suggest, or what one would expect."""
-
-    def __new__(
-        cls, text: str, *, figure: str = "", table: str = "", measure: str = "", surprising: bool = False
-    ) -> "Sentence":
-        """The text, with the names of what shows it."""
-        sentence = super().__new__(cls, text)
-        sentence.figure, sentence.table, sentence.measure, sentence.surprising = figure, table, measure, surprising
-        return sentence
-
-
-MOST_ON_TOP = 5
-"""Number of findings at the top of a report."""
-
-
-def ranked(sentences: Mapping[str, Sequence[str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The findings of several analyses, the most important first.
-
-    The first finding of each analysis comes first, then surprising findings, then the rest.
-
-    Args:
-        sentences: The findings of each analysis, by its name.
-
-    Returns:
-        Pairs of an analysis and a finding: those on top, at most `MOST_ON_TOP`, and all others in their own order.
-    """
-    every = [(name, sentence) for name, found in sentences.items() for sentence in found]
-    answers = [(name, found[0]) for name, found in sentences.items() if found]
-    surprises = [pair for pair in every if getattr(pair[1], "surprising", False)]
-    top = list(dict.fromkeys([*answers, *surprises, *every]))[:MOST_ON_TOP]
-    return top, [pair for pair in every if pair not in top]
-
-
 Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | Dots | WordMaps
 """What reports show."""
 
 Drawing = Figure | ColouredText
 """What can be drawn."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Findings:
-    """The results of an analysis. Names need no prefix: the analysis's name is added when they are published."""
-
-    tables: Mapping[str, pd.DataFrame]
-    """Tidy: one row per observation."""
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Finite values by name. Those that are declared as rolled up from the tables need not be given."""
-    curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
-    """Values by layer, which trackers plot against `layer`; as with metrics, those that are declared need not be given."""
-    rolled_up_from: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
-    """Tables from which declared numbers and curves are rolled up if the published ones have other rows or too few columns."""
-    by_sequence: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
-    """Means of single sequences, so that comparisons of runs can resample them: the columns sequence (a number that depends on
-    the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""
-    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
-    text_pairs: Mapping[str, TextPair] = dataclasses.field(default_factory=dict)
-    """Pairs of texts by the name of a figure. Reports show them as interactive maps instead of that figure."""
-    summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
-    """The main numbers, ready to print in the terminal."""
-    summary_digits: int = 2
-    summary_caption: str = ""
-    """What `summary` shows, in a few words."""
-    sentences: Sequence[str] = ()
-    """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""
-    notes: Sequence[str] = ()
-    """Caveats that users must read with the numbers."""

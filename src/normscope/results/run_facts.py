@@ -1,4 +1,4 @@
-"""The facts in `provenance` of results.json: where the numbers of a run come from."""
+"""The `facts` of results.json: where the numbers of a run come from."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -41,6 +41,7 @@ FACTS: Mapping[str, Fact] = {
     "skipped": Fact("object", "Number of examples skipped, by reason.", "integer"),
     "remarks": Fact("object", "Number of examples used, by what was lost of them or is unusual about them.", "integer"),
     "left_out": Fact("array", "Files in the folder of the corpus that are no part of it.", "string"),
+    "not_shown": Fact("array", "What the token maps leave out to keep the page small.", "string"),
     "unknown_share": Fact(
         "number", "Share of the unknown token among the ordinary tokens; null without ordinary tokens."
     ),
