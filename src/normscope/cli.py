@@ -127,6 +127,9 @@ def _execute(main: Callable[[], object]) -> int:
         if (topics := command_line.help_topics()) is not None:
             print(help_page(program(), topics), flush=True)
             return 0
+        if (words := command_line.view()) is not None:
+            print(_view(words), flush=True)
+            return 0
         _instead = _other_command()
         translate_command()
         expand_checkpoints()
@@ -240,6 +243,12 @@ def _other_command() -> Callable[[RunOptions, Path], None] | None:
     if (text := command_line.text_to_explain(SCHEMA.knows)) is not None:
         return functools.partial(_explain, text)
     return _serve if command_line.asks_to_serve() else None
+
+
+def _view(words: Sequence[str]) -> Path:
+    from normscope.viewing import command
+
+    return command(words, program())
 
 
 def _explain(text: str, options: RunOptions, run_folder: Path) -> None:

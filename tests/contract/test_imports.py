@@ -135,6 +135,7 @@ ALLOWED = {
         "reporting",
         "results",
         "running",
+        "viewing",
     },
     "help_page": {"config", "declarations", "distribution", "running.options"},
     "live": {
@@ -167,7 +168,8 @@ ALLOWED = {
         "typed_texts",
     },
     "command_line": {"config"},
-    "sweep": {"options", "reporting", "running"},
+    "sweep": {"options", "reporting", "viewing"},
+    "viewing": {"config", "options", "reporting", "results"},
     "__main__": {"cli"},
     "testing": {
         "analyses.base",
@@ -187,7 +189,7 @@ LEAVES = {
     "live.command": {"cli"},
     "live.notebook": {"__init__"},
     "models.offloading": {"models.loading"},
-    "reporting.comparison": {"sweep"},
+    "reporting.comparison": {"sweep", "viewing"},
     "translation": {"running.inputs"},
 }
 

@@ -37,14 +37,14 @@ def test_what_an_analysis_returns_is_saved_and_read(name, bert, tmp_path):
     assert [vars(sentence) for sentence in found.sentences] == [vars(sentence) for sentence in result.sentences]
     assert found.notes == result.notes
     assert found.analyses == [name]
-    assert set(found.tables) == set(result.tables)
+    assert list(found.tables) == list(result.tables)
     assert {key: curve.to_dict() for key, curve in found.curves.items()} == {
         key: curve.to_dict() for key, curve in result.curves.items()
     }
     for key, summary in result.summaries.items():
         assert (found.summaries[key].digits, found.summaries[key].caption) == (summary.digits, summary.caption)
         assert str(found.summaries[key]) == str(summary)
-    assert set(found.figures) == set(result.figures)
+    assert list(found.figures) == list(result.figures)
     for key, figure in result.figures.items():
         assert picture_of(found.figures[key]).axes == picture_of(figure).axes, key
         assert svg(found.figures[key]) == svg(figure), key

@@ -22,6 +22,7 @@ from normscope.reporting.comparison.map_figures import map_title, maps_of_groups
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import depth as depth_of
+from normscope.reporting.comparison.runs import read as runs_in
 from normscope.reporting.comparison.runs import settings, table_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
@@ -29,7 +30,7 @@ from normscope.results.result import Result
 from normscope.results.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test
 from tests.end_to_end.browser import needs_browser, opened
-from tests.end_to_end.shell import run_once
+from tests.end_to_end.shell import run_here, run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 
@@ -101,7 +102,7 @@ def test_exports_hold_the_tables_numbers(sweep):
 def compared(sweep):
     """The comparison of the sweep."""
     _, folder = sweep
-    return compare_runs.compared(*compare_runs.run_folders.read([folder]))
+    return compare_runs.compared(*runs_in([folder]))
 
 
 @pytest.mark.slow
@@ -175,15 +176,19 @@ def test_different_analyses_of_one_model_share_a_label(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_on_any_folders(sweep, capsys, tmp_path):
+def test_the_command_on_any_folders(sweep, capsys, monkeypatch, tmp_path):
     _, folder = sweep
-    capsys.readouterr()
     chosen = [str(folder / name) for name in sorted(path.parent.name for path in folder.glob("*/results.json"))[:2]]
-    assert compare_runs.main([*chosen, "--output", str(tmp_path / "both"), "--baseline", chosen[1]]) == 0
+    outcome = run_here(
+        capsys, monkeypatch, "compare", *chosen, f"--output={tmp_path / 'both'}", "--baseline", chosen[1]
+    )
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "2 models on the sample corpus: " in outcome.out
+    assert outcome.out.splitlines()[-1] == str(tmp_path / "both/comparison.html")
     assert (tmp_path / "both/comparison.html").exists()
-    assert compare_runs.main([str(tmp_path / "nowhere")]) == 2
-    assert compare_runs.main([*chosen, "--baseline", "nothing"]) == 2
-    assert "expected one of" in capsys.readouterr().err
+    refused = run_here(capsys, monkeypatch, "compare", *chosen, "--baseline", "nothing")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "expected one of" in refused.err
 
 
 def _run(*, seed=0, name="model", metrics=None, curves=(), analysis="norms", **config) -> Result:
@@ -650,7 +655,7 @@ def test_runs_know_the_depth_of_their_model(tmp_path):
 @pytest.mark.slow
 def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
     _, folder = sweep
-    runs, _ = compare_runs.run_folders.read([folder])
+    runs, _ = runs_in([folder])
     found = compare_runs.compared(runs, [])
     curve = {"group": "a", "metric": "mixing/attn_w/mean", "layer": 1, "depth": 0.5, "runs": 2, "mean": 0.5}
     for seeds in (0, 1):
@@ -663,7 +668,7 @@ def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
 def test_a_sweep_keeps_what_comparisons_need(sweep):
     """Means of single sequences give the metric, and heat maps have the numbers of their tables."""
     _, folder = sweep
-    runs, _ = compare_runs.run_folders.read([folder])
+    runs, _ = runs_in([folder])
     seen = 0
     for path, run in runs.items():
         for metric, rows in table_of(run, "sequences").groupby("metric"):

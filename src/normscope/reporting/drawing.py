@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -26,6 +26,7 @@ from normscope.results.figures import (
     ColouredText,
     Dots,
     Drawing,
+    Figure,
     HeatmapGrid,
     HeatmapPanels,
     Lines,
@@ -65,6 +66,15 @@ def drawn(figure: Drawing, formats: Sequence[str], look: Appearance = DEFAULT) -
     with styled(), _without_date():
         canvas = laid_out(figure, look.width, caption=look.caption)
         return [_saved(canvas, extension, look, _metadata(extension, figure)) for extension in formats]
+
+
+def figure_files(figures: Mapping[str, Figure], look: Appearance = DEFAULT) -> Iterator[tuple[str, bytes]]:
+    """The files of a run's figures: names in the folder of the run, and contents."""
+    for name, figure in figures.items():
+        for extension, content in zip(look.formats, drawn(figure, look.formats, look), strict=True):
+            yield f"figures/{name}.{extension}", content
+        if not look.caption:
+            yield f"figures/{name}.txt", f"{caption_of(figure)}\n".encode()
 
 
 def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:

@@ -1,6 +1,6 @@
 """Files of a folder that are read when they are first asked for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,10 +14,12 @@ class LazyFiles(Mapping[str, T], Generic[T]):
     Args:
         folder: The folder of the files; it need not exist.
         read: Reads one, given its name and its path.
+        order: Names in their order; others follow.
     """
 
-    def __init__(self, folder: Path, read: Callable[[str, Path], T]) -> None:
-        self._paths = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
+    def __init__(self, folder: Path, read: Callable[[str, Path], T], order: Iterable[str] = ()) -> None:
+        found = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
+        self._paths = {name: found[name] for name in map(str, order) if name in found} | found
         self._read, self._known = read, dict[str, T]()
 
     def __getitem__(self, name: str) -> T:

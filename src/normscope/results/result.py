@@ -103,6 +103,8 @@ class Result:
     def save_facts(self, folder: Path) -> None:
         """Write only `results.json`: metrics, words and facts."""
         words: dict[str, Sequence[object]] = {
+            "tables": list(self.tables),
+            "figures": list(self.figures),
             "sentences": [{"text": str(sentence), **vars(sentence)} for sentence in map(Sentence.of, self.sentences)],
             "notes": list(self.notes),
             "summaries": [{"analysis": name, **summary.plain()} for name, summary in self.summaries.items()],
@@ -133,13 +135,13 @@ class Result:
         folder = Path(folder).expanduser()
         require_run(folder)
         results = read_results(folder)
-        tables = LazyFiles(folder / "tables", read_table)
+        tables = LazyFiles(folder / "tables", read_table, results.get("tables") or ())
         has_maps = (folder / MAPS).exists()
         return cls(
             tables=tables,
             metrics=results["metrics"],
             curves=_curves(tables["curves"]) if "curves" in tables else {},
-            figures=LazyFiles(folder / "figures", lambda _name, path: read_figure(path)),
+            figures=LazyFiles(folder / "figures", lambda _name, path: read_figure(path), results.get("figures") or ()),
             maps=LazyItems(lambda: read_maps(folder / MAPS)) if has_maps else (),
             sentences=[Sentence.read(folder / RESULTS, content) for content in results.get("sentences") or ()],
             notes=[str(note) for note in results.get("notes") or ()],

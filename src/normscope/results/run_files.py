@@ -55,7 +55,7 @@ def results_content(
         metrics: Finite numbers.
         facts: Where they come from.
         error: Why the run failed, if it did.
-        words: Sentences, notes and summaries.
+        words: Names of tables and figures in their order, sentences, notes and summaries.
     """
     not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
     if not_finite:
@@ -89,7 +89,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         require(path, results["metrics"], name, "a number")
     for name, fact in FACTS.items():
         require(path, results["facts"], name, _KINDS[fact.type], optional=True)
-    for name in ("sentences", "notes", "summaries"):
+    for name in ("tables", "figures", "sentences", "notes", "summaries"):
         require(path, results, name, "a list", optional=True)
     return results | {"metrics": {name: float(value) for name, value in results["metrics"].items()}}
 

@@ -12,8 +12,7 @@ import numpy as np
 from normscope.data.batching import Batch
 from normscope.errors import message, one_line
 from normscope.reporting.appearance import Appearance
-from normscope.reporting.drawing import drawn
-from normscope.reporting.figure_text import caption_of
+from normscope.reporting.drawing import drawn, figure_files
 from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT, RunFolder
 from normscope.reporting.terminal import say, show
@@ -51,17 +50,26 @@ def save(run: Run, folder: RunFolder) -> Result:
 
 def publish(run: Run, result: Result, folder: RunFolder, tracker: Tracker) -> None:
     """Make every view of the results. One that fails is a line on stderr: the results are on disk, and it can be made again."""
-    again = f"`normscope page {folder.path}` makes it again"
-    with tempfile.TemporaryDirectory(prefix="normscope-") as temporary:
-        pictures: dict[str, Path] = {}
-        with _contained("the figures were not drawn", again):
-            for name, path in _draw(result, folder, run.plan.look, Path(temporary) if tracker.logs else None):
-                pictures[name] = path
-        if run.plan.options.report.enabled:
-            with _contained("the report was not written", again):
-                folder.write(REPORT, page(result).encode())
-        with _contained("nothing was logged to Weights & Biases", f"the results are in {folder.path}"):
+    look, again = run.plan.look, f"`normscope page {folder.path}` makes it again"
+    with _contained("the figures were not drawn", again):
+        for name, content in figure_files(result.figures, look):
+            folder.write(name, content)
+    if run.plan.options.report.enabled:
+        with _contained("the report was not written", again):
+            folder.write(REPORT, page(result).encode())
+    if tracker.logs:
+        with (
+            _contained("nothing was logged to Weights & Biases", f"the results are in {folder.path}"),
+            tempfile.TemporaryDirectory(prefix="normscope-") as temporary,
+        ):
+            pictures = {name: _picture(result, name, folder, look, Path(temporary)) for name in result.figures}
             tracker.result(result, folder.path, pictures)
+
+
+def _picture(result: Result, name: str, folder: RunFolder, look: Appearance, beside: Path) -> Path:
+    """A figure as PNG: that of the run, or a temporary one if the config asks for other formats."""
+    file = folder.path / "figures" / f"{name}.png"
+    return file if file.exists() else write_file(beside, file.name, drawn(result.figures[name], ["png"], look)[0])
 
 
 @contextlib.contextmanager
@@ -94,27 +102,6 @@ def _show_counts(run: Run) -> None:
     missing = [category for category in missing_categories(run) if category != "mask" or expects_masks]
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
-
-
-def _draw(result: Result, folder: RunFolder, look: Appearance, beside: Path | None) -> Iterator[tuple[str, Path]]:
-    """Draw the figures into the run folder; yields those that the tracker shows, which are PNGs, by name.
-
-    Args:
-        result: The results.
-        folder: The run folder.
-        look: Sizes and formats.
-        beside: Where PNGs go for the tracker alone, if the config asks for other formats; None without a tracker.
-    """
-    formats = list(dict.fromkeys([*look.formats, *(["png"] if beside is not None else [])]))
-    for name, figure in result.figures.items():
-        contents = dict(zip(formats, drawn(figure, formats, look), strict=True))
-        files = {
-            extension: folder.write(f"figures/{name}.{extension}", contents[extension]) for extension in look.formats
-        }
-        if not look.caption:
-            folder.write(f"figures/{name}.txt", f"{caption_of(figure)}\n".encode())
-        if beside is not None:
-            yield name, files.get("png") or write_file(beside, f"{name}.png", contents["png"])
 
 
 def _maps(run: Run) -> tuple[Sequence[TokenMaps], Sequence[str]]:

@@ -1,13 +1,6 @@
-"""Compare runs: metrics and curves by layer, differences from a baseline, means over seeds; as a page and as files.
+"""Compare runs: metrics and curves by layer, differences from a baseline, means over seeds; as a page and as files."""
 
-python -m normscope.reporting.comparison.compare outputs/multirun/2026-01-31_12-00-00
-python -m normscope.reporting.comparison.compare outputs/first outputs/second --baseline outputs/first --output outputs/both
-"""
-
-import argparse
 import difflib
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,19 +8,16 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from normscope.config.arguments import ArgumentParser
-from normscope.errors import InputError, message, one_line
-from normscope.reporting.comparison import runs as run_folders
+from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import depth, is_random, settings, table_of
 from normscope.results.parquet import write_parquet
 from normscope.results.result import Result
-from normscope.results.run_files import RESULTS, Status
+from normscope.results.run_files import Status
 from normscope.results.run_tables import metadata
 from normscope.results.spreadsheets import as_csv
-from normscope.streams import open_streams
 from normscope.untrusted.writing import new_file, write_file
 
 
@@ -233,51 +223,3 @@ def _unique(names: Sequence[str]) -> list[str]:
         name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
         for index, name in enumerate(names)
     ]
-
-
-def _threshold(text: str) -> tuple[str, float]:
-    metric, _, value = text.rpartition("=")
-    if not metric or not math.isfinite(float(value)):
-        raise ValueError(text)
-    return metric, float(value)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the runs in the given folders."""
-    parser = ArgumentParser(
-        prog="python -m normscope.reporting.comparison.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="run directories, or folders that contain them"
-    )
-    parser.add_argument(
-        "--baseline", type=Path, help="directory of the run to measure differences from (default: the first run)"
-    )
-    parser.add_argument(
-        "--output", type=Path, help="folder for the comparison (default: the sweep's folder, or outputs/comparison)"
-    )
-    parser.add_argument(
-        "--threshold",
-        action="append",
-        default=[],
-        type=_threshold,
-        metavar="METRIC=VALUE",
-        help="find the training step at which a metric crosses this value (default: half-way through its change; repeatable)",
-    )
-    parsed = parser.parse_args(arguments)
-    try:
-        runs, failures = run_folders.read(parsed.folders)
-        is_sweep = len(parsed.folders) == 1 and not (parsed.folders[0] / RESULTS).exists()
-        folder = parsed.output or (parsed.folders[0] if is_sweep else Path("outputs/comparison"))
-        print(write(compared(runs, failures, parsed.baseline, dict(parsed.threshold)), folder))
-    except InputError as error:
-        print(message(error), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    open_streams()
-    sys.exit(main())
