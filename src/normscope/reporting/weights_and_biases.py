@@ -1,5 +1,6 @@
 """Weights & Biases: the only module that imports wandb. No result depends on it."""
 
+import concurrent.futures
 import contextlib
 import filecmp
 import functools
@@ -8,12 +9,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from normscope.errors import InputError, one_line
 from normscope.reporting.figure_text import caption_of
@@ -32,7 +35,10 @@ from normscope.untrusted.writing import write_file
 
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
-_FINISH_SECONDS = 60
+_FINISH_SECONDS = 20
+# Whatever W&B has not done by then is given up: it may also hang, or wait for its own service.
+_END_SECONDS = 30
+_DISCARD_SECONDS = 5
 # Every table is on disk three times, as JSON: wandb adds an artifact to its file. Longer ones are only in the artifact with the
 # run folder, as Parquet and CSV.
 _TABLE_ROWS = 500
@@ -83,6 +89,20 @@ class _Outage:
         except Exception as error:  # W&B raises what its service, its files and its dependencies raise
             self.note(error)
 
+    def give_up(self) -> None:
+        """Leave W&B alone, which has not done what it should: calls that still wait for its service fail."""
+        self.lost = True
+        self.report(
+            f"Weights & Biases has not finished within {_END_SECONDS} s; the run ends without it, and what it has is in "
+            f"{self._folder / 'wandb'} for `wandb sync`"
+        )
+        logging.getLogger("wandb").propagate = False  # its threads complain of the service that is gone
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("wandb"):
+                    process.kill()
+        concurrent.futures.wait([in_background(_discard)], _DISCARD_SECONDS)
+
     def report(self, warning: str) -> None:
         """Print the first failure; later ones follow from it."""
         if not self._reported:
@@ -96,8 +116,8 @@ class Tracker:
     Figures, charts, findings and the page are collected, and logged as one step of the history. Tables are in the summary,
     where reports find them: in the history, each would be a panel.
 
-    Progress is kept until W&B has started; everything else waits for it, and so does the end of the run. A signal interrupts
-    the wait.
+    Progress is kept until W&B has started; everything else waits for it, and so does the end of the run, which W&B can hold for
+    at most _END_SECONDS. A signal interrupts the wait.
 
     Args:
         started: What `wandb.init` returns, once it has; None if nothing is logged.
@@ -111,6 +131,8 @@ class Tracker:
         self._media: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
         self._charts: list[LayerChart] = []
+        self._deadline: float | None = None
+        """When the end of the run no longer waits for W&B, by `time.monotonic`; None before the end."""
         self._originals: list[Path] = []
         """The files of the run folder that W&B has copied."""
 
@@ -131,8 +153,30 @@ class Tracker:
         if self.wait() is not None and not self._outage.lost:
             self._outage.attempt(call)
 
+    def _within_limit(self, call: Callable[[], None]) -> None:
+        """Let W&B do something at the end of the run, or give it up when that takes too long."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _END_SECONDS
+        left = self._deadline - time.monotonic()
+        if left <= 0:  # it has been given up
+            return
+        done = in_background(call)
+        try:
+            concurrent.futures.wait([done], left)
+        except BaseException:  # a signal
+            self._outage.lost = True
+            raise
+        if done.done():
+            done.result()
+        else:
+            self._outage.give_up()
+
     def finish(self, status: int) -> None:
         """Send what is pending; anything that cannot be sent stays on disk."""
+        if self.logs:
+            self._within_limit(lambda: self._finish(status))
+
+    def _finish(self, status: int) -> None:
         run = self.wait()
         if run is None:
             return
@@ -162,8 +206,10 @@ class Tracker:
             folder: The run folder, in which they are saved.
             pictures: Its figures as PNGs, by name.
         """
-        if not self.logs:
-            return
+        if self.logs:
+            self._within_limit(lambda: self._log_result(result, folder, pictures))
+
+    def _log_result(self, result: Result, folder: Path, pictures: Mapping[str, Path]) -> None:
         for name, rows in result.tables.items():
             self._table(name, rows)
         self._curves(result.curves)
