@@ -106,7 +106,7 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
 
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "save", save)
-        patched.setattr("normscope.running.pipeline.RunFolder.finish", lambda *_, **__: None)
+        patched.setattr("normscope.running.pipeline.RunFolder.save_facts", lambda *_, **__: None)
         with pytest.raises(Killed):
             run_here(
                 capsys,

@@ -96,6 +96,29 @@ def test_a_view_that_fails_is_one_line(view, capsys, monkeypatch, tmp_path, save
         assert (tmp_path / "run" / "tables" / path.name).read_bytes() == path.read_bytes()
 
 
+class Killed(BaseException):
+    """Simulates SIGKILL in the tests' own process: the program never catches it."""
+
+
+def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tmp_path, saved_model, finished):
+    def kill(*_: object) -> None:
+        raise Killed
+
+    folder = tmp_path / "run"
+    given = (f"model.name={saved_model}", *FEW, "report.enabled=true", f"output_dir={folder}")
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "figure_files", kill)
+        with pytest.raises(Killed):
+            run_here(capsys, patch, *given)
+    assert not (folder / "report.html").exists()
+    refused = run_here(capsys, monkeypatch, f"resume={folder}")
+    assert refused.status == 2
+    assert f"the run is already complete; `normscope page {folder}` makes its figures and its report" in refused.err
+    assert run_here(capsys, monkeypatch, "page", str(folder)).status == 0
+    assert (folder / "report.html").exists()
+    assert normscope.read(folder).metrics == normscope.read(finished).metrics
+
+
 def test_results_in_memory_are_those_of_the_folder(run, tmp_path):
     """What is read and saved again is read as before."""
     before = normscope.read(run)

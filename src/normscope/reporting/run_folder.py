@@ -180,7 +180,10 @@ class RunFolder:
                 f"resume={self.path}: {RESULTS} does not say how the run ended ({error}); delete it to resume the run"
             ) from error
         if status == Status.COMPLETED:
-            raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
+            raise InputError(
+                f"resume={self.path}: the run is already complete; `normscope page {self.path}` makes its figures and its "
+                "report"
+            )
 
     def write(self, name: str, content: bytes) -> Path:
         """Write a file atomically; return its path."""
