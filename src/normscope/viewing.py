@@ -10,11 +10,10 @@ from types import MappingProxyType
 from normscope.config.arguments import ArgumentParser
 from normscope.config.rules import check_rules
 from normscope.errors import InputError, one_line
-from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.comparison import in_terminal, runs
 from normscope.reporting.comparison.compare import compared, write
 from normscope.reporting.drawing import figure_files
-from normscope.reporting.options import FigureOptions
+from normscope.reporting.options import Appearance, FigureOptions, appearance
 from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT
 from normscope.results.result import Result

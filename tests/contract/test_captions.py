@@ -21,10 +21,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.appearance import COLUMN, PAGE, SCREEN
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.style import styled
+from normscope.reporting.options import COLUMN, PAGE, SCREEN
 from normscope.results.figures import Figure, Lines
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen

@@ -12,8 +12,7 @@ import normscope
 import normscope.api
 from normscope.analyses import base, info
 from normscope.results import declare, figures
-from normscope.results.sentence import Sentence
-from normscope.results.summary import Summary
+from normscope.results.findings import Sentence, Summary
 
 SNAPSHOT = Path(__file__).parent / "interface.txt"
 """Public names with their signatures; `python -m tests.contract.test_interface` rewrites the file."""
@@ -23,8 +22,7 @@ PLUG_INS = {
     "normscope.analyses.info": [info.AnalysisConfig, info.AnalysisInfo],
     "normscope.results.declare": [declare.Axis, declare.Column, declare.Published, declare.Rollup, declare.Table],
     "normscope.results.figures": [value for value in vars(figures).values() if inspect.isclass(value)],
-    "normscope.results.sentence": [Sentence],
-    "normscope.results.summary": [Summary],
+    "normscope.results.findings": [Sentence, Summary],
 }
 """What packages with an analysis of their own import."""
 

@@ -9,10 +9,10 @@ import pytest
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError
 from normscope.reporting.drawing import svg
+from normscope.results.findings import Sentence
 from normscope.results.maps import DependencyTree, TokenMaps
 from normscope.results.parts import joined
 from normscope.results.result import Result
-from normscope.results.sentence import Sentence
 from tests.oracles import specimens
 from tests.oracles.comparison import picture_of
 from tests.oracles.test_outputs import everything

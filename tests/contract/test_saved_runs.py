@@ -23,7 +23,7 @@ from normscope.errors import InputError
 from normscope.models.files import locate
 from normscope.models.options import ModelOptions, Pin
 from normscope.reporting.comparison import compare, runs
-from normscope.results.run_facts import FACTS
+from normscope.results.run_files import FACTS
 from normscope.results.run_tables import COMPARISON, tables_of
 from tests.conftest import MINILM
 from tests.end_to_end.shell import ROOT, run_here, run_once

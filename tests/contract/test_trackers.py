@@ -22,8 +22,8 @@ from normscope.reporting import weights_and_biases
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
 from normscope.results.figures import Lines
+from normscope.results.findings import Sentence
 from normscope.results.result import Result
-from normscope.results.sentence import Sentence
 from normscope.running.options import RunOptions
 from normscope.running.status import describe
 from tests.end_to_end.wandb_file import run_of

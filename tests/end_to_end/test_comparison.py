@@ -13,7 +13,6 @@ import scipy.stats
 import torch
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.appearance import PAGE
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.curve_families import families
@@ -26,6 +25,7 @@ from normscope.reporting.comparison.runs import read as runs_in
 from normscope.reporting.comparison.runs import settings, table_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
+from normscope.reporting.options import PAGE
 from normscope.results.result import Result
 from normscope.results.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test

@@ -29,8 +29,7 @@ from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.published import COLUMNS
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
-from normscope.results.map_files import write_maps
-from normscope.results.maps import MEASURES, TokenMaps
+from normscope.results.maps import MEASURES, TokenMaps, write_maps
 from normscope.results.parts import tidy_curves, tidy_heatmaps, tidy_sequences
 from normscope.results.result import Result
 from normscope.results.run_tables import MAPS, RUN_TABLES

@@ -13,11 +13,9 @@ from normscope.errors import InputError
 from normscope.reporting.run_folder import RunFolder
 from normscope.results.result import Result
 from normscope.running import distributed
-from normscope.running.checkpoint import Checkpoint, Position, SavedShare
+from normscope.running.checkpoint import Checkpoint, Position, Reduction, SavedShare, checksum, received
 from normscope.running.distributed import ProcessGroup
-from normscope.running.reduction import Reduction
 from normscope.running.shares import CHECKPOINT, Share
-from normscope.running.state_file import checksum, received
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans

@@ -25,7 +25,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
-from normscope.results.run_facts import lost
+from normscope.results.run_files import lost
 from tests.end_to_end.shell import run_here
 from tests.unit.test_data import Reader
 

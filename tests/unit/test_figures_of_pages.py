@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from normscope.distribution import CHECKOUT
-from normscope.reporting.appearance import PAGE, SCREEN
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.layout import series_styles
 from normscope.reporting.figures.style import styled
+from normscope.reporting.options import PAGE, SCREEN
 from normscope.reporting.page.elements import table_data
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.report import repeated

@@ -1,6 +1,6 @@
 """The order in which findings are read: answers, then surprises, then the rest."""
 
-from normscope.results.sentence import MOST_ON_TOP, Sentence, ranked
+from normscope.results.findings import MOST_ON_TOP, Sentence, ranked
 
 
 def of(analysis: str, *texts: str) -> list[Sentence]:

@@ -13,8 +13,8 @@ import pytest
 from normscope.reporting import weights_and_biases
 from normscope.reporting.tracking import RunDescription
 from normscope.reporting.weights_and_biases import Tracker, _Outage, in_background, no_tracker
+from normscope.results.findings import Sentence
 from normscope.results.result import Result
-from normscope.results.sentence import Sentence
 
 PATIENCE = 10.0
 DESCRIPTION = RunDescription("name", "slug", "analysis", [], "notes", {})

@@ -25,8 +25,8 @@ from normscope.maths.words import Pieces
 from normscope.models.observer import Observer
 from normscope.models.word_block import WordBlock
 from normscope.results.figures import Lines
+from normscope.results.findings import Sentence
 from normscope.results.result import Result
-from normscope.results.sentence import Sentence
 from normscope.running.conclusions import about_words
 from tests.end_to_end.shell import run_here
 from tests.oracles import specimens

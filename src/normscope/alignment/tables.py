@@ -18,9 +18,9 @@ from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting
 from normscope.data.examples import Link
 from normscope.maths.mixing import Method
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 

@@ -10,9 +10,8 @@ from normscope.api.calls import checked
 from normscope.config.rules import check_rules
 from normscope.errors import InputError, one_line
 from normscope.reporting import drawing
-from normscope.reporting.appearance import appearance
 from normscope.reporting.figure_text import caption_of
-from normscope.reporting.options import FigureOptions
+from normscope.reporting.options import FigureOptions, appearance
 from normscope.results.figures import Drawing
 
 

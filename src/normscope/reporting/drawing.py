@@ -11,7 +11,6 @@ from typing import Any, assert_never
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from normscope.reporting.appearance import PAGE, SCREEN, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
@@ -21,6 +20,7 @@ from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.reporting.options import PAGE, SCREEN, Appearance
 from normscope.reporting.palette import ON_PAGE
 from normscope.results.figures import (
     ColouredText,

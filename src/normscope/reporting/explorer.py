@@ -1,13 +1,14 @@
-"""Token maps for the explorer's script."""
+"""Token maps and pairs of texts for the explorer's scripts."""
 
 import base64
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from normscope.results.figures import TextPair
 from normscope.results.maps import HEAD_MEASURES, MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMaps
 
 _NEGATIVE = 1 << 15
@@ -89,3 +90,17 @@ def _compressed(codes: bytes) -> bytes:
     """
     compressor = zlib.compressobj(strategy=zlib.Z_RLE)
     return compressor.compress(codes) + compressor.flush()
+
+
+def pairs_payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
+    """The JSON content that the script reads, with the five digits that serve to add values up."""
+    return [
+        {
+            "title": pair.title,
+            "measure": pair.measure,
+            "tokens_a": list(pair.tokens_a),
+            "tokens_b": list(pair.tokens_b),
+            "values": [float(f"{value:.5g}") for value in pair.matrix.ravel()],
+        }
+        for pair in pairs
+    ]

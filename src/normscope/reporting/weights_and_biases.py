@@ -26,10 +26,10 @@ from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracking import RunDescription
+from normscope.results.findings import Sentence
 from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
-from normscope.results.sentence import Sentence
 from normscope.untrusted.files import LONGEST_NAME, text
 from normscope.untrusted.writing import write_file
 

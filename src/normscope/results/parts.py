@@ -7,10 +7,9 @@ import pandas as pd
 
 from normscope.results.declare import Published
 from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels
+from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.sentence import Sentence
-from normscope.results.summary import Summary
 
 SEQUENCES = "sequences"
 """The table of all analyses with the means of single sequences, so that comparisons of runs can resample them."""

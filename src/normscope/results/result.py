@@ -11,11 +11,9 @@ import yaml
 
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError, escaped, one_line
-from normscope.results.figure_files import read_figure, write_figure
-from normscope.results.figures import Figure
-from normscope.results.lazy_files import LazyFiles, LazyItems
-from normscope.results.map_files import read_maps, write_maps
-from normscope.results.maps import TokenMaps
+from normscope.results.figures import Figure, read_figure, write_figure
+from normscope.results.findings import Sentence, Summary
+from normscope.results.maps import TokenMaps, read_maps, write_maps
 from normscope.results.run_files import (
     CONFIG,
     MAPS,
@@ -26,9 +24,7 @@ from normscope.results.run_files import (
     require_run,
     results_content,
 )
-from normscope.results.sentence import Sentence
-from normscope.results.summary import Summary
-from normscope.results.table_files import read_table, write_table
+from normscope.results.table_files import LazyFiles, LazyItems, read_table, write_table
 from normscope.rounding import counted
 from normscope.untrusted.writing import new_file, write_file
 

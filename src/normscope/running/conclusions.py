@@ -12,11 +12,10 @@ from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
 from normscope.reporting.published import against_paper
 from normscope.results.figures import Figure
+from normscope.results.findings import Sentence, Summary
 from normscope.results.parts import joined, rolled_up
 from normscope.results.result import Result
-from normscope.results.run_facts import lost
-from normscope.results.sentence import Sentence
-from normscope.results.summary import Summary
+from normscope.results.run_files import lost
 from normscope.running.phases import Phase
 from normscope.running.run import Run, require_examples
 from normscope.running.views import counts_of

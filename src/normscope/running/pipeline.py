@@ -1,6 +1,7 @@
 """A run, from config to results."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,14 +10,18 @@ from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
 from normscope.results.result import Result
+from normscope.running.conclusions import conclude
 from normscope.running.distributed import ProcessGroup, process_group
+from normscope.running.inputs import InputsInMemory
 from normscope.running.loop import accumulate
+from normscope.running.memory import explain_out_of_memory
 from normscope.running.options import RunOptions, check, settled
-from normscope.running.phases import Phases
+from normscope.running.phases import Phase, Phases
 from normscope.running.provenance import Origin
 from normscope.running.publish import finish, publish, save
 from normscope.running.run import Run
 from normscope.running.status import tracked
+from normscope.running.views import ViewRunner
 
 
 def run(
@@ -92,3 +97,29 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     finally:
         if results is not None:
             results.release() if results.begun else results.abandon()
+
+
+def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> Result:
+    """Run the enabled analyses over texts in memory, in this process.
+
+    Args:
+        options: The whole config; nothing in it says where model and texts come from.
+        inputs: The model and the texts.
+        progress: Whether a terminal shows what the run is doing.
+    """
+    options = settled(options)
+    check(options)
+    phases = Phases.of(options, shown=progress)
+    try:
+        run = Run.in_memory(options, inputs, phases)
+        runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
+        with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
+            with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
+                phases.begin(Phase.PASS)
+                for batch, _ in run.stream:
+                    runner.run(batch)
+                runner.finish()
+            result = conclude(run)
+    finally:
+        phases.end()
+    return dataclasses.replace(result, facts=run.provenance.facts())

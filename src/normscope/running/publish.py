@@ -11,8 +11,8 @@ import numpy as np
 
 from normscope.data.batching import Batch
 from normscope.errors import message, one_line
-from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import drawn, figure_files
+from normscope.reporting.options import Appearance
 from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT, RunFolder
 from normscope.reporting.terminal import say, show

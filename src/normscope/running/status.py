@@ -8,9 +8,8 @@ from normscope.config.sections import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
-from normscope.reporting.run_description import dataset_label, layers_label, model_label
 from normscope.reporting.run_folder import RunFolder, fail_abandoned
-from normscope.reporting.tracking import RunDescription
+from normscope.reporting.tracking import RunDescription, dataset_label, layers_label, model_label
 from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
 from normscope.results.result import Result
 from normscope.results.run_files import Status

@@ -27,17 +27,16 @@ from normscope.reporting.page.report import page
 from normscope.reporting.weights_and_biases import no_tracker
 from normscope.results.declare import Table, declared
 from normscope.results.result import Result
+from normscope.running.checkpoint import Reduction
 from normscope.running.conclusions import conclude
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs
 from normscope.running.loop import accumulate
-from normscope.running.options import RunOptions
+from normscope.running.options import RunOptions, run_options
 from normscope.running.phases import Phases
 from normscope.running.pipeline import run as run_pipeline
 from normscope.running.plan import Plan
 from normscope.running.provenance import Origin, Provenance
-from normscope.running.python_options import run_options
-from normscope.running.reduction import Reduction
 from normscope.running.run import Run
 from normscope.running.shares import Share, Shares
 

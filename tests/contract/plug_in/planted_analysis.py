@@ -10,8 +10,8 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import Paper
 from normscope.errors import InputError
 from normscope.results.figures import Lines
+from normscope.results.findings import Summary
 from normscope.results.result import Result
-from normscope.results.summary import Summary
 from normscope.statistics.mean import Mean
 
 

@@ -18,7 +18,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import save
 
-from normscope.running.state_file import checksum
+from normscope.running.checkpoint import checksum
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.spoil import as_json
 from tests.end_to_end.bad_input.stock import Stock, succeed

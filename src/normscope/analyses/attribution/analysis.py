@@ -26,9 +26,9 @@ from normscope.errors import InputError
 from normscope.maths.choices import ReadoutTarget, ValueBias
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.rounding import counted
 from normscope.statistics.kept_tensors import KeptTensors
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from normscope.analyses.attribution.published import METHODS, OF_TRANSLATIONS, QUANTITIES
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.results.sentence import Sentence
 from normscope.rounding import brief, brief_share, differ
 
 

@@ -10,9 +10,9 @@ from normscope.analyses.attribution.sentences import sentences_of
 from normscope.analyses.attribution.translated import DrawnTranslation
 from normscope.analyses.finite import require_finite
 from normscope.results.figures import Lines, WordMaps
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.results.summary import Summary
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 

@@ -16,9 +16,9 @@ from normscope.maths.shares import layer_shares
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.statistics.kept_tensors import KeptTensors
 
 

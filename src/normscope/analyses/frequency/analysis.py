@@ -21,9 +21,9 @@ from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.figures import Figure, Scatter
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart

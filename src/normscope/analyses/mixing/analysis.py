@@ -14,9 +14,9 @@ from normscope.models.block import AttentionBlock
 from normscope.models.word_block import between
 from normscope.results.axes import METHODS
 from normscope.results.figures import HeatmapPanels, Lines
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 
 _ROUNDING = 1e-3
 """How far signed shares in float32 may be from adding up to 1, relative to the sum of their magnitudes."""

@@ -22,9 +22,9 @@ from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
 from normscope.models.block import NOT_LINEAR, AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.results.summary import Summary
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.mean import Mean

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 
 from normscope.analyses.categories import category_name
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.results.sentence import Sentence
 from normscope.rounding import brief, brief_share, compared, counted, enumeration, shares_differ
 
 

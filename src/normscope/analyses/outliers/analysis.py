@@ -16,9 +16,9 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.model_info import ModelInfo
 from normscope.results.figures import Figure, Lines, Profiles
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.statistics.tidy import tidy
 
 

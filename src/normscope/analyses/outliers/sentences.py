@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.results.sentence import Sentence
 from normscope.rounding import brief_share, enumeration
 
 

@@ -36,9 +36,9 @@ from normscope.maths.scores import (
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
 

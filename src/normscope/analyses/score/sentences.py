@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from normscope.analyses.categories import category_name
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.results.sentence import Sentence
 from normscope.rounding import brief, brief_share, compared, enumeration, movement
 
 # What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.

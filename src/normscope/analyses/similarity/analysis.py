@@ -34,9 +34,9 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.model_info import ModelInfo
 from normscope.results.figures import TextPair
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
 

@@ -27,9 +27,9 @@ from normscope.data.batching import Batch
 from normscope.maths.massive import massive_activations
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.rounding import counted
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.counts import Counts

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from normscope.analyses.categories import category_name
 from normscope.analyses.sinks.report import main_position
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.results.sentence import Sentence
 from normscope.rounding import brief, brief_share, compared, differ, enumeration, movement, shares_differ
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}

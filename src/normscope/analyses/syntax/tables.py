@@ -16,9 +16,9 @@ from normscope.analyses.syntax.published import PUBLISHED
 from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
 from normscope.analyses.syntax.sentences import sentences_of
 from normscope.analyses.syntax.treebank import ALL
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.results.summary import Summary
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 

@@ -13,11 +13,10 @@ from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import depth, is_random, settings, table_of
-from normscope.results.parquet import write_parquet
 from normscope.results.result import Result
 from normscope.results.run_files import Status
 from normscope.results.run_tables import metadata
-from normscope.results.spreadsheets import as_csv
+from normscope.results.table_files import as_csv, write_parquet
 from normscope.untrusted.writing import new_file, write_file
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import Family, families
-from normscope.reporting.comparison.shown import Shown
+from normscope.reporting.comparison.run_comparison import Shown
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.results.figures import Lines
 

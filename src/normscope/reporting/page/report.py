@@ -9,9 +9,8 @@ import pandas as pd
 import yaml
 
 from normscope.analyses.registry import analyses
-from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
-from normscope.reporting.explorer import payload
+from normscope.reporting.explorer import pairs_payload, payload
 from normscope.reporting.page.elements import (
     EXPLORER_SCRIPTS,
     SHOWN_ROWS,
@@ -25,12 +24,12 @@ from normscope.reporting.page.elements import (
 )
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.published import Comparison, against_paper
-from normscope.reporting.run_description import layers_label
+from normscope.reporting.tracking import layers_label
 from normscope.results.declare import Table
 from normscope.results.figures import Figure, TextPair, WordMaps
+from normscope.results.findings import Sentence, ranked
 from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
-from normscope.results.sentence import Sentence, ranked
 from normscope.rounding import counted, duration
 from normscope.shell import shell_word
 
@@ -55,7 +54,7 @@ def page(result: Result) -> str:
             sections=[_section(name, result, shown) for name in result.analyses],
             top=[_linked(sentence, result, shown) for sentence in top],
             others=[_linked(sentence, result, shown) for sentence in others],
-            pairs=script_data({name: text_pairs.payload(_pairs(name, result)) for name in result.analyses}),
+            pairs=script_data({name: pairs_payload(_pairs(name, result)) for name in result.analyses}),
             tables=packed_data({_table_id(name): _table_data(name, rows) for name, rows in shown.items()}),
             notes=list(dict.fromkeys(map(_begun, result.notes))),
             comparison=_published(against_paper(result)),
