@@ -54,8 +54,15 @@ def run(model, corpus, kind, names, stack=OWN, **options):
         "analysis": {name: {"enabled": True} | QUICK.get(name, {}) | options.get(name, {}) for name in names},
         "report": {"enabled": False},
     }
-    outcome = analyse(run_options(settings), InputsInMemory(model, corpus), progress=False)
-    return {name: (result.tables, result.metrics) for name, result in outcome.findings.items()}, outcome.facts
+    result = analyse(run_options(settings), InputsInMemory(model, corpus), progress=False)
+    found = {
+        name: (
+            {table: result.tables[table] for table in result.owned_by(name, result.tables)},
+            {metric: value for metric, value in result.metrics.items() if metric.startswith(f"{name}/")},
+        )
+        for name in result.analyses
+    }
+    return found, result.facts
 
 
 def assert_alone_and_together(model, corpus, kind, groups, **options):
