@@ -1,6 +1,6 @@
 """How long a user waits for whole commands with default options: seconds, by phase, and as multiples of a bare pass.
 
-Each command has its own process, which records the seconds of its phases (`provenance.phases` in results.json). Just before
+Each command has its own process, which records the seconds of its phases (`facts.phases` in results.json). Just before
 each, another process reads the same batches and runs the untouched model on them, with fused attention:
 `python -m benchmarks.commands FILE KEY=VALUE...` is such a process. Ratios are medians over these pairs of processes, because
 the machine's load changes from minute to minute.
@@ -22,8 +22,8 @@ from normscope.data.corpora import sample_path
 
 if TYPE_CHECKING:
     from normscope.reporting.weights_and_biases import Tracker
+    from normscope.results.result import Result
     from normscope.running.options import RunOptions
-    from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 
 MODELS = ("MiniLM", "BERT-base")
@@ -102,7 +102,7 @@ def _measured(way: str, settings: Sequence[str], folder: Path) -> dict[str, floa
         _timed("-m", "benchmarks.commands", str(bare), *settings, f"output_dir={own}/bare")
         analyses = f"analysis=[{way.replace('+', ',')}]"
         whole = _timed("run.py", analyses, *settings, "tracking=disabled", f"output_dir={run}")
-        phases = json.loads((run / "results.json").read_text())["provenance"]["phases"]
+        phases = json.loads((run / "results.json").read_text())["facts"]["phases"]
         return {"whole": whole, "bare": json.loads(bare.read_text())} | phases
 
 
@@ -131,7 +131,7 @@ def _bare(run: "Run", file: Path) -> NoReturn:
 def _run(file: Path) -> None:
     from normscope import cli
 
-    def import_and_replace(options: "RunOptions") -> "Callable[..., Finished]":
+    def import_and_replace(options: "RunOptions") -> "Callable[..., Result | None]":
         run = import_pipeline(options)
 
         def pass_bare(current: "Run", _tracker: "Tracker") -> Any:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
-from normscope.reporting.run_tables import COMPARISON, CROSSINGS, RUN_TABLES, TRAINING
 from normscope.results.declare import Published, Rollup, Table
+from normscope.results.run_tables import COMPARISON, CROSSINGS, MAPS, RUN_TABLES, TRAINING
 
 
 def page() -> str:
@@ -22,6 +22,8 @@ def page() -> str:
         parts.append(_published(name, info.published))
     parts.append("## Every run {#run}\n")
     parts += [_table(name, info) for name, info in RUN_TABLES.items()]
+    parts.append("## Token maps {#maps}\n")
+    parts.append(_table("maps.parquet", MAPS))
     parts.append("## Comparisons of runs {#comparison}\n")
     parts.append(_table("comparison.parquet", COMPARISON))
     parts.append(_table("training.parquet", TRAINING))

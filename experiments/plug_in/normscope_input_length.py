@@ -4,10 +4,10 @@ import pandas as pd
 import torch
 
 from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.findings import Findings
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.results.axes import LAYER
 from normscope.results.declare import Published, Rollup, Table
+from normscope.results.result import Result
 from normscope.statistics.mean import Mean
 
 
@@ -38,6 +38,6 @@ class InputLength(Analysis):
         layer = self.context.index(block.layer)
         self.accumulators["lengths"].update(layer, lengths.double().sum()[None], batch.token_mask.sum()[None])
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         means = self.accumulators["lengths"].compute().mean[:, 0].tolist()
-        return Findings({"by_layer": pd.DataFrame({"layer": list(self.context.layers), "length": means})})
+        return Result({"by_layer": pd.DataFrame({"layer": list(self.context.layers), "length": means})})

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         Label,
         MaskedToken,
         NextToken,
-        Results,
         Similarities,
         Similarity,
         SimilarityTo,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         attribute,
         attribution_maps,
         decompose,
+        draw,
         load,
         load_attribution,
         observe,
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
         wrap,
     )
     from normscope.live.notebook import LivePage, explore
-    from normscope.saved_runs import SavedRun, read
+    from normscope.results.result import Result
+
+    read = Result.read
 
 __all__ = [
     "Answer",
@@ -67,8 +69,7 @@ __all__ = [
     "LivePage",
     "MaskedToken",
     "NextToken",
-    "Results",
-    "SavedRun",
+    "Result",
     "Similarities",
     "Similarity",
     "SimilarityTo",
@@ -77,6 +78,7 @@ __all__ = [
     "attribute",
     "attribution_maps",
     "decompose",
+    "draw",
     "explore",
     "load",
     "load_attribution",
@@ -92,10 +94,10 @@ _LIVE = ("LivePage", "explore")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("SavedRun", "read"):
-        from normscope import saved_runs
+    if name in ("Result", "read"):  # it needs no torch
+        from normscope.results.result import Result
 
-        return getattr(saved_runs, name)
+        return Result if name == "Result" else Result.read
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
         # Where ipywidgets is missing, tqdm warns about it once, when a library first asks for its bars. Ours are text.

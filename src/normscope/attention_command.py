@@ -13,8 +13,8 @@ from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, escaped, one_line
 from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
-from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import attention_page
+from normscope.results.maps import TokenMaps
 from normscope.rounding import counted, number
 from normscope.running.options import RunOptions
 from normscope.typed_texts import as_given

@@ -35,8 +35,8 @@ from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, escaped, message, one_line, origin, printable
 from normscope.help_page import help_page
 from normscope.quick_imports import quick_imports
-from normscope.reporting.earlier_runs import is_complete
 from normscope.reporting.options import NAME_LENGTH, Verbosity
+from normscope.results.run_files import is_complete
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
@@ -44,7 +44,7 @@ from normscope.streams import open_streams
 from normscope.sweep import Sweep
 
 if TYPE_CHECKING:
-    from normscope.running.pipeline import Finished
+    from normscope.results.result import Result
 
 BAD_INPUT = 2
 BUG = 1
@@ -126,6 +126,9 @@ def _execute(main: Callable[[], object]) -> int:
         global _instead
         if (topics := command_line.help_topics()) is not None:
             print(help_page(program(), topics), flush=True)
+            return 0
+        if (words := command_line.view()) is not None:
+            print(_view(words), flush=True)
             return 0
         _instead = _other_command()
         translate_command()
@@ -215,9 +218,11 @@ def job(config: DictConfig) -> dict[str, float]:
             return {}
         run_pipeline = _import_pipeline(options)
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
-        done = run_pipeline(options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started)
-        _show(done, before)
-        return done.metrics
+        result = run_pipeline(options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started)
+        if result is None:  # another process prints
+            return {}
+        _show(result, before)
+        return dict(result.metrics)
     except Exception as error:
         if sweeping:
             _record(error, overrides)
@@ -247,6 +252,12 @@ def _knows(key: str) -> bool:
     return key in command_line.ATTENTION or SCHEMA.knows(key)
 
 
+def _view(words: Sequence[str]) -> Path:
+    from normscope.viewing import command
+
+    return command(words, program())
+
+
 def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
         from normscope.explaining import explain
@@ -265,14 +276,12 @@ def _serve(options: RunOptions, _: Path) -> None:
     serve(options)
 
 
-def _show(done: "Finished", before: Mapping[str, float] | None) -> None:
+def _show(result: "Result", before: Mapping[str, float] | None) -> None:
     """Print whether a reproduced run has the same numbers, and, as the last line, the folder of the results."""
-    if done.folder is None:  # another process prints
-        return
     if before is not None:
-        _sweep.agrees, sentence = agreement(before, done.metrics)
+        _sweep.agrees, sentence = agreement(before, result.metrics)
         print(sentence)
-    print(done.folder, flush=True)
+    print(_sweep.run, flush=True)
 
 
 def _process_began() -> float:
@@ -281,7 +290,7 @@ def _process_began() -> float:
     return time.monotonic() - max(age, 0.0)  # the clock may have been set back meanwhile
 
 
-def _import_pipeline(options: RunOptions) -> Callable[..., "Finished"]:
+def _import_pipeline(options: RunOptions) -> Callable[..., "Result | None"]:
     """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
 
     Raises:

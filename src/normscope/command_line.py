@@ -37,7 +37,8 @@ def help_topics() -> list[str] | None:
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         return words[1:]
-    return [] if words[:1] not in (["explain"], ["attention"]) and {"--help", "-h"} & set(words) else None
+    own = words[:1] in (["explain"], ["attention"], ["page"], ["compare"])
+    return [] if not own and {"--help", "-h"} & set(words) else None
 
 
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
@@ -127,6 +128,11 @@ def asked_of_attention() -> dict[str, str]:
     return asked
 
 
+def view() -> list[str] | None:
+    """The words of `page RUN` or `compare RUN …`; None if the command line asks for neither."""
+    return sys.argv[1:] if sys.argv[1:2] in (["page"], ["compare"]) else None
+
+
 def asks_to_serve() -> bool:
     """Take `serve` from the command line, and turn a pattern of checkpoints into the models of its page.
 
@@ -187,7 +193,7 @@ def overrides() -> list[str]:
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        refuse(f"{words[0]}: expected key=value, or explain, attention or serve as the first word")
+        refuse(f"{words[0]}: expected key=value, or explain, attention, serve, page or compare as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

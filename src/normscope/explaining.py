@@ -19,8 +19,8 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.logit_meaning import LogitMeaning
 from normscope.predictions import Prediction, prediction_of
-from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explained_page
+from normscope.results.maps import TokenMaps
 from normscope.rounding import brief_share, counted, number
 from normscope.running.options import RunOptions
 from normscope.typed_texts import as_given

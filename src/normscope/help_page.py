@@ -16,6 +16,8 @@ _PAGE = """\
 {program} explain TEXT|FILE|-      what a model predicts for one text, and why
 {program} attention TEXT|FILE|-    what its tokens, words or spans receive from one another
 {program} serve [KEY=VALUE ...]    a local page: type a text, change a word, see what changes
+{program} page RUN                 the figures and the report of a run again, from its results
+{program} compare RUN RUN ...      a page that compares runs, with a verdict
 {program} help KEY|GROUP ...       types, defaults and meanings of keys
 
 Measures what the attention blocks of a Transformer really do. Without arguments: mixing ratios of

@@ -79,15 +79,13 @@ class Sweep:
             InputError: If the record or the results of a run are damaged.
         """
         if self.folder is not None and self._completed():
-            from normscope.reporting.comparison import compare, in_terminal, runs
             from normscope.reporting.options import Verbosity
             from normscope.reporting.terminal import say, set_verbosity
+            from normscope.viewing import compare
 
             if self.quiet:  # jobs in other processes have not set it in this one
                 set_verbosity(Verbosity.quiet)
-            comparison = compare.compared(*runs.read([self.folder]))
-            written = compare.write(comparison, self.folder)
-            in_terminal.show(comparison)
+            written = compare([self.folder], self.folder)
             say("")
             say(f"comparison in {written}")
         return 0

@@ -20,12 +20,12 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 
-from normscope.analyses.findings import Figure, Lines
 from normscope.analyses.registry import analyses
-from normscope.reporting.appearance import COLUMN, PAGE, SCREEN
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.style import styled
+from normscope.reporting.options import COLUMN, PAGE, SCREEN
+from normscope.results.figures import Figure, Lines
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 from tests.oracles.test_outputs import everything

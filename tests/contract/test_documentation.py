@@ -19,7 +19,7 @@ from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
 from normscope.command_line import ATTENTION, translate_command
 from normscope.maths.mixing import Method
-from normscope.reporting.run_tables import RUN_TABLES
+from normscope.results.run_tables import RUN_TABLES
 from normscope.running.options import check
 from tests.contract.test_configs import PRESETS, ROOT, composed
 from tests.end_to_end.browser import needs_browser, opened

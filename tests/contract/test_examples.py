@@ -3,7 +3,7 @@
 import doctest
 import functools
 import inspect
-from types import FunctionType
+from types import FunctionType, MethodType
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.contract.test_saved_runs import RUN
 FUNCTIONS = [
     name
     for name in normscope.__all__
-    if not name.startswith("__") and isinstance(getattr(normscope, name), FunctionType)
+    if not name.startswith("__") and isinstance(getattr(normscope, name), FunctionType | MethodType)
 ]
 
 
@@ -25,7 +25,7 @@ def loaded():
 
 def test_the_functions_are_found():
     assert {"load", "wrap", "run", "read", "decompose", "attribute"} <= set(FUNCTIONS)
-    assert len(FUNCTIONS) == 13
+    assert len(FUNCTIONS) == 14
 
 
 @pytest.mark.spread(1)

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import normscope
 import normscope.api
-from normscope.analyses import base, findings, info
-from normscope.results import declare
+from normscope.analyses import base, info
+from normscope.results import declare, figures
+from normscope.results.findings import Sentence, Summary
 
 SNAPSHOT = Path(__file__).parent / "interface.txt"
 """Public names with their signatures; `python -m tests.contract.test_interface` rewrites the file."""
 
 PLUG_INS = {
     "normscope.analyses.base": [base.Analysis, base.AnalysisContext, base.Requirements],
-    "normscope.analyses.findings": [value for value in vars(findings).values() if inspect.isclass(value)],
     "normscope.analyses.info": [info.AnalysisConfig, info.AnalysisInfo],
     "normscope.results.declare": [declare.Axis, declare.Column, declare.Published, declare.Rollup, declare.Table],
+    "normscope.results.figures": [value for value in vars(figures).values() if inspect.isclass(value)],
+    "normscope.results.findings": [Sentence, Summary],
 }
 """What packages with an analysis of their own import."""
 
@@ -92,7 +94,7 @@ def test_the_snapshot_sees_what_users_see():
     for line in (
         "class normscope.Decomposition(",
         "    figure(",
-        "normscope.read(run: str | Path) -> SavedRun",
+        "normscope.read(folder: str | Path) -> ",
         "class normscope.analyses.info.AnalysisInfo(",
         "    update_attention(",
     ):

@@ -12,10 +12,10 @@ from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Example
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
-from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import BatchRunner
-from normscope.running.python_options import run_options
+from normscope.running.options import run_options
+from normscope.running.pipeline import analyse
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 from tests.treebank import TREEBANK
 
@@ -54,8 +54,15 @@ def run(model, corpus, kind, names, stack=OWN, **options):
         "analysis": {name: {"enabled": True} | QUICK.get(name, {}) | options.get(name, {}) for name in names},
         "report": {"enabled": False},
     }
-    outcome = analyse(run_options(settings), InputsInMemory(model, corpus), progress=False)
-    return {name: (result.tables, result.metrics) for name, result in outcome.findings.items()}, outcome.facts
+    result = analyse(run_options(settings), InputsInMemory(model, corpus), progress=False)
+    found = {
+        name: (
+            {table: result.tables[table] for table in result.owned_by(name, result.tables)},
+            {metric: value for metric, value in result.metrics.items() if metric.startswith(f"{name}/")},
+        )
+        for name in result.analyses
+    }
+    return found, result.facts
 
 
 def assert_alone_and_together(model, corpus, kind, groups, **options):

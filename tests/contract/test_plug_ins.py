@@ -91,7 +91,7 @@ def test_the_example_meets_the_contract(example, tmp_path):
 _BROKEN = """
 import dataclasses, pandas as pd, torch
 from normscope.analyses.base import Analysis
-from normscope.analyses.findings import Findings
+from normscope.results.result import Result
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.results.axes import LAYER
 from normscope.results.declare import Column, Published, Table
@@ -120,7 +120,7 @@ class Broken(Analysis):
 
     def result(self):
         table = pd.DataFrame({"layer": [1], "batches": [self.batches + 0.5]})
-        return Findings({"by_layer": table, "more": table}, metrics={"undeclared": 1.0})
+        return Result({"by_layer": table, "more": table}, metrics={"undeclared": 1.0})
 """
 
 

@@ -23,14 +23,14 @@ from normscope.errors import InputError
 from normscope.models.files import locate
 from normscope.models.options import ModelOptions, Pin
 from normscope.reporting.comparison import compare, runs
-from normscope.reporting.run_facts import FACTS
-from normscope.reporting.run_tables import COMPARISON, tables_of
+from normscope.results.run_files import FACTS
+from normscope.results.run_tables import COMPARISON, tables_of
 from tests.conftest import MINILM
 from tests.end_to_end.shell import ROOT, run_here, run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 RUN = Path(__file__).parent / "run"
-"""The folder of a run over three sentences, without its figures; `python -m tests.contract.test_saved_runs` makes it again."""
+"""The folder of a run over three sentences, without pictures; `python -m tests.contract.test_saved_runs` makes it again."""
 
 DECLARED = tables_of(analyses().values())
 
@@ -50,10 +50,10 @@ def test_a_run_is_read():
     """The numbers are those of pandas and json."""
     folder = RUN
     run, content = normscope.read(folder), json.loads((folder / "results.json").read_text())
-    assert (run.schema, run.status, run.error) == (RUN_SCHEMA, "completed", "")
+    assert (run.status, run.error) == ("completed", "")
     assert run.metrics == content["metrics"]
     assert len(run.metrics) == 41
-    assert run.provenance == content["provenance"]
+    assert run.facts == content["facts"]
     assert run.config["analysis"]["mixing"]["enabled"] is True
     assert set(run.tables) == {path.stem for path in (folder / "tables").glob("*.parquet")}
     for name, table in run.tables.items():
@@ -62,8 +62,9 @@ def test_a_run_is_read():
             name: kind.lower() for name, kind in expected.dtypes.astype(str).items() if kind in ("Int64", "Float64")
         }
         pd.testing.assert_frame_equal(table, expected.astype(plain), check_exact=True)
-    curves = run.tables["curves"].set_index(["curve", "layer"])["value"]
-    assert curves["mixing/attnresln_n/mean"].mean() == pytest.approx(run.metrics["mixing/attnresln_n/mean"], rel=1e-12)
+    assert run.curves["mixing/attnresln_n/mean"].mean() == pytest.approx(
+        run.metrics["mixing/attnresln_n/mean"], rel=1e-12
+    )
 
 
 def test_tables_have_the_types_that_are_declared():
@@ -82,20 +83,21 @@ def test_tables_have_the_types_that_are_declared():
 
 def test_a_run_prints_what_it_is(tmp_path):
     shown = repr(normscope.read(RUN))
-    assert "completed, schema 1\nmodel tiny-bert, 3 sequences, 24 tokens\nmetrics: 41\ntables: curves, " in shown
-    assert len(shown) < 400
-    failed = edited(copied(tmp_path), status="failed", metrics={}, provenance={}, error="The disk\x1b is full.")
-    assert repr(normscope.read(failed)).splitlines()[0] == f"{failed}: failed (The disk\\x1b is full.), schema 1"
+    assert shown.startswith("tiny-bert: 3 sequences, 24 tokens\n\nMixing ratios\n  ")
+    assert "\ntables: curves, " in shown
+    assert "\nfigures: " in shown
+    failed = edited(copied(tmp_path), status="failed", metrics={}, facts={}, error="The disk\x1b is full.")
+    assert repr(normscope.read(failed)).splitlines()[0] == "failed (The disk\\x1b is full.)"
 
 
 def test_tables_are_read_when_they_are_asked_for_and_once(tmp_path):
     folder = copied(tmp_path)
-    (folder / "tables" / "curves.parquet").write_bytes(b"PAR1")
+    (folder / "tables" / "mixing_shares.parquet").write_bytes(b"PAR1")
     tables = normscope.read(folder).tables
-    assert "curves" in tables
+    assert "mixing_shares" in tables
     assert tables["mixing_by_layer"] is tables["mixing_by_layer"]
-    with pytest.raises(InputError, match=r"curves\.parquet: cannot be read"):
-        tables["curves"]
+    with pytest.raises(InputError, match=r"mixing_shares\.parquet: cannot be read"):
+        tables["mixing_shares"]
     with pytest.raises(KeyError):
         tables["nothing"]
 
@@ -112,9 +114,18 @@ def test_missing_whole_numbers_stay_whole(tmp_path):
 
 def test_decimal_numbers_of_a_whole_column_are_read_as_they_are(tmp_path):
     folder = copied(tmp_path)
+    path = folder / "tables" / "mixing_by_layer.parquet"
+    table = pd.read_parquet(path)
+    table.assign(layer=[0.5, *[1.0] * (len(table) - 1)]).to_parquet(path, index=False)
+    assert normscope.read(folder).tables["mixing_by_layer"]["layer"].tolist()[:2] == [0.5, 1.0]
+
+
+def test_what_comparisons_rely_on_is_checked_at_once(tmp_path):
+    folder = copied(tmp_path)
     path = folder / "tables" / "curves.parquet"
-    pd.read_parquet(path).assign(layer=[0.5, *[1.0] * 65]).to_parquet(path, index=False)
-    assert normscope.read(folder).tables["curves"]["layer"].tolist()[:2] == [0.5, 1.0]
+    pd.read_parquet(path).assign(layer=0.5).to_parquet(path, index=False)
+    with pytest.raises(InputError, match=r"curves\.parquet: column layer: expected whole numbers"):
+        normscope.read(folder)
 
 
 def test_reading_needs_no_torch():
@@ -142,7 +153,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "text": (lambda folder: edited(folder, schema="1"), "expected a whole number for schema, got '1'"),
     "true": (lambda folder: edited(folder, schema=True), "expected a whole number for schema, got True"),
     "list": (lambda folder: edited(folder, metrics=[1]), "expected a mapping for metrics"),
-    "fact": (lambda folder: edited(folder, provenance={"skipped": 3}), "expected a mapping for skipped, got 3"),
+    "fact": (lambda folder: edited(folder, facts={"skipped": 3}), "expected a mapping for skipped, got 3"),
     "status": (lambda folder: edited(folder, status="fine"), "expected a status of completed, interrupted, failed"),
     "nowhere": (nothing_there, "expected the folder of a run, but it does not exist"),
     "a file": (lambda folder: folder / "config.yaml", "expected the folder of a run, got a file"),
@@ -186,7 +197,7 @@ def test_runs_are_compared_by_files_that_say_what_they_are(tmp_path):
 def test_every_fact_of_a_run_is_described():
     results = json.loads((RUN / "results.json").read_text())
     # Only hybrids have layers without attention.
-    assert results["provenance"].keys() == FACTS.keys() - {"layers_without_attention"}
+    assert results["facts"].keys() == FACTS.keys() - {"layers_without_attention"}
 
 
 def metadata_of(path: Path) -> dict[str, str]:
@@ -196,7 +207,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 def test_parquet_files_say_what_they_are():
     """Also to readers that know nothing of normscope."""
     run = normscope.read(RUN)
-    for path in sorted((run.folder / "tables").glob("*.parquet")):
+    for path in sorted((RUN / "tables").glob("*.parquet")):
         about, table = metadata_of(path), DECLARED[path.stem]
         assert (about["normscope.schema"], about["normscope.table"]) == (str(RUN_SCHEMA), path.stem)
         columns = json.loads(about["normscope.columns"])
@@ -209,7 +220,7 @@ def test_parquet_files_say_what_they_are():
                 "meaning": table.columns[declared],
             }
         identity = json.loads(about["normscope.run"])
-        facts = run.provenance
+        facts = run.facts
         assert identity == {
             "normscope": facts["versions"]["normscope"],
             **{name: facts[name] for name in ("git_commit", "model", "model_revision", "model_sha256", "seed")},
@@ -250,9 +261,9 @@ def make() -> None:
         assert outcome.status == 0, outcome.err
         shutil.rmtree(RUN)
         results = json.loads(Path("run/results.json").read_text())
-        results["provenance"]["platform"] = "Linux"
+        results["facts"]["platform"] = "Linux"
         Path("run/results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-        kept = shutil.ignore_patterns("*.csv", "*.png", "*.svg", "figures")
+        kept = shutil.ignore_patterns("*.csv", "*.png", "*.svg", "report.html")
         shutil.copytree("run", RUN, ignore=kept)
 
 

@@ -21,6 +21,9 @@ from normscope.models.options import ModelOptions
 from normscope.reporting import weights_and_biases
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
+from normscope.results.figures import Lines
+from normscope.results.findings import Sentence
+from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.running.status import describe
 from tests.end_to_end.wandb_file import run_of
@@ -30,6 +33,15 @@ LAYERS = {1: 0.25, 3: 1 / 3}
 RANKS = pd.DataFrame({"rank": pd.array([1, None], dtype="Int64"), "category": pd.Categorical(["other", None])})
 TABLE = pd.DataFrame({"layer": [1, 2], "token": ["a|b", "##c"], "norm": [0.5, float("nan")]})
 PAGE = "<!doctype html><title>A report</title>"
+RESULT = Result(
+    tables={"mixing_by_layer": TABLE, "frequency_by_token": RANKS, "mixing_nothing": TABLE.head(0)},
+    metrics=METRICS,
+    curves={"mixing/attn_n/mean": pd.Series(LAYERS)},
+    figures={"mixing_lines": Lines(TABLE, "layer", "norm", "token", "Lines fall | rise.", "norm")},
+    sentences=[Sentence("A finding < 5.", analysis="mixing")],
+    facts={"device": "cpu", "versions": {"torch": "2.9"}},
+    config={"seed": 0},
+)
 
 
 @dataclasses.dataclass
@@ -47,7 +59,7 @@ class Kept:
     tables: set[str]
     figures: dict[str, bytes]
     page: str
-    provenance: str
+    facts: str
 
 
 def options(**chosen: Any) -> RunOptions:
@@ -76,25 +88,15 @@ def _clean(monkeypatch, tmp_path):
 
 def tracked(run: RunOptions, folder: Path, during: Callable[[], None] = lambda: None) -> None:
     """Everything that a run logs, in its order."""
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    picture, page, config = folder / "figures" / "mixing_lines.png", folder / "report.html", folder / "config.yaml"
+    RESULT.save(folder)
+    picture = folder / "figures" / "mixing_lines.png"
     Figure((1, 1)).savefig(picture)
-    page.write_text(PAGE)
-    config.write_text("seed: 0\n")
+    (folder / "report.html").write_text(PAGE)
     with weights_and_biases.track(run.tracking, describe(run, "normscope layers=all", "bert"), folder) as tracker:
         tracker.progress(8, {"tokens_per_second": 12.5})
         tracker.progress(16, {"tokens_per_second": 25.0})
         during()
-        tracker.table("mixing_by_layer", TABLE)
-        tracker.table("frequency_by_token", RANKS)
-        tracker.figure("mixing_lines", picture, "Lines fall | rise.")
-        tracker.table("mixing_nothing", TABLE.head(0))
-        tracker.findings({"mixing": ["A finding < 5."]})
-        tracker.curves({"mixing/attn_n/mean": pd.Series(LAYERS)})
-        tracker.page("report", page)
-        tracker.summary(METRICS, {"device": "cpu", "versions": {"torch": "2.9"}})
-        files = {"config.yaml": config, "report.html": page, "figures/mixing_lines.png": picture}
-        tracker.run_folder(files, json.dumps({"status": "completed", "metrics": METRICS, "provenance": {}}).encode())
+        tracker.result(RESULT, folder, {"mixing_lines": picture})
 
 
 def of_wandb(folder: Path) -> Kept:
@@ -122,7 +124,7 @@ def of_wandb(folder: Path) -> Kept:
         tables={key.removeprefix("tables/") for key in summary if key.startswith("tables/")} - {"curves"},
         figures={"mixing_lines": (files / media["figures/mixing_lines"]["path"]).read_bytes()},
         page=(files / media["report"]["path"]).read_text(),
-        provenance=str(summary["provenance"]),
+        facts=str(summary["facts"]),
     )
 
 
@@ -160,8 +162,8 @@ def test_everything_that_a_run_logs_can_be_read_back(capsys, tmp_path):
     assert kept.tables == {"mixing_by_layer", "frequency_by_token"}
     assert kept.figures == {"mixing_lines": (folder / "figures/mixing_lines.png").read_bytes()}
     assert kept.page == PAGE
-    assert "cpu" in kept.provenance
-    assert "2.9" in kept.provenance
+    assert "cpu" in kept.facts
+    assert "2.9" in kept.facts
 
 
 @pytest.mark.slow
@@ -181,6 +183,8 @@ def test_a_disabled_tracker_logs_nothing(tmp_path):
         "config.yaml",
         "figures",
         "report.html",
+        "results.json",
+        "tables",
     ]
 
 

@@ -152,8 +152,8 @@ def test_toy_chain_from_training_to_error_rates(capsys, monkeypatch, tmp_path):
         assert ("was trained before" in outcome.err) == (name == "second")
     first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("first", "second"))
     assert first["metrics"] == second["metrics"]
-    assert first["provenance"]["model"] == "alignment-toy"
-    assert first["provenance"]["sequences"] == 20
+    assert first["facts"]["model"] == "alignment-toy"
+    assert first["facts"]["sequences"] == 20
 
 
 # What the files and options of links may hold is tested in unit/test_alignment.py, test_gold.py and test_analysis_options.py.

@@ -47,7 +47,7 @@ def test_a_run_attributes_its_sample_and_the_texts_of_the_explorer(capsys, monke
         metrics["attribution/cosine/comprehensiveness/decompx"]
         == ranking.set_index("method").loc["decompx", "comprehensiveness"]
     )
-    pairs = pd.read_parquet(folder / "tables/explorer_pairs.parquet").query("head == 0 and sentence == 1")
+    pairs = pd.read_parquet(folder / "maps.parquet").query("head == 0 and sentence == 1")
     model = normscope.load(str(saved_model), dtype="float64")
     for method, maps in normscope.attribution_maps(model, TEXTS[0], ["rollout", "decompx"]).items():
         for layer in (1, 3):

@@ -197,7 +197,7 @@ def test_overrides_are_recorded_as_they_were_typed(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("MY_MODEL", str(saved_model))
     arguments = ["model.name='${oc.env:MY_MODEL}'", "tracking=disabled", "report.enabled=false", "dataset.limit=2"]
     assert run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}").status == 0
-    assert "oc.env:MY_MODEL" in json.loads((tmp_path / "a/results.json").read_text())["provenance"]["command"]
+    assert "oc.env:MY_MODEL" in json.loads((tmp_path / "a/results.json").read_text())["facts"]["command"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,20 +13,24 @@ import scipy.stats
 import torch
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.appearance import PAGE
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.curve_figures import by_layer
 from normscope.reporting.comparison.map_figures import map_title, maps_of_groups
 from normscope.reporting.comparison.page import comparison_page
-from normscope.reporting.comparison.runs import Run
+from normscope.reporting.comparison.run_comparison import RunComparison
+from normscope.reporting.comparison.runs import depth as depth_of
+from normscope.reporting.comparison.runs import read as runs_in
+from normscope.reporting.comparison.runs import settings, table_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
-from normscope.reporting.run_tables import COMPARISON
+from normscope.reporting.options import PAGE
+from normscope.results.result import Result
+from normscope.results.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test
 from tests.end_to_end.browser import needs_browser, opened
-from tests.end_to_end.shell import run_once
+from tests.end_to_end.shell import run_here, run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 
@@ -97,7 +102,7 @@ def test_exports_hold_the_tables_numbers(sweep):
 def compared(sweep):
     """The comparison of the sweep."""
     _, folder = sweep
-    return compare_runs.compared(*compare_runs.run_folders.read([folder]))
+    return compare_runs.compared(*runs_in([folder]))
 
 
 @pytest.mark.slow
@@ -144,8 +149,8 @@ def test_every_run_is_a_line_in_every_panel(compared):
 def test_differences_and_seeds(tmp_path):
     metric = "mixing/attn_n/mean"
     numbers = [0.31, 0.34, 0.29]
-    runs = [_run(tmp_path, seed=seed, metrics={metric: value}) for seed, value in enumerate(numbers, 1)]
-    found = compare_runs.compared(runs, [], runs[1].folder)
+    runs = [_run(seed=seed, metrics={metric: value}) for seed, value in enumerate(numbers, 1)]
+    found = _compared(tmp_path, *runs, baseline=tmp_path / "model2")
     assert list(found.runs["label"]) == ["model.seed=1", "model.seed=2", "model.seed=3"]
     assert found.baseline == "model.seed=2"
     assert found.values.set_index("label")["difference"].to_dict() == pytest.approx(
@@ -160,44 +165,64 @@ def test_differences_and_seeds(tmp_path):
 
 def test_different_analyses_of_one_model_share_a_label(tmp_path):
     runs = [
-        _run(tmp_path, name=name, metrics={metric: 1.0}, analysis=metric.partition("/")[0])
+        _run(name=name, metrics={metric: 1.0}, analysis=metric.partition("/")[0])
         for name in "ab"
         for metric in ("mixing/attn_n/mean", "norms/f/mean")
     ]
-    found = compare_runs.compared(runs, [])
+    found = _compared(tmp_path, *runs)
     assert list(found.runs["label"]) == ["a", "a", "b", "b"]
     assert list(found.metrics) == ["metric", "a", "b"]
     assert found.metrics.notna().all(axis=None)
 
 
 @pytest.mark.slow
-def test_the_command_on_any_folders(sweep, capsys, tmp_path):
+def test_the_command_on_any_folders(sweep, capsys, monkeypatch, tmp_path):
     _, folder = sweep
-    capsys.readouterr()
     chosen = [str(folder / name) for name in sorted(path.parent.name for path in folder.glob("*/results.json"))[:2]]
-    assert compare_runs.main([*chosen, "--output", str(tmp_path / "both"), "--baseline", chosen[1]]) == 0
-    assert (tmp_path / "both/comparison.html").exists()
-    assert compare_runs.main([str(tmp_path / "nowhere")]) == 2
-    assert compare_runs.main([*chosen, "--baseline", "nothing"]) == 2
-    assert "expected one of" in capsys.readouterr().err
-
-
-def _run(folder, *, seed=0, name="model", metrics=None, curves=(), **config):
-    return Run(
-        folder=folder / f"{name}{seed}".replace("/", "-"),
-        status="completed",
-        config={
-            "model.name": name,
-            "model.seed": seed,
-            "dataset.name": "wikitext",
-            "layers": "all",
-            "analysis": "norms",
-        }
-        | {key.replace("__", "."): value for key, value in config.items()},
-        metrics=metrics or {"norms/f/mean": 1.0},
-        provenance={"model": name, "sequences": 2, "tokens": 3, "seconds": 74.0},
-        curves=pd.DataFrame(curves, columns=["curve", "layer", "depth", "value"]),
+    outcome = run_here(
+        capsys, monkeypatch, "compare", *chosen, f"--output={tmp_path / 'both'}", "--baseline", chosen[1]
     )
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "2 models on the sample corpus: " in outcome.out
+    assert outcome.out.splitlines()[-1] == str(tmp_path / "both/comparison.html")
+    assert (tmp_path / "both/comparison.html").exists()
+    refused = run_here(capsys, monkeypatch, "compare", *chosen, "--baseline", "nothing")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "expected one of" in refused.err
+
+
+def _run(*, seed=0, name="model", metrics=None, curves=(), analysis="norms", **config) -> Result:
+    nested = {"model": {"name": name, "seed": seed}, "dataset": {"name": "wikitext"}, "layers": "all"}
+    nested["analysis"] = {analysis: {"enabled": True}}
+    for key, value in config.items():
+        section, _, last = key.partition("__")
+        if last:
+            nested[section][last] = value
+        else:
+            nested[section] = value
+    return Result(
+        tables={"curves": pd.DataFrame(curves, columns=["curve", "layer", "depth", "value"])},
+        metrics=metrics or {"norms/f/mean": 1.0},
+        facts={"model": name, "sequences": 2, "tokens": 3, "seconds": 74.0},
+        config=nested,
+    )
+
+
+def _in(folder, *runs: Result) -> dict[Path, Result]:
+    """Runs by folders, which are named after their models and seeds."""
+    named = {}
+    for run in runs:
+        name = f"{run.config['model']['name']}{run.config['model']['seed']}".replace("/", "-")
+        named[folder / (f"{name}-{len(named)}" if folder / name in named else name)] = run
+    return named
+
+
+def _compared(folder, *runs: Result, **chosen) -> RunComparison:
+    return compare_runs.compared(_in(folder, *runs), [], **chosen)
+
+
+def _configs(runs) -> list[dict[str, object]]:
+    return [settings(run) for run in runs]
 
 
 @pytest.mark.parametrize(
@@ -259,23 +284,22 @@ def _run(folder, *, seed=0, name="model", metrics=None, curves=(), **config):
         ([{"dataset__limit": 1}, {"dataset__limit": 2}], ["dataset.limit=1", "dataset.limit=2"], None),
     ],
 )
-def test_labels_and_title_tell_what_was_swept(configs, labels, title, tmp_path):
-    runs = [_run(tmp_path, **config) for config in configs]
-    assert swept.labels(runs) == labels
-    assert swept.title(runs) == (title or "2 values of dataset.limit of model on wikitext")
+def test_labels_and_title_tell_what_was_swept(configs, labels, title):
+    runs = [_run(**config) for config in configs]
+    assert swept.labels(_configs(runs)) == labels
+    assert swept.title(_configs(runs)) == (title or "2 values of dataset.limit of model on wikitext")
 
 
-def test_a_checkpoint_that_both_names_and_revisions_distinguish_is_labelled(tmp_path):
-    runs = [
-        _run(tmp_path, name=name, model__revision=revision) for name, revision in [("a", "x"), ("a", "y"), ("b", "x")]
-    ]
-    assert swept.labels(runs) == ["a model.revision=x", "a model.revision=y", "b model.revision=x"]
+def test_a_checkpoint_that_both_names_and_revisions_distinguish_is_labelled():
+    runs = [_run(name=name, model__revision=revision) for name, revision in [("a", "x"), ("a", "y"), ("b", "x")]]
+    assert swept.labels(_configs(runs)) == ["a model.revision=x", "a model.revision=y", "b model.revision=x"]
 
 
 def test_the_page_links_to_reports_and_lists_what_was_swept(tmp_path):
-    runs = [_run(tmp_path / "a run's #1", seed=seed) for seed in range(2)]
-    runs[0].folder.mkdir(parents=True)
-    (runs[0].folder / "report.html").write_text("report")
+    runs = _in(tmp_path / "a run's #1", *(_run(seed=seed) for seed in range(2)))
+    first = next(iter(runs))
+    first.mkdir(parents=True)
+    (first / "report.html").write_text("report")
     page = compare_runs.write(compare_runs.compared(runs, []), tmp_path / "compared").read_text()
     assert "<h1>2 seeds of model on wikitext</h1>" in page
     assert '<a href="../a%20run%27s%20%231/model0/report.html">model0</a>' in page
@@ -330,8 +354,8 @@ def test_groups_of_one_run_are_not_tested(two_groups):
 
 def test_minima_and_maxima_are_folded_away(tmp_path):
     metrics = {"norms/f/mean": 1.0, "norms/f/cv_max": 2.0, "mixing/min": 3.0, "norms/minute": 4.0}
-    runs = [_run(tmp_path, seed=seed, metrics=metrics) for seed in range(2)]
-    page = compare_runs.write(compare_runs.compared(runs, []), tmp_path).read_text()
+    runs = [_run(seed=seed, metrics=metrics) for seed in range(2)]
+    page = compare_runs.write(_compared(tmp_path, *runs), tmp_path).read_text()
     data = json.loads(re.search(r'id="tables-data">(.*?)</script>', page)[1])
     rows = {name: next(c["values"] for c in table["columns"] if c["name"] == "metric") for name, table in data.items()}
     assert rows["metrics-table"] == ["norms/f/mean", "norms/minute"]
@@ -343,13 +367,12 @@ def test_curves_over_seeds_have_intervals(tmp_path):
     values = {0: [1.0, 2.0], 1: [3.0, 8.0]}
     runs = [
         _run(
-            tmp_path,
             seed=seed,
             curves=[("norms/f/cls", layer, layer / 2, value) for layer, value in enumerate(line, 1)],
         )
         for seed, line in values.items()
     ]
-    table = compare_runs.compared(runs, []).seed_curves
+    table = _compared(tmp_path, *runs).seed_curves
     assert table["layer"].tolist() == [1, 2]
     assert table["mean"].tolist() == [2.0, 5.0]
     # Student's t with one degree of freedom is 12.706; the standard error of 2 values is half of their difference.
@@ -478,31 +501,31 @@ def test_p_is_adjusted_for_the_rows_of_the_table(sequences):
 
 
 def _with_sequences(run, values):
-    return dataclasses.replace(run, sequences=_sample(values, 7))
+    return dataclasses.replace(run, tables={**run.tables, "sequences": _sample(values, 7)})
 
 
 @pytest.mark.slow
 def test_runs_are_tested_over_sequences_unless_seeds_decide(tmp_path, sequences):
     _, a, b = sequences
-    first, second = _run(tmp_path, name="a"), _run(tmp_path, name="b")
-    found = compare_runs.compared([_with_sequences(first, a), _with_sequences(second, b)], [])
+    first, second = _run(name="a"), _run(name="b")
+    found = _compared(tmp_path, _with_sequences(first, a), _with_sequences(second, b))
     (row,) = found.sequence_tests.itertuples()
     assert row.difference == pytest.approx((b - a).mean())
     # An analysis that was run on its own is a part of the same group.
-    parts = [second, _with_sequences(_run(tmp_path, name="b", analysis="mixing"), b)]
-    assert len(compare_runs.compared([_with_sequences(first, a), *parts], []).sequence_tests) == 1
-    seeds = [_with_sequences(_run(tmp_path, name="b", seed=seed), b + seed) for seed in range(3)]
-    assert compare_runs.compared([_with_sequences(first, a), *seeds], []).sequence_tests.empty
+    parts = [second, _with_sequences(_run(name="b", analysis="mixing"), b)]
+    assert len(_compared(tmp_path, _with_sequences(first, a), *parts).sequence_tests) == 1
+    seeds = [_with_sequences(_run(name="b", seed=seed), b + seed) for seed in range(3)]
+    assert _compared(tmp_path, _with_sequences(first, a), *seeds).sequence_tests.empty
     for config in ({"model__random_init": True}, {"model__step": 0}):
-        untrained = _with_sequences(_run(tmp_path, name="b", **config), b)
-        assert compare_runs.compared([_with_sequences(first, a), untrained], []).sequence_tests.empty, config
-        assert compare_runs.compared([untrained, _with_sequences(first, a)], []).sequence_tests.empty, config
+        untrained = _with_sequences(_run(name="b", **config), b)
+        assert _compared(tmp_path, _with_sequences(first, a), untrained).sequence_tests.empty, config
+        assert _compared(tmp_path, untrained, _with_sequences(first, a)).sequence_tests.empty, config
 
 
 def test_p_values_at_their_floor_are_upper_bounds(tmp_path, sequences):
     _, a, b = sequences
-    runs = [_with_sequences(_run(tmp_path, name=name), values) for name, values in {"a": a, "b": b + 1}.items()]
-    page = compare_runs.write(compare_runs.compared(runs, []), tmp_path / "compared").read_text()
+    runs = [_with_sequences(_run(name=name), values) for name, values in {"a": a, "b": b + 1}.items()]
+    page = compare_runs.write(_compared(tmp_path, *runs), tmp_path / "compared").read_text()
     table = json.loads(re.search(r'id="tables-data">(.*?)</script>', page)[1])["sequences-table"]
     columns = {column["name"]: column for column in table["columns"]}
     assert columns["p"]["values"] == columns["adjusted"]["values"] == [0.0004]
@@ -613,18 +636,18 @@ def test_layers_that_a_run_left_out_have_no_difference():
     _same(found, {1: 0, 2: np.nan, 3: np.nan, 4: 2})
 
 
+def _with_maps(run, cells):
+    return dataclasses.replace(run, tables={**run.tables, "heatmaps": cells})
+
+
 def test_runs_know_the_depth_of_their_model(tmp_path):
-    assert _run(tmp_path, curves=[("a", 2, 2 / 7, 1.0), ("a", 5, 5 / 7, 2.0)]).depth == 7
-    assert _run(tmp_path).depth is None
+    assert depth_of(_run(curves=[("a", 2, 2 / 7, 1.0), ("a", 5, 5 / 7, 2.0)])) == 7
+    assert depth_of(_run()) is None
     maps = _cells("").drop(columns=["group", "depth"])
-    runs = [
-        dataclasses.replace(_run(tmp_path, name=f"of {depth}", curves=[("a", 1, 1 / depth, 1.0)]), heatmaps=maps)
-        for depth in (10, 20)
-    ]
-    depths = compare_runs.compared(runs, []).heatmaps.groupby("group")["depth"].unique()
+    runs = [_with_maps(_run(name=f"of {depth}", curves=[("a", 1, 1 / depth, 1.0)]), maps) for depth in (10, 20)]
+    depths = _compared(tmp_path, *runs).heatmaps.groupby("group")["depth"].unique()
     assert depths.map(list).to_dict() == {"of 10": [10], "of 20": [20]}
-    without = [dataclasses.replace(run, curves=run.curves.head(0)) for run in runs]
-    cells = compare_runs.compared(without, []).heatmaps
+    cells = _compared(tmp_path, *(_with_maps(_run(name=f"of {depth}"), maps) for depth in (10, 20))).heatmaps
     (part,) = maps_of_groups(cells, "of 10")["mixing/heatmap"]
     assert part.values["layer"].unique().tolist() == [1, 2, 10], "of unknown depth: layer by layer"
 
@@ -632,7 +655,7 @@ def test_runs_know_the_depth_of_their_model(tmp_path):
 @pytest.mark.slow
 def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
     _, folder = sweep
-    runs, _ = compare_runs.run_folders.read([folder])
+    runs, _ = runs_in([folder])
     found = compare_runs.compared(runs, [])
     curve = {"group": "a", "metric": "mixing/attn_w/mean", "layer": 1, "depth": 0.5, "runs": 2, "mean": 0.5}
     for seeds in (0, 1):
@@ -645,16 +668,16 @@ def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
 def test_a_sweep_keeps_what_comparisons_need(sweep):
     """Means of single sequences give the metric, and heat maps have the numbers of their tables."""
     _, folder = sweep
-    runs, _ = compare_runs.run_folders.read([folder])
+    runs, _ = runs_in([folder])
     seen = 0
-    for run in runs:
-        for metric, rows in run.sequences.groupby("metric"):
-            assert len(rows) == run.provenance["sequences"]
+    for path, run in runs.items():
+        for metric, rows in table_of(run, "sequences").groupby("metric"):
+            assert len(rows) == run.facts["sequences"]
             assert np.average(rows["value"], weights=rows["count"]) == pytest.approx(run.metrics[metric])
-        cells = run.heatmaps[run.heatmaps["figure"] == "mixing/heatmap"]
+        cells = table_of(run, "heatmaps").query("figure == 'mixing/heatmap'")
         if len(cells):
             seen += 1
-            table = pd.read_parquet(run.folder / "tables" / "mixing_by_layer.parquet")
+            table = pd.read_parquet(path / "tables" / "mixing_by_layer.parquet")
             assert sorted(cells["value"]) == pytest.approx(sorted(100 * table["mean"]))
     assert seen
     found = compare_runs.compared(runs, [])

@@ -54,7 +54,7 @@ def test_every_analysis_runs(capsys, monkeypatch, tmp_path, family, folder):
     )
     assert outcome.status == 0, outcome.err
     result = json.loads((tmp_path / "run/results.json").read_text())
-    assert result["provenance"]["verification_error"] < 1e-4
+    assert result["facts"]["verification_error"] < 1e-4
     assert {name.partition("/")[0] for name in result["metrics"]} == set(names)
     assert np.isfinite(list(result["metrics"].values())).all()
 

@@ -7,6 +7,7 @@ import subprocess
 import threading
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 import wandb
@@ -104,7 +105,7 @@ def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_
     ours, whole = results(tmp_path / "run"), results(undisturbed)
     for name, value in whole["metrics"].items():
         assert ours["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
-    assert ours["provenance"]["tokens"] == whole["provenance"]["tokens"]
+    assert ours["facts"]["tokens"] == whole["facts"]["tokens"]
     mine, theirs = (
         pd.read_parquet(place / "tables/norms_by_head.parquet") for place in (tmp_path / "run", undisturbed)
     )
@@ -203,11 +204,14 @@ class Server:
 
     def __init__(self, monkeypatch) -> None:
         asked = self.asked = []
+        goes_on = self.goes_on = threading.Event()
+        goes_on.set()
 
         class Answers(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 asked.append(self.path)
+                goes_on.wait()
                 answer = {}
                 if b"upsertBucket" in body:
                     project = {"id": "1", "name": "normscope", "entity": {"id": "1", "name": "somebody"}}
@@ -262,6 +266,37 @@ def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path,
     assert outcome.err.count("lost connection to Weights & Biases") == 1
     assert list((tmp_path / "run/wandb").glob("run-*/run-*.wandb"))  # for `wandb sync`
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_does_not_hold_a_run(capsys, monkeypatch, tmp_path, saved_model):
+    """It answers when the run starts, and never again."""
+    from normscope.reporting import weights_and_biases
+    from normscope.running import pipeline
+
+    server = Server(monkeypatch)
+    accumulate = pipeline.accumulate
+
+    def accumulate_and_hang(session, tracker):
+        accumulate(session, tracker)
+        tracker.wait()
+        server.goes_on.clear()
+
+    monkeypatch.setattr(pipeline, "accumulate", accumulate_and_hang)
+    monkeypatch.setattr(weights_and_biases, "_END_SECONDS", 4)
+    arguments = [f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}", "tracking=online", "dataset.limit=4"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "report.enabled=false")
+    server.goes_on.set()
+    server.stop()
+    assert outcome.status == 0, outcome.err
+    assert outcome.err.count("Weights & Biases") == 1
+    assert "Weights & Biases has not finished within 4 s; the run ends without it" in outcome.err
+    kept = results(tmp_path / "run")
+    assert kept["status"] == "completed"
+    assert 4 <= kept["facts"]["phases"]["publishing"] < 15
+    left = [child for child in psutil.Process().children() if child.name().startswith("wandb")]
+    assert all(child.status() == psutil.STATUS_ZOMBIE for child in left)
+    assert list((tmp_path / "run/wandb").glob("run-*/run-*.wandb"))  # for `wandb sync`
 
 
 @pytest.mark.slow

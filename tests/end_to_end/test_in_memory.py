@@ -83,7 +83,7 @@ def test_the_numbers_are_those_of_a_command(model, command, capsys):
     assert_same_results(results, command)
     assert capsys.readouterr() == ("", "")
     assert torch.equal(torch.get_rng_state(), generator)
-    assert results.provenance["skipped"] == {"empty": 1}
+    assert results.facts["skipped"] == {"empty": 1}
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_the_model_runs_on_the_corpus_only_if_an_analysis_observes_it(model, mon
     monkeypatch.setattr(memory, "_run_model", counted)
     monkeypatch.setattr(memory, "run_batch", read)
     results = normscope.run(analyses, model=model, texts=TEXTS)
-    assert results.provenance["sequences"] == sum(batch.sequences for batch in corpus) > 0
+    assert results.facts["sequences"] == sum(batch.sequences for batch in corpus) > 0
     assert len(ran) == passes * len(corpus)
 
 
@@ -177,7 +177,7 @@ def test_alignment_of_pairs_in_memory(tokenizer, tmp_path):
 
 def test_results_show_themselves(model, tmp_path):
     results = normscope.run(["mixing", "norms"], model=model, texts=TEXTS)
-    assert set(results.findings) == {"mixing", "norms"}
+    assert set(results.analyses) == {"mixing", "norms"}
     shown = repr(results)
     assert shown.startswith(f"{model.name}: 5 sequences, ")
     for text in (*results.sentences, *results.tables, *results.figures, "Mixing ratios", "Vector norms"):
@@ -185,7 +185,7 @@ def test_results_show_themselves(model, tmp_path):
     page = results._repr_html_()
     for text in (*results.tables, *results.figures, "<table", "Mixing ratios"):
         assert text in page
-    figure = results.figures["mixing_heatmap"]
+    figure = normscope.draw(results.figures["mixing_heatmap"])
     assert isinstance(figure, Picture)
     assert figure._repr_png_().startswith(b"\x89PNG")
     figure.save(tmp_path / "mixing.svg")
@@ -239,13 +239,13 @@ def test_errors_speak_of_arguments(model, arguments, message):
 def test_a_run_has_a_default_model():
     """The one that `load` loads."""
     default = normscope.run("mixing", texts=["A text."], layers=1)
-    assert default.provenance["model_sha256"] == normscope.load().weights_sha256
+    assert default.facts["model_sha256"] == normscope.load().weights_sha256
 
 
 def test_notes_say_what_was_lost(model):
     results = normscope.run("mixing", model=model, texts=["the cat sits on the mat", "", "a dog"], max_length=5)
     assert results.notes[:2] == [
-        "1 example was truncated to the maximum number of tokens (max_length)",
+        "1 example was truncated to 5 tokens (max_length)",
         "1 example was skipped: empty",
     ]
     assert "1 example was skipped: empty" in repr(results)

@@ -68,7 +68,7 @@ def interrupted(finished, tmp_path):
     """A run that was interrupted before its first checkpoint."""
     folder = tmp_path / "interrupted"
     shutil.copytree(finished, folder)
-    (folder / "results.json").write_text('{"schema": 1, "status": "interrupted", "metrics": {}, "provenance": {}}')
+    (folder / "results.json").write_text('{"schema": 1, "status": "interrupted", "metrics": {}, "facts": {}}')
     return folder
 
 

@@ -25,7 +25,7 @@ def corpus(tmp_path):
 
 
 def facts_of(folder):
-    return json.loads((folder / "results.json").read_text())["provenance"]
+    return json.loads((folder / "results.json").read_text())["facts"]
 
 
 @pytest.mark.slow

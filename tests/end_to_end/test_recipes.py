@@ -165,6 +165,7 @@ def test_the_papers_model_and_data_are_compared(name):
     config = {
         "model": {"name": BERT},
         "dataset": {"name": "wikipedia", "mask_fraction": options.dataset.mask_fraction},
+        "level": "token",
     }
     chosen = [analysis for analysis in ("mixing", "norms", "frequency") if getattr(options.analysis, analysis).enabled]
     groups = [group for group in published(options.recipe.paper) if "values" in group]

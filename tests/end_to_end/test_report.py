@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.findings import Findings, HeatmapGrid, HeatmapPanels, WordMaps
 from normscope.config.sections import plain
 from normscope.models.options import ModelOptions
-from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
-from normscope.reporting.page.report import Report, page
+from normscope.reporting.page.report import page
+from normscope.results.figures import HeatmapGrid, HeatmapPanels, WordMaps
+from normscope.results.maps import TokenMaps
+from normscope.results.result import Result
 from normscope.rounding import number, percentage
 from normscope.running import publish, token_maps
 from normscope.running.options import RunOptions
@@ -57,6 +58,14 @@ def reported(tmp_path_factory, saved_model):
     return folder / "run"
 
 
+def of_mixing(**parts) -> Result:
+    facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
+    facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
+    config = plain(RunOptions(model=ModelOptions(name="x")))
+    config["analysis"]["mixing"]["enabled"] = True
+    return Result(facts=facts, config=config, **parts)
+
+
 def test_a_page_with_three_long_texts_stays_below_three_megabytes():
     """As many values as with six layers of twelve heads, which nothing compresses, and tables as long as a page shows."""
     generator = np.random.default_rng(0)
@@ -66,10 +75,7 @@ def test_a_page_with_three_long_texts_stays_below_three_megabytes():
     text = TokenMaps("text", tokens, tokens, False, tuple(range(1, 7)), True, weights, weights[:, :, 0], maps)
     assert 3 * 6 * 64**2 * (12 + token_maps._MAPS) <= token_maps._BUDGET, "such texts are shown with all their heads"
     rows = pd.DataFrame(generator.random((1000, 8)), columns=list("abcdefgh"))
-    findings = {"mixing": Findings({f"table{number}": rows for number in range(4)}, {})}
-    facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
-    facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
-    content = page(Report(plain(RunOptions(model=ModelOptions(name="x"))), findings, facts, None, [text] * 3))
+    content = page(of_mixing(tables={f"mixing_table{number}": rows for number in range(4)}, maps=[text] * 3))
     assert len(content.encode()) < 3_000_000
 
 
@@ -129,7 +135,7 @@ def narrow(reported, tmp_path_factory):
 
 
 def pairs_of(reported, sentence, head):
-    pairs = pd.read_parquet(reported / "tables/explorer_pairs.parquet")
+    pairs = pd.read_parquet(reported / "maps.parquet")
     return pairs[(pairs["sentence"] == sentence) & (pairs["head"] == head)]
 
 
@@ -169,7 +175,7 @@ def test_the_explorer_shows_the_numbers_of_the_tables(reported, wide):
         assert shown["cells"] == len(rows)
         assert_lists(shown["lists"], rows.assign(value=rows[measure]), token)
         # The scale is shared over layers, and over heads where single heads are shown.
-        every = pd.read_parquet(reported / "tables/explorer_pairs.parquet")
+        every = pd.read_parquet(reported / "maps.parquet")
         every = every[(every["sentence"] == sentence) & ((every["head"] > 0) == (head > 0))]
         assert f"{every[measure].max():#.3g}" in shown["legend"]
 
@@ -301,7 +307,7 @@ def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):
     outcome = run_here(capsys, monkeypatch, *given, "report.text='my own words'", "layers=2")
     assert outcome.status == 0, outcome.err
     assert "layer 2</span>" in (tmp_path / "run/report.html").read_text()
-    pairs = pd.read_parquet(tmp_path / "run/tables/explorer_pairs.parquet")
+    pairs = pd.read_parquet(tmp_path / "run/maps.parquet")
     assert list(dict.fromkeys(pairs["query_token"])) == ["[CLS]", "my", "own", "words", "[SEP]"]
     assert "explorer:" not in outcome.err
     long = run_here(
@@ -321,7 +327,7 @@ def test_long_texts_are_truncated_for_the_explorer_with_a_note(capsys, monkeypat
     note = "2 texts are truncated to at most 20 tokens (report.tokens)"
     assert outcome.err.count(f"token maps: {note}") == 1
     assert note in (tmp_path / "run/report.html").read_text()
-    pairs = pd.read_parquet(tmp_path / "run/tables/explorer_pairs.parquet")
+    pairs = pd.read_parquet(tmp_path / "run/maps.parquet")
     assert pairs.groupby("sentence")["key"].max().tolist() == [19, 19]
 
 
@@ -344,7 +350,7 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
         assert outcome.returncode == 0, outcome.stderr
         peaks[enabled] = int(outcome.stdout.split()[-1])
     assert peaks["true"] < 1.3 * peaks["false"]
-    assert (tmp_path / "true/tables/explorer_pairs.parquet").stat().st_size < 20_000_000
+    assert (tmp_path / "true/maps.parquet").stat().st_size < 20_000_000
 
 
 @pytest.mark.slow
@@ -387,12 +393,10 @@ def test_figures_fit_into_their_places(tmp_path, size):
             "other",
         ),
     }
-    findings = {"mixing": Findings({}, {}, figures=figures)}
-    facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
-    facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
     text = TokenMaps("text", ("a",), ("a",), False, (1,), True, np.ones((1, 1, 1, 1)), np.ones((1, 1, 1)), {})
     report = tmp_path / "report.html"
-    report.write_text(page(Report(plain(RunOptions(model=ModelOptions(name="x"))), findings, facts, None, [text])))
+    named = {f"mixing_{name}": figure for name, figure in figures.items()}
+    report.write_text(page(of_mixing(figures=named, maps=[text])))
     seen, console = checked(report, tmp_path, size=size)
     assert console == []
     assert "error" not in seen, seen["error"]

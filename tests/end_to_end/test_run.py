@@ -91,7 +91,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
     for method in METHODS:
         low, mean, high = (results["metrics"][f"mixing/{method}/{name}"] for name in ("min", "mean", "max"))
         assert 0 <= low <= mean <= high <= 1
-    facts = results["provenance"]
+    facts = results["facts"]
     assert (facts["sequences"], facts["examples"], facts["seed"]) == (4, 4, 5)
     assert facts["tokens"] == sum(facts["tokens_by_category"].values())
     assert facts["tokens_by_category"]["mask"] >= 4
@@ -152,7 +152,7 @@ def test_the_default_run_in_a_process_of_its_own(tmp_path):
     assert "30 sequences" in err
     assert re.search(r"^all +\d+\.\d +\d+\.\d +\d+\.\d +[\d,]+$", out, re.M)
     results = json.loads((tmp_path / "run/results.json").read_text())
-    assert results["provenance"]["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert results["facts"]["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     # The paper's finding, on another model and text: the residual connection keeps most of a token.
     assert results["metrics"]["mixing/attn_w/mean"] > 0.8 > 0.4 > results["metrics"]["mixing/attnresln_n/mean"]
 

@@ -80,10 +80,10 @@ def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, save
     assert result["metrics"]["similarity/gold/count"] == 4
     ranks = pairs.dropna()[["value", "gold"]].rank()
     assert result["metrics"]["similarity/gold/spearman"] == pytest.approx(ranks.corr().iloc[0, 1])
-    skipped = result["provenance"]["skipped"]
+    skipped = result["facts"]["skipped"]
     assert skipped == {"without a second text (dataset.pair_column)": 1, "empty": 1}
-    assert result["provenance"]["examples_used"] == len(USED)
-    assert result["provenance"]["sequences"] == 2 * len(USED)
+    assert result["facts"]["examples_used"] == len(USED)
+    assert result["facts"]["sequences"] == 2 * len(USED)
     drawn = {path.stem for path in (folder / "figures").glob("similarity_pair_*.png")}
     assert drawn == {"similarity_pair_1", "similarity_pair_6"}
 
@@ -127,7 +127,7 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypa
     assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
     facts = [json.loads((each / "results.json").read_text()) for each in (whole, folder)]
     assert facts[0]["metrics"] == facts[1]["metrics"]
-    assert facts[0]["provenance"]["compared"] == facts[1]["provenance"]["compared"]
+    assert facts[0]["facts"]["compared"] == facts[1]["facts"]["compared"]
     for (name, expected), found in zip(tables(whole).items(), tables(folder).values(), strict=True):
         pd.testing.assert_frame_equal(found, expected, check_exact=True, obj=name)
 

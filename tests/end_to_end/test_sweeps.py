@@ -96,7 +96,7 @@ def test_the_command_of_a_job_runs_this_job_alone(capsys, monkeypatch, tmp_path,
     ran = run_here(capsys, monkeypatch, "-m", "layers=[1],[2]", "seed=3", f"output_dir={folder}", *small)
     assert ran.status == 0, ran.err
     job = normscope.read(folder / "1")
-    program, *arguments = shlex.split(job.provenance["command"].removeprefix("python "))
+    program, *arguments = shlex.split(job.facts["command"].removeprefix("python "))
     assert program == "run.py"
     before = sorted(path.name for path in folder.iterdir())
     outcome = run_here(capsys, monkeypatch, *arguments)

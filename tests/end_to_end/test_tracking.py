@@ -17,6 +17,7 @@ from normscope.models.options import ModelOptions
 from normscope.reporting import weights_and_biases
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
+from normscope.results.result import Result
 from normscope.running import pipeline
 from normscope.running.options import RunOptions
 from normscope.running.status import describe
@@ -56,8 +57,10 @@ def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
     with started(options(**chosen), folder) as tracker:
         tracker.wait()
         during()
-        tracker.summary({"mixing/mean": 0.5}, {"tokens": 3})
-        tracker.summary({"mixing/last": 0.25}, {"tokens": 3})
+        for metrics in ({"mixing/mean": 0.5}, {"mixing/last": 0.25}):
+            result = Result(metrics=metrics, facts={"tokens": 3})
+            result.save(folder)
+            tracker.result(result, folder, {})
     return [line for line in capsys.readouterr().err.splitlines() if line.strip()]
 
 
@@ -141,7 +144,7 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     assert {"tables/mixing_by_layer", "tables/norms_by_layer", "tables/curves"} <= tables
     behind = {f"Custom Chart Tables/by_layer/norms/{name}_table" for name in ("expansion",)}
     shown = {key for key in run["summary"] if not key.startswith("_")}
-    assert shown == {*metrics, *media, *tables, *behind, "provenance"}
+    assert shown == {*metrics, *media, *tables, *behind, "facts"}
     (kept,) = folder.glob("wandb/offline-run-*/files")
     assert media >= {f"Custom Chart Tables/{chart}_table" for chart in charts}
     assert (kept / run["summary"]["report"]["path"]).samefile(folder / "report.html")

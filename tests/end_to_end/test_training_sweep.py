@@ -60,7 +60,7 @@ def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch
     assert "checkpoint-100: expected model.safetensors in the folder" in outcome.err
     assert len(loaded) == 2
     results = [json.loads((tmp_path / "sweep" / str(job) / "results.json").read_text()) for job in range(2)]
-    assert [result["provenance"]["training_step"] for result in results] == [3, 20]
+    assert [result["facts"]["training_step"] for result in results] == [3, 20]
     values = pd.read_parquet(tmp_path / "sweep/comparison.parquet")
     assert list(dict.fromkeys(values["label"])) == ["step 3", "step 20"]
     table = pd.read_parquet(tmp_path / "sweep/training.parquet").query("metric == 'mixing/attn_n/mean' and layer == 0")

@@ -106,7 +106,7 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
 
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "save", save)
-        patched.setattr("normscope.running.pipeline.RunFolder.finish", lambda *_, **__: None)
+        patched.setattr("normscope.running.pipeline.RunFolder.save_facts", lambda *_, **__: None)
         with pytest.raises(Killed):
             run_here(
                 capsys,
@@ -192,7 +192,7 @@ def test_torchrun_splits_a_corpus(tmp_path, saved_model, undisturbed, processes)
 
 def assert_same_numbers(folder, undisturbed):
     for count in ("examples", "examples_used", "sequences", "tokens", "tokens_by_category"):
-        assert results(folder)["provenance"][count] == results(undisturbed)["provenance"][count]
+        assert results(folder)["facts"][count] == results(undisturbed)["facts"][count]
     ours, whole = results(folder)["metrics"], results(undisturbed)["metrics"]
     assert ours.keys() == whole.keys()
     for name, value in whole.items():
@@ -218,7 +218,7 @@ def test_windows_that_only_one_process_reads(tmp_path, saved_model, undisturbed)
         assert [outcome.status for outcome in outcomes] == [0] * processes, outcomes
         found[processes] = results(folder)
         for count in ("examples", "examples_used", "sequences", "tokens", "tokens_by_category"):
-            assert found[processes]["provenance"][count] == results(undisturbed)["provenance"][count]
+            assert found[processes]["facts"][count] == results(undisturbed)["facts"][count]
     for name, value in found[1]["metrics"].items():
         assert found[3]["metrics"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
@@ -229,7 +229,7 @@ def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
     outcomes = forks.run_several(2, *arguments, f"output_dir={tmp_path / 'run'}")
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
-    assert results(tmp_path / "run")["provenance"]["sequences"] == 2
+    assert results(tmp_path / "run")["facts"]["sequences"] == 2
 
 
 @pytest.mark.slow

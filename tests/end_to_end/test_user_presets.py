@@ -34,9 +34,9 @@ def test_presets_of_the_users_own(capsys, monkeypatch, tmp_path, presets, search
     arguments = ["experiment=mine", "tracking=disabled", "report.enabled=false"]
     outcome = run_here(capsys, monkeypatch, *where, *arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
-    provenance = json.loads((tmp_path / "run/results.json").read_text())["provenance"]
-    assert provenance["examples"] == 2
-    words = shlex.split(provenance["command"])
+    facts = json.loads((tmp_path / "run/results.json").read_text())["facts"]
+    assert facts["examples"] == 2
+    words = shlex.split(facts["command"])
     assert words == ["python", "run.py", *where, *arguments, f"output_dir={tmp_path / 'run'}"]
 
 

@@ -166,7 +166,7 @@ def test_an_installed_wheel_is_the_whole_program(environment, saved_model, tmp_p
     report = (tmp_path / "run/report.html").read_text()
     assert "normscope tracking=disabled" in report
     assert "run.py" not in report
-    assert json.loads((tmp_path / "run/results.json").read_text())["provenance"]["git_commit"] is None
+    assert json.loads((tmp_path / "run/results.json").read_text())["facts"]["git_commit"] is None
     assert set(pd.read_parquet(tmp_path / "sweep/comparison.parquet")["run"]) == {"0", "1"}
     assert (tmp_path / "sweep/comparison.html").is_file()
 
@@ -186,8 +186,8 @@ def test_the_commands_start_by_themselves(environment, tmp_path):
     [report] = tmp_path.glob("outputs/*/report.html")
     results = json.loads((report.parent / "results.json").read_text())
     assert results["status"] == "completed"
-    assert results["provenance"]["command"] == "normscope"
-    assert results["provenance"]["examples_used"] == 200
+    assert results["facts"]["command"] == "normscope"
+    assert results["facts"]["examples_used"] == 200
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import numpy as np
 import scipy.stats
 import torch
 
-from normscope.analyses.findings import Findings
 from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
@@ -21,6 +20,7 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.stacks import ObservedStack
+from normscope.results.result import Result
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
@@ -62,7 +62,7 @@ class PairSpecimen(Specimen):
         ]
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
-    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Findings:
+    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Result:
         """What the analysis publishes."""
         loaded = self.loaded
         observed = ObservedStack(loaded.model, loaded.layout)

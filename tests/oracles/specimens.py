@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from normscope.analyses.base import Analysis, AnalysisContext, load_state, merge_state, state_of
-from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
@@ -30,7 +29,8 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.task_heads import Head
-from normscope.running.conclusions import with_rollups
+from normscope.results.parts import rolled_up
+from normscope.results.result import Result
 from normscope.running.memory import run_batch
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
@@ -109,9 +109,7 @@ class Specimen:
         examples = [Example(*text) for text in self.texts]
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
-    def findings(
-        self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any
-    ) -> Findings:
+    def findings(self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any) -> Result:
         """What an analysis publishes."""
         needs = analyses()[name].load().requirements(chosen, ModelInfo("tiny", self.loaded.layers, 1, 1))
         observer = Observer(
@@ -140,7 +138,7 @@ class Specimen:
         )
         merged = analysed(name, chosen, context, observer, self.batches)
         merged.intervene(InterventionRunner(self.loaded, self.encoder, layers, 45))
-        return with_rollups(merged.info.published, merged.result())
+        return rolled_up(name, merged.info.published, merged.result())
 
 
 def analysed(name: str, options: Any, context: AnalysisContext, observer: Observer, parts: Sequence[Batch]) -> Analysis:

@@ -13,7 +13,7 @@ from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.observer import Observer
-from normscope.running.conclusions import with_rollups
+from normscope.results.parts import rolled_up
 from tests.oracles import alignment_oracle
 from tests.oracles.alignment_oracle import Pair
 from tests.oracles.comparison import assert_published
@@ -115,7 +115,7 @@ def seen(model, options: AlignmentOptions, baselines, reverse, layers):
 
 def findings(options: AlignmentOptions, baselines, reverse, layers):
     analysis = seen(tiny_stack("marian", "cross", torch.float64), options, baselines, reverse, layers)
-    return with_rollups(analysis.info.published, analysis.result())
+    return rolled_up("alignment", analysis.info.published, analysis.result())
 
 
 def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():

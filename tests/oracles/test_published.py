@@ -23,6 +23,7 @@ from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
+from normscope.results.figures import TextPair
 from tests.oracles import (
     attribution_of_translations,
     attribution_oracle,
@@ -81,7 +82,7 @@ def test_mixing(any_specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(any_specimen, categories)
     findings = any_specimen.findings("mixing", MixingOptions(), layers, categories)
-    assert findings.summary_digits == 1
+    assert findings.summaries["mixing"].digits == 1
     assert_published(findings, mixing_oracle.expected(any_specimen, layers, categories))
 
 
@@ -252,8 +253,9 @@ def test_similarity(specimen, pooling, bias, sums):
     # Qwen2's norms compute in float32.
     rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
     assert_published(findings, similarity_oracle.expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
-    assert set(findings.text_pairs) == {name for name in findings.figures if name.startswith("pair_")}
-    for name, pair in findings.text_pairs.items():
+    of_pairs = {name for name, figure in findings.figures.items() if getattr(figure, "measure", "")}
+    assert of_pairs == {name for name in findings.figures if name.startswith("pair_")}
+    for name, pair in {name: TextPair.of(findings.figures[name]) for name in of_pairs}.items():
         drawn = findings.figures[name].table.pivot(index="a", columns="b", values="value")
         np.testing.assert_array_equal(pair.matrix, drawn)
         assert [*pair.tokens_a, "bias"] == list(dict(zip(*_labels(findings.figures[name], "a"), strict=True)).values())

@@ -104,7 +104,7 @@ def check(status: int, results: dict, given_: dict[str, object], family: str) ->
     assert status in (0, 2)
     if status == 2:
         return
-    facts, metrics = results["provenance"], results["metrics"]
+    facts, metrics = results["facts"], results["metrics"]
     assert results["status"] == "completed"
     assert all(math.isfinite(value) for value in metrics.values())
     shares: dict[str, float] = {}

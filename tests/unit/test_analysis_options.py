@@ -12,7 +12,6 @@ from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.analyses.findings import Lines, Scatter
 from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.options import NormsOptions
@@ -23,6 +22,7 @@ from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.config.rules import check_rules
 from normscope.errors import InputError
+from normscope.results.figures import Lines, Scatter
 from normscope.running.options import RunOptions
 
 ENDS = [

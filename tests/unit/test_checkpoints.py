@@ -7,17 +7,15 @@ import safetensors.torch
 import torch
 
 from normscope.analyses.base import Analysis, load_state, merge_state, state_of
-from normscope.analyses.findings import Findings
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.reporting.run_folder import RunFolder
+from normscope.results.result import Result
 from normscope.running import distributed
-from normscope.running.checkpoint import Checkpoint, Position, SavedShare
+from normscope.running.checkpoint import Checkpoint, Position, Reduction, SavedShare, checksum, received
 from normscope.running.distributed import ProcessGroup
-from normscope.running.reduction import Reduction
 from normscope.running.shares import CHECKPOINT, Share
-from normscope.running.state_file import checksum, received
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans
@@ -43,7 +41,7 @@ class Counting(Analysis):
             "ranks": RankCorrelation(1, 1, Axis(-4, 4, 2), Axis(-4, 4, 2)),
         }
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         raise NotImplementedError
 
     def see(self, number: int) -> None:

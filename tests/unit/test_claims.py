@@ -11,8 +11,8 @@ from normscope.config.sections import plain
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.earlier_runs import Status
 from normscope.reporting.run_folder import RunFolder
+from normscope.results.result import Result
 from normscope.running import provenance as provenance
 from normscope.running.options import RunOptions
 
@@ -170,10 +170,10 @@ def test_a_folder_that_is_lost_during_a_run_is_bad_input_at_every_write(tmp_path
     after = everything_below(tmp_path)
     table = pd.DataFrame({"a": [1]})
     for write in (
-        lambda: results.write_table("a", table),
-        lambda: results.write_page("report.html", ""),
+        lambda: results.save(Result({"a": table})),
+        lambda: results.write("report.html", b""),
         lambda: results.write("checkpoint.safetensors", b""),
-        lambda: results.finish(Status.COMPLETED, {}, {}),
+        lambda: results.save_facts(Result()),
     ):
         with pytest.raises(InputError, match="moved or deleted") as caught:
             write()
@@ -194,7 +194,7 @@ def test_a_table_that_the_system_refuses_is_bad_input(tmp_path, options, monkeyp
 
     monkeypatch.setattr(parquet.ParquetWriter, "write_table", refuse)
     with pytest.raises(InputError, match=r"cannot be written to: .*Permission denied"):
-        results.write_table("a", pd.DataFrame({"a": [1]}))
+        results.save(Result({"a": pd.DataFrame({"a": [1]})}))
 
 
 def test_a_run_takes_no_lock_in_the_users_checkout(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
-from normscope.reporting.run_facts import lost
+from normscope.results.run_files import lost
 from tests.end_to_end.shell import run_here
 from tests.unit.test_data import Reader
 
@@ -263,6 +263,6 @@ def test_a_run_says_what_each_part_contributes(capsys, monkeypatch, tmp_path, sa
     assert outcome.status == 0, outcome.err
     norms = pd.read_parquet(tmp_path / "run/tables/norms_by_layer.parquet")
     assert {"system", "user", "assistant", "template", "punctuation", "all"} <= set(norms["category"])
-    counts = json.loads((tmp_path / "run/results.json").read_text())["provenance"]["tokens_by_category"]
+    counts = json.loads((tmp_path / "run/results.json").read_text())["facts"]["tokens_by_category"]
     # "user<end>" is user < end >, "be brief." two words and a period.
     assert (counts["system"], counts["user"], counts["assistant"], counts["punctuation"]) == (2, 4 + 4 + 2, 2, 1)

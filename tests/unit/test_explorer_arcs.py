@@ -9,9 +9,10 @@ from normscope.api import load
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.reporting.explorer import DependencyTree, TokenMaps, payload
+from normscope.reporting.explorer import payload
 from normscope.reporting.options import ReportOptions
 from normscope.reporting.page.explorer_page import explorer_page
+from normscope.results.maps import DependencyTree, TokenMaps
 from normscope.running.token_maps import select_examples, token_maps
 from tests.end_to_end.browser import needs_browser, opened
 from tests.treebank import write_treebank

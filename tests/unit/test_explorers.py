@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 import normscope
 from normscope.api import explorers
 from normscope.errors import InputError
-from normscope.reporting.explorer import pairs_table
+from normscope.results.maps import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS

@@ -10,17 +10,16 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Scatter, WordMaps
 from normscope.api.picture import Picture
 from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
 from normscope.reporting import drawing
-from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.drawing import draw, laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.figures.word_maps import word_maps
-from normscope.reporting.options import FigureFormat, FigureOptions
+from normscope.reporting.options import Appearance, FigureFormat, FigureOptions, appearance
 from normscope.reporting.palette import MISSING
+from normscope.results.figures import HeatmapGrid, HeatmapPanels, Lines, Scatter, WordMaps
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]

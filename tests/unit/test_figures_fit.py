@@ -15,11 +15,10 @@ from matplotlib.path import Path as Outline
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
-from normscope.reporting.appearance import COLUMN, PAGE
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
-from normscope.reporting.options import NARROWEST_FIGURE
+from normscope.reporting.options import COLUMN, NARROWEST_FIGURE, PAGE
+from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 
 CATEGORIES = ["cls", "sep", "punctuation", "mask", "other"]
 LONG = [

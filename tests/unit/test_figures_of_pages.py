@@ -9,27 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.findings import (
-    Dots,
-    Findings,
-    HeatmapGrid,
-    HeatmapPanels,
-    Lines,
-    Profiles,
-    Scatter,
-    WordMaps,
-)
 from normscope.distribution import CHECKOUT
-from normscope.reporting.appearance import PAGE, SCREEN
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.layout import series_styles
 from normscope.reporting.figures.style import styled
+from normscope.reporting.options import PAGE, SCREEN
 from normscope.reporting.page.elements import table_data
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.report import repeated
 from normscope.reporting.palette import CATEGORY_COLOURS
-from normscope.running.conclusions import tidy_heatmaps
+from normscope.results.figures import Dots, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.results.parts import tidy_heatmaps
+from normscope.results.result import Result
 
 GRID = pd.DataFrame(
     [
@@ -299,7 +291,7 @@ def test_without_any_difference_a_map_is_white():
 def test_the_cells_of_a_single_heat_map_have_its_title():
     table = GRID[GRID["category"] == "cls"].drop(columns="category")
     figure = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption")
-    cells = tidy_heatmaps({"own": Findings({}, figures={"map": figure})})
+    cells = tidy_heatmaps({"own": Result({}, figures={"map": figure})})
     assert set(cells["figure"]) == {"own/map"}
     assert set(cells["panel"]) == {"a value"}
     assert cells["value"].tolist() == table["value"].tolist()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +17,9 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
 from normscope.models.options import ModelOptions
-from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import wandb_report
 from normscope.running.options import SCHEMA, RunOptions, check
+from normscope.viewing import command
 
 
 def strings() -> list[str]:
@@ -107,6 +108,16 @@ def test_parquet_columns_that_are_not_requested(tmp_path, other):
         list(TextFile(path, text_column="nope").examples())
 
 
+def viewing(words: list[str]) -> int:
+    """A command as `cli.py` runs it."""
+    try:
+        command(words, "normscope")
+    except InputError as error:
+        print(message(error), file=sys.stderr)
+        return 2
+    return 0
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "reason"),
     [
@@ -114,10 +125,13 @@ def test_parquet_columns_that_are_not_requested(tmp_path, other):
         (link_scores.main, ["a.txt", "--gold", "/nope"], "--gold=/nope: no such file"),
         (link_scores.main, ["a.txt", "--gold", "x" * 300], "--gold=xxx"),
         (link_scores.main, ["a.txt", "--gold", "/nope", "--base", "x"], "--base"),
-        (compare_runs.main, [], "FOLDER"),
+        (viewing, ["compare"], "RUN"),
+        (viewing, ["page"], "RUN"),
+        (viewing, ["page", "/nope"], "run=/nope: expected the folder of a run"),
+        (viewing, ["compare", "/nope", "--threshold", "x"], "expected METRIC=VALUE"),
         (wandb_report.main, ["/nope"], "--entity"),
-        (compare_runs.main, ["/nope"], "/nope: no run found"),
-        (compare_runs.main, ["x" * 5000], "xxx…: cannot be read: [Errno 36] File name too long"),
+        (viewing, ["compare", "/nope"], "/nope: no run found"),
+        (viewing, ["compare", "x" * 5000], "xxx…: cannot be read: [Errno 36] File name too long"),
     ],
 )
 def test_the_other_commands_give_one_line_too(capsys, program, arguments, reason):
@@ -139,18 +153,16 @@ def test_the_other_commands_give_one_line_too(capsys, program, arguments, reason
             ("results.json", text)
             for text in ("", "{}", "null", '{"status": 1}', "[" * 10**5, '{"a": %s}' % ("9" * 5000))
         ),
-        ("results.json", '{"schema": 1, "status": "completed", "metrics": [], "provenance": {}}'),
-        ("results.json", '{"schema": 1, "status": "completed", "metrics": {"a": "x"}, "provenance": {}}'),
+        ("results.json", '{"schema": 1, "status": "completed", "metrics": [], "facts": {}}'),
+        ("results.json", '{"schema": 1, "status": "completed", "metrics": {"a": "x"}, "facts": {}}'),
         *(("config.yaml", text) for text in ("", "3", "[", "\0", "analysis: 3", "a: [" * 300)),
     ],
 )
 def test_results_of_another_make(tmp_path, capsys, file, content):
-    (tmp_path / "results.json").write_text(
-        '{"schema": 1, "status": "completed", "metrics": {"a": 1}, "provenance": {}}'
-    )
+    (tmp_path / "results.json").write_text('{"schema": 1, "status": "completed", "metrics": {"a": 1}, "facts": {}}')
     (tmp_path / "config.yaml").write_text("analysis: {}")
     (tmp_path / file).write_text(content)
-    assert compare_runs.main([str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    assert viewing(["compare", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert file in said

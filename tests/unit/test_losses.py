@@ -11,7 +11,7 @@ from normscope.data.batching import batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.reporting.run_facts import lost
+from normscope.results.run_files import lost
 from tests.unit.test_data import Reader
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "a", "b"]

@@ -3,7 +3,7 @@
 import pytest
 
 from normscope.models.options import ModelOptions, ModelStack
-from normscope.reporting.run_description import layers_label, model_label
+from normscope.reporting.tracking import layers_label, model_label
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_uniform_weights_prefer_no_vectors(family):
     results = normscope.run("norms", model=loaded, texts=texts, layers=1)
     assert results.metrics["norms/spearman/all"] < -0.05
     assert results.metrics["norms/f/uniform"] == pytest.approx(results.metrics["norms/alpha_f/all"], rel=1e-12)
-    assert not any("vectors tend to get" in sentence for sentence in results.findings["norms"].sentences)
+    assert not any("vectors tend to get" in sentence for sentence in results.sentences)
 
 
 def first_block(model, token):

@@ -15,7 +15,7 @@ from normscope.reporting.comparison import compare, runs, swept
 from normscope.reporting.comparison.curve_figures import over_steps
 from normscope.reporting.comparison.training import crossings, over_training
 from normscope.reporting.comparison.training_figures import maps_over_steps
-from normscope.reporting.run_tables import CROSSINGS, TRAINING
+from normscope.results.run_tables import CROSSINGS, TRAINING
 from normscope.running.options import RunOptions
 
 STEPS = [0, 1, 10, 100]
@@ -29,10 +29,10 @@ def saved(folder, *, name, step, seed=0, revision=None, value=1.0, curve=(1.0, 2
     options["analysis"]["mixing"]["enabled"] = True
     (folder / "tables").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(options))
-    provenance = {"model": name, "training_step": step, "sequences": 2, "tokens": 9, "seconds": 1.0}
+    facts = {"model": name, "training_step": step, "sequences": 2, "tokens": 9, "seconds": 1.0}
     metrics = {"mixing/attn_n/mean": value, "mixing/attn_n/max": value, "mixing/attn_n/min": value}
     (folder / "results.json").write_text(
-        json.dumps({"schema": RUN_SCHEMA, "status": "completed", "metrics": metrics, "provenance": provenance})
+        json.dumps({"schema": RUN_SCHEMA, "status": "completed", "metrics": metrics, "facts": facts})
     )
     rows = [("mixing/attn_n/mean", layer, layer / len(curve), number) for layer, number in enumerate(curve, 1)]
     table = pd.DataFrame(rows, columns=["curve", "layer", "depth", "value"])
@@ -69,14 +69,14 @@ def test_checkpoints_are_labelled_by_their_steps(models, labels, title, tmp_path
     for number, (name, revision, step) in enumerate(models):
         saved(tmp_path / str(number), name=name, revision=revision, step=step)
     found, _ = runs.read([tmp_path])
-    assert swept.labels(found) == labels
-    assert swept.title(found) == title
+    assert swept.labels(list(map(runs.settings, found.values()))) == labels
+    assert swept.title(list(map(runs.settings, found.values()))) == title
 
 
 def test_seeds_that_follow_the_seed_are_one_column(tmp_path):
     for seed in range(2):
         saved(tmp_path / str(seed), name="x/m", step=None, seed=seed)
-    assert swept.labels(runs.read([tmp_path])[0]) == ["seed=0", "seed=1"]
+    assert swept.labels(list(map(runs.settings, runs.read([tmp_path])[0].values()))) == ["seed=0", "seed=1"]
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from normscope.reporting.terminal import PhaseLine
+from normscope.running.options import run_options
 from normscope.running.phases import Phase, Phases, coming
-from normscope.running.python_options import run_options
 
 ALL = ["start", "model", "corpus", "pass", "interventions", "results", "maps", "publishing"]
 

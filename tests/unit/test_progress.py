@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from normscope.reporting.terminal import CorpusBar, say, show_table, steps_bar
-from normscope.reporting.throughput import Throughput, duration
+from normscope.reporting.terminal import CorpusBar, Throughput, duration, say, show_table, steps_bar
 from normscope.running.phases import Phase, Phases
 
 

@@ -14,8 +14,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.running import batch_stream
-from normscope.running.batch_stream import BatchStream
-from normscope.running.read_ahead import read_ahead
+from normscope.running.batch_stream import BatchStream, read_ahead
 from normscope.running.shares import Share
 from tests.unit.test_data import Reader
 

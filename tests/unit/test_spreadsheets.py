@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.config.sections import plain
-from normscope.reporting import spreadsheets
-from normscope.reporting.run_folder import RunFolder
-from normscope.reporting.spreadsheets import as_csv
-from normscope.running.options import RunOptions
+from normscope.results import table_files
+from normscope.results.result import Result
+from normscope.results.table_files import as_csv
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\0=1", "=cmd|' /C calc'!A0", '=1,"2"', "-", "-0.5"]
 HARMLESS = ["fox", "a=b", "'=1", " =1", "1-2", "−1", "", '"', "a,b"]
@@ -41,10 +39,8 @@ def test_numbers_stay_numbers():
 
 def test_only_the_csv_of_a_run_is_changed(tmp_path):
     table = pd.DataFrame({"token": FORMULAS, "value": np.linspace(-1, 1, len(FORMULAS))})
-    results = RunFolder(tmp_path / "run")
-    results.begin(plain(RunOptions()))
-    path = results.write_table("tokens", table)
-    results.release()
+    Result({"tokens": table}).save(tmp_path)
+    path = tmp_path / "tables" / "tokens.parquet"
     pd.testing.assert_frame_equal(pd.read_parquet(path), table)
     with path.with_suffix(".csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -56,9 +52,9 @@ def test_whatever_writes_csv_writes_it_so():
     """The history of a training, which is read again, holds only names of our own."""
     source = files("normscope")
     writers = {path.name for path in source.rglob("*.py") if "to_csv(" in path.read_text()}
-    assert writers == {"spreadsheets.py", "training.py"}
+    assert writers == {"table_files.py", "training.py"}
     scripts = source.joinpath("reporting/page")
     assert [path.name for path in scripts.glob("*.js") if "'\"\"'" in path.read_text()] == ["dom.js"]
     in_pages = re.search(r"replace\(/\^(\[.+?\])/, \"'\$&\"\)", scripts.joinpath("dom.js").read_text())
     assert in_pages is not None
-    assert in_pages[1] == spreadsheets._FORMULA.pattern
+    assert in_pages[1] == table_files._FORMULA.pattern

@@ -9,7 +9,6 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks.scenarios import analyses_of, analysing, context_of
-from normscope.analyses.findings import Findings
 from normscope.analyses.frequency.analysis import FREQUENCIES, FrequencyAnalysis
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.analysis import NormsAnalysis
@@ -26,6 +25,7 @@ from normscope.models.block_modules import bind_blocks
 from normscope.models.linear_layers import stacked_heads
 from normscope.models.observer import Observer
 from normscope.reporting.drawing import png
+from normscope.results.result import Result
 from normscope.rounding import brief, brief_share
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
@@ -41,7 +41,7 @@ def batch_of(model, lengths=LENGTHS) -> Batch:
     )
 
 
-def findings(model, name: str, *batches: Batch) -> Findings:
+def findings(model, name: str, *batches: Batch) -> Result:
     (analysis,) = analyses_of(model, [name])
     for batch in batches:
         analysing(model, batch, [analysis])()

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from normscope.reporting import weights_and_biases
 from normscope.reporting.tracking import RunDescription
 from normscope.reporting.weights_and_biases import Tracker, _Outage, in_background, no_tracker
+from normscope.results.findings import Sentence
+from normscope.results.result import Result
 
 PATIENCE = 10.0
 DESCRIPTION = RunDescription("name", "slug", "analysis", [], "notes", {})
@@ -71,6 +75,46 @@ def test_a_signal_ends_the_wait(tmp_path):
     assert slow.logged == []
 
 
+@pytest.mark.parametrize("hanging", ["log", "log_artifact", "finish"])
+def test_one_that_hangs_is_given_up(hanging, capsys, monkeypatch, tmp_path):
+    """Whatever hangs, and however often, the end of a run waits once."""
+    monkeypatch.setattr(weights_and_biases, "_END_SECONDS", 0.3)
+    release = threading.Event()
+    kept: dict[str, object] = {}
+    run = SimpleNamespace(
+        **{name: lambda *_, **__: None for name in ("log", "log_artifact", "finish")},
+        summary=kept,
+        id="x",
+        dir="nowhere",
+    )
+    setattr(run, hanging, lambda *_, **__: release.wait(PATIENCE))
+    tracker = Tracker(in_background(lambda: run), DESCRIPTION, _Outage(tmp_path, online=True))
+    result = Result(metrics={"mixing/mean": 0.5}, sentences=[Sentence("A finding.", analysis="mixing")])
+    result.save(tmp_path)
+    began = time.monotonic()
+    tracker.result(result, tmp_path, {})
+    tracker.finish(0)
+    assert time.monotonic() - began < 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Weights & Biases has not finished within 0.3 s; the run ends without it")
+    release.set()
+
+
+def test_one_that_is_slow_to_start_is_given_up(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(weights_and_biases, "_END_SECONDS", 0.3)
+    slow = Slow()
+    tracker = slow.tracker(tmp_path)
+    began = time.monotonic()
+    tracker.finish(0)
+    assert time.monotonic() - began < 5
+    assert "has not finished within 0.3 s" in capsys.readouterr().err
+    slow.may_start.set()
+    for thread in threading.enumerate():
+        if thread.name == "normscope-tracker":
+            thread.join(PATIENCE)
+    assert slow.logged == []
+
+
 def test_a_bug_while_a_tracker_starts_is_raised_where_it_is_needed(tmp_path):
     slow = Slow(ZeroDivisionError("a bug"))
     tracker = slow.tracker(tmp_path)
@@ -96,5 +140,5 @@ def test_no_tracker_logs_nothing():
     tracker = no_tracker()
     assert not tracker.logs
     tracker.progress(1, {})
-    tracker.summary({"a": 1.0}, {})
+    tracker.result(Result(metrics={"a": 1.0}), Path(), {})
     tracker.finish(0)

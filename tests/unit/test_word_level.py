@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from normscope.analyses.findings import Findings, Lines, Sentence
 from normscope.analyses.norms.pairs import pairs_of
 from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
 from normscope.data.batching import Batch, collate, unpacked
@@ -25,6 +24,9 @@ from normscope.maths import attention_weights
 from normscope.maths.words import Pieces
 from normscope.models.observer import Observer
 from normscope.models.word_block import WordBlock
+from normscope.results.figures import Lines
+from normscope.results.findings import Sentence
+from normscope.results.result import Result
 from normscope.running.conclusions import about_words
 from tests.end_to_end.shell import run_here
 from tests.oracles import specimens
@@ -408,7 +410,7 @@ def test_findings_say_words():
     caption = "All tokens. Special tokens and [SEP] tokens."
     figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="share of tokens", caption=caption)
     sentence = Sentence("A token's part.", table="t", measure="attn_n", surprising=True)
-    said = about_words(Findings({}, {}, sentences=[sentence], figures={"f": figure}))
+    said = about_words(Result({}, {}, sentences=[sentence], figures={"f": figure}))
     assert (said.sentences[0].measure, said.sentences[0].surprising) == ("attn_n", True)
     assert said.sentences == ["A word's part."]
     assert said.sentences[0].table == "t"
@@ -427,7 +429,7 @@ def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Each row is a word that receives" in page
     assert "the norm of what a word takes from the others" in page
-    pairs = pd.read_parquet(tmp_path / "run" / "tables" / "explorer_pairs.parquet")
+    pairs = pd.read_parquet(tmp_path / "run" / "maps.parquet")
     first = pairs[(pairs["sentence"] == 1) & (pairs["layer"] == 1) & (pairs["head"] == 0)]
     assert list(first["key_token"][:11]) == "[CLS] the old cat doesn 't see the river . [SEP]".split()
     assert np.allclose(first.groupby("query")["attn_w"].sum(), 1)

@@ -14,8 +14,8 @@ from normscope.config.sections import plain
 from normscope.errors import InputError
 from normscope.reporting.comparison.runs import FAILURES, record_failure
 from normscope.reporting.drawing import drawn
-from normscope.reporting.earlier_runs import Status
-from normscope.reporting.run_folder import LONGEST_NAME, RunFolder
+from normscope.reporting.run_folder import LONGEST_NAME, RunFolder, published_files
+from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.untrusted.writing import new_file, write_file, write_named
 from tests.unit.test_figures import CURVES
@@ -44,7 +44,7 @@ def resumed(tmp_path) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["tables/x.csv", "tables/x.parquet", "figures/x.png", "report.html", "wandb/x"],
+    ["tables/x.csv", "tables/x.parquet", "figures/x.png", "maps.parquet", "report.html", "wandb/x"],
 )
 def test_a_link_in_a_run_that_is_resumed_is_refused_before_the_run(resumed, startup, name):
     (resumed / name).parent.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def test_links_that_appear_during_a_run_are_refused_too(resumed, startup):
     (resumed / "figures").rmdir()
     (resumed / "figures").symlink_to(startup.parent)
     for write in (
-        lambda: results.write_table("x", _TABLE),
+        lambda: results.save(Result({"x": _TABLE})),
         lambda: results.write(f"figures/{startup.name}", drawn(CURVES, ["png"])[0]),
     ):
         with pytest.raises(InputError, match="got a link"):
@@ -103,7 +103,7 @@ def test_files_of_others_are_not_uploaded(resumed, startup):
     results = RunFolder(resumed, resumed=True)
     results.begin(plain(RunOptions()))
     (resumed / "tables/key.csv").symlink_to(startup)
-    assert "tables/key.csv" not in results.published_files()
+    assert "tables/key.csv" not in published_files(resumed)
     results.release()
 
 
@@ -124,16 +124,15 @@ def test_the_umask_holds_for_every_file(tmp_path, umask):
     try:
         results = RunFolder(tmp_path / "run")
         results.begin(plain(RunOptions()), {"checkpoint.safetensors": b"x"})
-        results.write_table("x", _TABLE)
+        results.save(Result({"x": _TABLE}, figures={"y": CURVES}))
         results.write("figures/x.png", b"x")
         results.write("tables/x.tex", b"x")
-        results.write_page("report.html", "x")
-        results.finish(Status.COMPLETED, {}, {})
+        results.write("report.html", b"x")
         results.release()
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in results.path.rglob("*") if path.is_file()}
-    assert len(modes) == 8
+    assert len(modes) == 9
     assert set(modes.values()) == {0o666 & ~umask}
 
 
@@ -192,10 +191,10 @@ _ELSEWHERE = {
     ("cli.py", "TemporaryDirectory"): "Hydra's records of processes that write nothing",
     ("running/publish.py", "TemporaryDirectory"): "pictures for trackers",
     ("reporting/drawing.py", "savefig"): "to memory",
-    ("reporting/run_folder.py", "ParquetWriter"): "to a stream that the one function has opened",
-    ("reporting/spreadsheets.py", "to_csv"): "to memory",
+    ("results/table_files.py", "ParquetWriter"): "to a stream that the one function has opened",
+    ("results/table_files.py", "to_csv"): "to memory",
     ("api/training.py", "to_csv"): "to memory",
-    ("running/state_file.py", "save"): "to memory",
+    ("running/checkpoint.py", "save"): "to memory",
     ("api/saved.py", "save"): "to memory",
     ("streams.py", "open"): "the null device",
     ("alignment/aligners.py", "TemporaryDirectory"): "what an aligner reads",
@@ -205,7 +204,6 @@ _ELSEWHERE = {
     ("translation/training.py", "save_pretrained"): "in the user's cache",
     ("testing/test_contract.py", "save_pretrained"): "in a temporary directory",
     ("reporting/weights_and_biases.py", "link"): "in W&B's folder, which has been checked",
-    ("reporting/weights_and_biases.py", "new_file"): "in W&B's own folder",
 }
 
 _WRITES = re.compile(

@@ -11,7 +11,6 @@ from normscope.alignment.options import ALIGNMENT, AlignmentOptions
 from normscope.alignment.tables import METHODS, SETTINGS, AlignmentReport
 from normscope.alignment.word_maps import aligned_words, row_words, word_maps
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.words import NO_WORD
@@ -20,6 +19,7 @@ from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.result import Result
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
@@ -111,7 +111,7 @@ class AlignmentAnalysis(Analysis):
         self._links.update(batch.rows, (_padded(*own, -1.0) for own in zip(links, lengths, strict=True)))
         self._maps.update(self._batch_maps, (torch.stack(by_layer) for by_layer in self._batch_maps.values()))
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Error rates, links, and the maps of a few sentences."""
         norms = self._norms.compute().mean[:, 0]
         require_finite(norms, "the activations of layer {layer}", self.context.layers)

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from normscope.alignment.word_maps import Setting
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Scatter, WordMaps
 from normscope.maths.mixing import Method
+from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels, Scatter, WordMaps
 
 METHODS = {str(Method.ATTN_W): "α: weights", str(Method.ATTN_N): "‖αf(x)‖: vectors"}
 SETTINGS = {str(Setting.AWO): "alignment with output", str(Setting.AWI): "alignment with input"}

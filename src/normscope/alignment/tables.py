@@ -16,9 +16,10 @@ from normscope.alignment.published import PUBLISHED
 from normscope.alignment.sentences import sentences_of
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting
-from normscope.analyses.findings import Findings
 from normscope.data.examples import Link
 from normscope.maths.mixing import Method
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
@@ -50,7 +51,7 @@ class AlignmentReport:
     dropped: Int[Tensor, " side"]
     """Words of sources and targets that the tokenizer dropped."""
 
-    def findings(self) -> Findings:
+    def findings(self) -> Result:
         """Tables, metrics and figures."""
         rates, baselines = self._rates(), self._baselines()
         layers = rates[rates["head"] == 0]
@@ -62,15 +63,19 @@ class AlignmentReport:
         if len(symmetrised_rates):
             tables["symmetrised"] = symmetrised_rates
         rolled = roll_up(PUBLISHED, tables)
-        return Findings(
+        return Result(
             tables=tables,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
             figures=describe_figures(rates, maps),
-            summary=_summary(layers, baselines, symmetrised_rates),
-            summary_caption="alignment error rate, precision and recall, by method",
-            summary_digits=1,
+            summaries={
+                "alignment": Summary(
+                    _summary(layers, baselines, symmetrised_rates),
+                    digits=1,
+                    caption="alignment error rate, precision and recall, by method",
+                )
+            },
             notes=self._notes(),
         )
 

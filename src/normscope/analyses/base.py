@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.analyses.findings import Findings
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
@@ -30,6 +29,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.models.stacks import ObservedStack
+from normscope.results.result import Result
 from normscope.statistics.accumulator import Accumulator
 
 C = TypeVar("C", bound=AnalysisConfig)
@@ -278,7 +278,7 @@ class Analysis(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Tables, metrics, figures and sentences.
 
         Raises:

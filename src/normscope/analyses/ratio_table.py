@@ -14,6 +14,7 @@ from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.shares import PARTS, Shares
+from normscope.results.parts import tidy_sequences
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.intervals import FEWEST, Sample, mean_test
@@ -86,13 +87,13 @@ class RatioTable:
         self.sequences.update(sequences, sums.T, mask.sum(dim=-1))
 
     def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
-        """Means over the tokens and layers of single sequences, by the names of the metrics that average them.
+        """Means over the tokens and layers of single sequences, of the metrics that average them.
 
         Args:
             methods: The methods to return.
 
         Returns:
-            The columns sequence, count (of tokens), `<method>/mean` for each method, and `<method>/share` if it has shares.
+            The table `sequences` of an analysis: `<method>/mean` for each method, and `<method>/share` if it has shares.
         """
         means, layers = self.sequences.compute(), len(self._counted.layers)
         columns = {"sequence": means.keys[:, 0].numpy(), "count": (means.count // layers).numpy()}
@@ -100,7 +101,7 @@ class RatioTable:
         for place, (method, name) in enumerate(names):
             if method in methods:
                 columns[f"{method}/{name}"] = means.mean[:, place].numpy()
-        return pd.DataFrame(columns)
+        return tidy_sequences(pd.DataFrame(columns))
 
     def by_category(self) -> pd.DataFrame:
         """The last method's mean over all tokens and layers, by reported category, with its interval over sequences.

@@ -11,9 +11,8 @@ from normscope.api.explorers import Explorer
 from normscope.api.loaded_results import load_attribution
 from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
-from normscope.api.picture import Picture
+from normscope.api.picture import Picture, draw
 from normscope.api.recording import record_attention
-from normscope.api.results import Results
 from normscope.api.similarities import Similarities, Similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
@@ -34,7 +33,6 @@ __all__ = [
     "MaskedToken",
     "NextToken",
     "Picture",
-    "Results",
     "Similarities",
     "Similarity",
     "SimilarityTo",
@@ -42,6 +40,7 @@ __all__ = [
     "attribute",
     "attribution_maps",
     "decompose",
+    "draw",
     "load",
     "load_attribution",
     "observe",

@@ -16,16 +16,16 @@ from normscope.analyses.registry import analyses as known_analyses
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
-from normscope.api.results import Results
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
 from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
-from normscope.running.in_memory import analyse
+from normscope.results.result import Result
 from normscope.running.inputs import InputsInMemory
-from normscope.running.python_options import run_options
+from normscope.running.options import run_options
+from normscope.running.pipeline import analyse
 
 
 @checked
@@ -46,7 +46,7 @@ def run(
     seed: int = 0,
     progress: bool = False,
     **options: Any,
-) -> Results:
+) -> Result:
     """Run one analysis or several over texts in memory.
 
     The numbers equal those of a command on the same texts. Nothing is written, and torch's generators keep their state.
@@ -86,8 +86,7 @@ def run(
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
         inputs = InputsInMemory(prepared, GivenTexts(tuple(example_of(prepared, text) for text in listed(texts))))
         with generators_restored():
-            outcome = prepared.exclusively(lambda: analyse(run_options(settings), inputs, progress=progress))
-    return Results(outcome.findings, outcome.facts, outcome.depth)
+            return prepared.exclusively(lambda: analyse(run_options(settings), inputs, progress=progress))
 
 
 def _chosen(names: str | Sequence[str]) -> list[AnalysisInfo]:

@@ -9,7 +9,6 @@ import pandas as pd
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, exclusive
 from normscope.api.explorers import Explorer
@@ -30,7 +29,8 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
-from normscope.reporting.explorer import TokenMaps
+from normscope.results.figures import WordMaps
+from normscope.results.maps import TokenMaps
 from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 

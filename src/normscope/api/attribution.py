@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.analyses.findings import ColouredText, HeatmapGrid, WordMaps
 from normscope.api.arguments import chosen
 from normscope.api.calls import checked
 from normscope.api.coloured_tokens import LEGEND, coloured
@@ -24,6 +23,7 @@ from normscope.api.several import Several
 from normscope.api.target_maps import TargetRow, target_maps
 from normscope.attribution.effects import Effects
 from normscope.errors import InputError, escaped
+from normscope.results.figures import ColouredText, HeatmapGrid, WordMaps
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import chosen, whole_numbers
 from normscope.api.calls import checked, exclusive
 from normscope.api.explorers import Explorer
@@ -32,7 +31,8 @@ from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, is_single
 from normscope.models.text_check import Check
 from normscope.models.word_block import between
-from normscope.reporting.explorer import TokenMaps
+from normscope.results.figures import WordMaps
+from normscope.results.maps import TokenMaps
 from normscope.running.token_maps import labels_of
 from normscope.statistics.tidy import tidy
 

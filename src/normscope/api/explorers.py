@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from normscope.analyses.findings import TextPair
 from normscope.api.calls import checked
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
-from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explorer_page, pairs_page
+from normscope.results.figures import TextPair
+from normscope.results.maps import TokenMaps
 from normscope.rounding import counted
 from normscope.untrusted.writing import write_named
 

@@ -5,15 +5,14 @@ import dataclasses
 import html
 from pathlib import Path
 
-from normscope.analyses.findings import Drawing
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.config.rules import check_rules
 from normscope.errors import InputError, one_line
-from normscope.reporting.appearance import appearance
-from normscope.reporting.drawing import draw, png
+from normscope.reporting import drawing
 from normscope.reporting.figure_text import caption_of
-from normscope.reporting.options import FigureOptions
+from normscope.reporting.options import FigureOptions, appearance
+from normscope.results.figures import Drawing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,14 +46,32 @@ class Picture:
             check_rules(options, "figures.")
             look = appearance(options)
             try:
-                draw(self.description, [Path(path)], look)
+                drawing.draw(self.description, [Path(path)], look)
             except (ValueError, OSError) as error:
                 raise InputError(f"{path}: {one_line(error)}") from error
 
     def _repr_png_(self) -> bytes:
-        return png(self.description)
+        return drawing.png(self.description)
 
     def _repr_html_(self) -> str:
         encoded = base64.b64encode(self._repr_png_()).decode()
         alt = html.escape(caption_of(self.description))
         return f'<img alt="{alt}" style="max-width: 100%" src="data:image/png;base64,{encoded}">'
+
+
+@checked
+def draw(figure: Drawing) -> Picture:
+    """Draw a figure of a run, which notebooks display and `save` writes to a file.
+
+    Args:
+        figure: One of `Result.figures`.
+
+    Examples:
+        >>> import normscope
+        >>> result = normscope.run("mixing", texts=["A short text."])
+        >>> picture = normscope.draw(result.figures["mixing_by_layer"])
+        >>> picture.save("by_layer.pdf")
+        >>> picture.description.y_label
+        'mixing ratio (%)'
+    """
+    return Picture(figure)

@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from normscope.analyses.findings import ColouredText, TextPair
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
 from normscope.api.several import Several
 from normscope.errors import InputError, escaped
 from normscope.maths.choices import SimilarityFunction
+from normscope.results.figures import ColouredText, TextPair
 from normscope.rounding import number
 
 _SHOWN = 5

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from normscope.reporting.explorer import TokenMaps
+from normscope.results.maps import TokenMaps
 
 _SCORE = "token_score"
 

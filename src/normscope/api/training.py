@@ -12,7 +12,6 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.analyses.findings import Lines
 from normscope.api.analysing import check_names, listed, run
 from normscope.api.calls import checked
 from normscope.api.picture import Picture
@@ -20,6 +19,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.weights_and_biases import log_to_active_run
+from normscope.results.figures import Lines
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
 from normscope.untrusted.files import MIB, text

@@ -18,8 +18,7 @@ from normscope.live.state import Side, State
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import Prediction, prediction_of
-from normscope.reporting.explorer import packed, scaled
-from normscope.reporting.text_pairs import payload
+from normscope.reporting.explorer import packed, pairs_payload, scaled
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
@@ -167,7 +166,7 @@ class Answers:
             return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
 
         found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
-        (shown,) = payload(found.explorer().pairs)
+        (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
 
     def aimed(self, state: State) -> list[Aimed]:

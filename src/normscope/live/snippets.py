@@ -14,7 +14,7 @@ from normscope.maths.embedder import Embedder
 from normscope.models.embedder_modules import UnitLength
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.reporting.explorer import HEAD_MEASURES, MEASURES
+from normscope.results.maps import HEAD_MEASURES, MEASURES
 from normscope.shell import shell_word
 
 _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)(?:\.{0,2}/)?[A-Za-z_][A-Za-z0-9_./-]*", re.IGNORECASE)

@@ -4,25 +4,13 @@ import contextlib
 import io
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import (
-    ColouredText,
-    Dots,
-    Drawing,
-    HeatmapGrid,
-    HeatmapPanels,
-    Lines,
-    Profiles,
-    Scatter,
-    WordMaps,
-)
-from normscope.reporting.appearance import PAGE, SCREEN, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
@@ -32,7 +20,20 @@ from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.reporting.options import PAGE, SCREEN, Appearance
 from normscope.reporting.palette import ON_PAGE
+from normscope.results.figures import (
+    ColouredText,
+    Dots,
+    Drawing,
+    Figure,
+    HeatmapGrid,
+    HeatmapPanels,
+    Lines,
+    Profiles,
+    Scatter,
+    WordMaps,
+)
 from normscope.untrusted.writing import write_named
 
 _DATE = "SOURCE_DATE_EPOCH"
@@ -65,6 +66,15 @@ def drawn(figure: Drawing, formats: Sequence[str], look: Appearance = DEFAULT) -
     with styled(), _without_date():
         canvas = laid_out(figure, look.width, caption=look.caption)
         return [_saved(canvas, extension, look, _metadata(extension, figure)) for extension in formats]
+
+
+def figure_files(figures: Mapping[str, Figure], look: Appearance = DEFAULT) -> Iterator[tuple[str, bytes]]:
+    """The files of a run's figures: names in the folder of the run, and contents."""
+    for name, figure in figures.items():
+        for extension, content in zip(look.formats, drawn(figure, look.formats, look), strict=True):
+            yield f"figures/{name}.{extension}", content
+        if not look.caption:
+            yield f"figures/{name}.txt", f"{caption_of(figure)}\n".encode()
 
 
 def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
 from normscope.analyses.categories import SPECIAL_TOKENS
-from normscope.analyses.findings import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 
 D = TypeVar("D", bound=Drawing)
 

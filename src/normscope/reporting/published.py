@@ -10,15 +10,12 @@ import yaml
 from normscope.config.sections import flat
 from normscope.distribution import folder
 from normscope.errors import InputError
+from normscope.results.result import Result
 
 PAPERS = folder("experiments")
 """Holds a folder with a `published.yaml` per paper."""
 
 COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "source")
-
-
-# For configs of earlier versions.
-_DEFAULTS = {"level": "token"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +26,16 @@ class Comparison:
     """One row per number that was both measured and published; columns as in COLUMNS."""
     refusal: str
     """How the config differs from the paper's, if nothing can be compared; otherwise empty."""
+
+
+def against_paper(result: Result) -> Comparison | None:
+    """Results beside the published numbers of the paper whose preset was run; None if no preset was.
+
+    Raises:
+        InputError: If there is no file of published numbers.
+    """
+    paper = result.config.get("recipe", {}).get("paper")
+    return None if paper is None else compare(paper, result.metrics, result.tables, result.config)
 
 
 def compare(
@@ -52,9 +59,7 @@ def compare(
     for group in published(paper):
         # No published number is about whole words, unless it says so.
         conditions = {"level": "token"} | group["when"]
-        differences = {
-            key: wanted for key, wanted in conditions.items() if settings.get(key, _DEFAULTS.get(key)) != wanted
-        }
+        differences = {key: wanted for key, wanted in conditions.items() if settings.get(key) != wanted}
         pairs = _pairs(group, metrics, tables)
         if not pairs and group.get("table") not in tables:
             continue

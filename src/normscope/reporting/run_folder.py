@@ -1,25 +1,18 @@
 """The folder of one run: config, tables, figures, and results.json written last."""
 
 import contextlib
-import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
-import pandas as pd
 import yaml
 
-from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_results
-from normscope.reporting.run_tables import metadata
-from normscope.reporting.spreadsheets import as_csv
-from normscope.untrusted.writing import UNFINISHED, new_file, refuse_links, write_file
-
-CSV_ROWS = 20_000
+from normscope.results.result import Result
+from normscope.results.run_files import CONFIG, MAPS, RESULTS, Status, read_results
+from normscope.untrusted.writing import UNFINISHED, refuse_links, write_file
 
 REPORT = "report.html"
 
@@ -83,8 +76,6 @@ class RunFolder:
         """Whether the folder holds this run; nothing is removed from then on."""
         self.ended = False
         """Whether results.json has been written."""
-        self.identity: Mapping[str, object] = {}
-        """What distinguishes the run from others, for its tables."""
         key = "resume" if resumed else "output_dir"
         try:
             self._claim = Claim(path, fresh=fresh)
@@ -112,7 +103,7 @@ class RunFolder:
             InputError: If the folder cannot be written to, or holds links where the run will write.
         """
         with self.writing():
-            refuse_links(self.path, (*_PARTS, CONFIG, RESULTS, REPORT))
+            refuse_links(self.path, (*_PARTS, CONFIG, MAPS, RESULTS, REPORT))
             # W&B makes a new folder for each run, and leaves a link to its own log in those of earlier ones.
             refuse_links(self.path, _OF_LIBRARIES, within=False)
             for part in _PARTS:
@@ -189,63 +180,44 @@ class RunFolder:
                 f"resume={self.path}: {RESULTS} does not say how the run ended ({error}); delete it to resume the run"
             ) from error
         if status == Status.COMPLETED:
-            raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
-
-    def write_table(self, name: str, table: pd.DataFrame) -> Path:
-        """Write a table as Parquet, and as CSV up to CSV_ROWS rows; return the Parquet path."""
-        file = f"tables/{name}.parquet"
-        with self.writing():
-            with new_file(self.path, file) as stream:
-                write_parquet(stream, table, metadata(name, table.columns, self.identity))
-            if len(table) <= CSV_ROWS:
-                write_file(self.path, f"tables/{name}.csv", as_csv(table).encode())
-        return self.path / file
-
-    def write_page(self, name: str, content: str) -> Path:
-        """Write an HTML page; return its path."""
-        return self.write(name, content.encode())
+            raise InputError(
+                f"resume={self.path}: the run is already complete; `normscope page {self.path}` makes its figures and its "
+                "report"
+            )
 
     def write(self, name: str, content: bytes) -> Path:
         """Write a file atomically; return its path."""
         with self.writing():
             return write_file(self.path, name, content)
 
-    def finish(
-        self,
-        status: Status,
-        metrics: Mapping[str, float],
-        provenance: Mapping[str, object],
-        error: str = "",
-    ) -> None:
-        """Write results.json atomically.
+    def save(self, result: Result) -> None:
+        """Write the results of the run, which has completed.
 
         Raises:
             InputError: If the folder cannot be written to.
         """
-        self.write(RESULTS, results_content(status, metrics, provenance, error))
+        with self.writing():
+            result.save(self.path)
         self.ended = True
 
-    def published_files(self) -> dict[str, Path]:
-        """Config, report, tables and figures, by their names in the folder; nothing else that may lie in it."""
-        paths = [self.path / CONFIG, self.path / REPORT]
-        for part in _PARTS:
-            paths += sorted((self.path / part).iterdir())
-        files = [path for path in paths if path.is_file() and not path.is_symlink()]
-        return {path.relative_to(self.path).as_posix(): path for path in files}
+    def save_facts(self, result: Result) -> None:
+        """Write how the run has ended.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        with self.writing():
+            result.save_facts(self.path)
+        self.ended = True
 
 
-def results_content(
-    status: Status, metrics: Mapping[str, float], provenance: Mapping[str, object], error: str = ""
-) -> bytes:
-    """The content of results.json."""
-    not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
-    if not_finite:
-        raise ValueError(f"metrics must be finite: {not_finite}")
-    content: dict[str, object] = {"schema": RUN_SCHEMA, "status": str(status)}
-    content |= {"metrics": dict(metrics), "provenance": dict(provenance)}
-    if status is Status.FAILED:
-        content["error"] = " ".join(error.split())
-    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+def published_files(folder: Path) -> dict[str, Path]:
+    """The files of a run by their names in its folder; nothing else that may lie in it."""
+    paths = [folder / name for name in (CONFIG, RESULTS, MAPS, REPORT)]
+    for part in _PARTS:
+        paths += sorted((folder / part).iterdir())
+    files = [path for path in paths if path.is_file() and not path.is_symlink()]
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def fail_abandoned(folder: Path, error: str) -> None:
@@ -258,22 +230,5 @@ def fail_abandoned(folder: Path, error: str) -> None:
         return
     if not (folder / RESULTS).exists():
         with contextlib.suppress(OSError, InputError):
-            write_file(folder, RESULTS, results_content(Status.FAILED, {}, {}, error))
+            Result(status=Status.FAILED, error=error).save_facts(folder)
     claim.release()
-
-
-def write_parquet(stream: BinaryIO, table: pd.DataFrame, about: Mapping[str, str]) -> None:
-    """Write a table as Parquet, with keys and values in the metadata of the file."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    rows = pa.Table.from_pandas(table, preserve_index=False)
-    # Exponents of measured numbers are alike, their last digits are not: apart, they take a third less than in snappy.
-    measured = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
-    others = [name for name in rows.column_names if name not in measured]
-    encoding = dict.fromkeys(measured, "BYTE_STREAM_SPLIT")
-    with parquet.ParquetWriter(
-        stream, rows.schema, compression="zstd", use_dictionary=others, column_encoding=encoding
-    ) as writer:
-        writer.write_table(rows)
-        writer.add_key_value_metadata(dict(about))  # in the schema, Arrow would repeat it in base64

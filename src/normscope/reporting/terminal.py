@@ -1,5 +1,6 @@
-"""Terminal output: messages and progress on stderr, summary tables and the folder of the results on stdout."""
+"""Terminal output: messages and progress on stderr, results on stdout."""
 
+import dataclasses
 import sys
 import textwrap
 import threading
@@ -12,12 +13,12 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from normscope.analyses.findings import Findings
 from normscope.errors import escaped
 from normscope.reporting.options import Verbosity
-from normscope.reporting.published import Comparison
-from normscope.reporting.throughput import Throughput, duration
-from normscope.rounding import MINUS
+from normscope.reporting.published import Comparison, against_paper
+from normscope.results.findings import Sentence, Summary
+from normscope.results.result import Result
+from normscope.rounding import MINUS, counted
 
 T = TypeVar("T")
 
@@ -109,6 +110,66 @@ def _refresh_bars() -> None:
         bar.refresh()
 
 
+@dataclasses.dataclass(frozen=True)
+class Throughput:
+    """The state of a run at one moment."""
+
+    examples: int
+    """Examples read, those before a resumption included."""
+    total: int | None
+    """Examples to read, if known."""
+    new_examples: int
+    """Examples read since this process started."""
+    new_tokens: int
+    """Tokens analysed since then."""
+    seconds: float
+    """Seconds since then."""
+    model_seconds: float
+    """Seconds of these in which the model and the analyses ran."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens analysed per second; 0 before any time has passed."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples read per second; 0 before any time has passed."""
+        return self.new_examples / self.seconds if self.seconds else 0.0
+
+    @property
+    def model_share(self) -> float:
+        """Share of the time in which the model and the analyses ran; 0 before any time has passed."""
+        return self.model_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until the corpus has been read; None if its size or the speed is unknown."""
+        if self.total is None or not self.examples_per_second:
+            return None
+        return max(self.total - self.examples, 0) / self.examples_per_second
+
+    def sentence(self) -> str:
+        """The state as a line for a log."""
+        read = (
+            counted(self.examples, "example")
+            if self.total is None
+            else f"{self.examples:,} of {counted(self.total, 'example')}"
+        )
+        parts = [read, f"{self.tokens_per_second:,.0f} tokens/s"]
+        if self.seconds_left is not None:
+            parts.append(f"{duration(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """A duration as a person would round it: `40 s`, `5 min`, `2 h 10 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 class CorpusBar:
     """Progress over a corpus: a bar with throughput and remaining time on a terminal, now and then a plain line in a log.
 
@@ -173,13 +234,21 @@ def show_comparison(comparison: Comparison) -> None:
         show_table(title, rows.set_index("metric")[["value", "published", "difference", *columns]], 4)
 
 
-def show_findings(name: str, findings: Findings) -> None:
-    """Print what an analysis has found: its first finding, and its summary table; nothing if the run is quiet."""
-    title, caption = name, findings.summary_caption
-    for sentence in findings.sentences[:1]:
-        show_sentence(f"{name}: {sentence}")
-        title, caption = caption[:1].upper() + caption[1:] or name, ""
-    show_table(title, findings.summary, findings.summary_digits, caption)
+def show(result: Result) -> None:
+    """Print results: of each analysis its first finding and its summary, then notes, and published numbers beside them."""
+    for name in result.analyses:
+        sentences = [sentence for sentence in result.sentences if Sentence.of(sentence).analysis == name]
+        summary = result.summaries.get(name, Summary(pd.DataFrame()))
+        title, caption = name, summary.caption
+        if sentences:
+            show_sentence(f"{name}: {sentences[0]}")
+            title, caption = caption[:1].upper() + caption[1:] or name, ""
+        show_table(title, summary.table, summary.digits, caption)
+    for note in result.notes:
+        say(note)
+    comparison = against_paper(result)
+    if comparison is not None:
+        show_comparison(comparison)
 
 
 def show_sentence(sentence: str) -> None:

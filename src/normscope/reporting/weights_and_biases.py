@@ -1,33 +1,44 @@
 """Weights & Biases: the only module that imports wandb. No result depends on it."""
 
+import concurrent.futures
 import contextlib
 import filecmp
 import functools
 import html
-import json
 import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from normscope.errors import InputError, one_line
+from normscope.reporting.figure_text import caption_of
 from normscope.reporting.layer_charts import LayerChart, layer_charts
 from normscope.reporting.options import TrackingMode, TrackingOptions
+from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracking import RunDescription
+from normscope.results.findings import Sentence
+from normscope.results.result import Result
+from normscope.results.run_files import RESULTS, read_results
+from normscope.results.run_tables import RUN_TABLES
 from normscope.untrusted.files import LONGEST_NAME, text
 from normscope.untrusted.writing import write_file
 
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
-_FINISH_SECONDS = 60
+_FINISH_SECONDS = 20
+# Whatever W&B has not done by then is given up: it may also hang, or wait for its own service.
+_END_SECONDS = 30
+_DISCARD_SECONDS = 5
 # Every table is on disk three times, as JSON: wandb adds an artifact to its file. Longer ones are only in the artifact with the
 # run folder, as Parquet and CSV.
 _TABLE_ROWS = 500
@@ -78,6 +89,20 @@ class _Outage:
         except Exception as error:  # W&B raises what its service, its files and its dependencies raise
             self.note(error)
 
+    def give_up(self) -> None:
+        """Leave W&B alone, which has not done what it should: calls that still wait for its service fail."""
+        self.lost = True
+        self.report(
+            f"Weights & Biases has not finished within {_END_SECONDS} s; the run ends without it, and what it has is in "
+            f"{self._folder / 'wandb'} for `wandb sync`"
+        )
+        logging.getLogger("wandb").propagate = False  # its threads complain of the service that is gone
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("wandb"):
+                    process.kill()
+        concurrent.futures.wait([in_background(_discard)], _DISCARD_SECONDS)
+
     def report(self, warning: str) -> None:
         """Print the first failure; later ones follow from it."""
         if not self._reported:
@@ -91,8 +116,8 @@ class Tracker:
     Figures, charts, findings and the page are collected, and logged as one step of the history. Tables are in the summary,
     where reports find them: in the history, each would be a panel.
 
-    Progress is kept until W&B has started; everything else waits for it, and so does the end of the run. A signal interrupts
-    the wait.
+    Progress is kept until W&B has started; everything else waits for it, and so does the end of the run, which W&B can hold for
+    at most _END_SECONDS. A signal interrupts the wait.
 
     Args:
         started: What `wandb.init` returns, once it has; None if nothing is logged.
@@ -106,6 +131,8 @@ class Tracker:
         self._media: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
         self._charts: list[LayerChart] = []
+        self._deadline: float | None = None
+        """When the end of the run no longer waits for W&B, by `time.monotonic`; None before the end."""
         self._originals: list[Path] = []
         """The files of the run folder that W&B has copied."""
 
@@ -126,8 +153,30 @@ class Tracker:
         if self.wait() is not None and not self._outage.lost:
             self._outage.attempt(call)
 
+    def _within_limit(self, call: Callable[[], None]) -> None:
+        """Let W&B do something at the end of the run, or give it up when that takes too long."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _END_SECONDS
+        left = self._deadline - time.monotonic()
+        if left <= 0:  # it has been given up
+            return
+        done = in_background(call)
+        try:
+            concurrent.futures.wait([done], left)
+        except BaseException:  # a signal
+            self._outage.lost = True
+            raise
+        if done.done():
+            done.result()
+        else:
+            self._outage.give_up()
+
     def finish(self, status: int) -> None:
         """Send what is pending; anything that cannot be sent stays on disk."""
+        if self.logs:
+            self._within_limit(lambda: self._finish(status))
+
+    def _finish(self, status: int) -> None:
         run = self.wait()
         if run is None:
             return
@@ -149,12 +198,36 @@ class Tracker:
         if run is not None and not self._outage.lost:
             self._outage.attempt(lambda: run.log({"progress/examples": examples} | named))
 
-    def table(self, name: str, table: pd.DataFrame) -> None:
+    def result(self, result: Result, folder: Path, pictures: Mapping[str, Path]) -> None:
+        """Log the results of a completed run, and its folder as a whole.
+
+        Args:
+            result: The results.
+            folder: The run folder, in which they are saved.
+            pictures: Its figures as PNGs, by name.
+        """
+        if self.logs:
+            self._within_limit(lambda: self._log_result(result, folder, pictures))
+
+    def _log_result(self, result: Result, folder: Path, pictures: Mapping[str, Path]) -> None:
+        for name, rows in result.tables.items():
+            self._table(name, rows)
+        self._curves(result.curves)
+        self._findings(result.sentences)
+        for name, path in pictures.items():
+            self._figure(name, path, caption_of(result.figures[name]))
+        if (folder / REPORT).exists():
+            self._originals.append(folder / REPORT)
+            self._collect("report", lambda: _html(str(folder / REPORT), inject=False))
+        self._summary(result.metrics, result.facts)
+        self._run_folder(folder)
+
+    def _table(self, name: str, table: pd.DataFrame) -> None:
         """Log a table, unless it has no rows, or more than W&B should show."""
-        if 0 < len(table) <= _TABLE_ROWS:
+        if name not in RUN_TABLES.keys() - {"comparison"} and 0 < len(table) <= _TABLE_ROWS:
             self._send(lambda: self._tables.update({f"tables/{name}": _table(table)}))
 
-    def figure(self, name: str, path: Path, caption: str) -> None:
+    def _figure(self, name: str, path: Path, caption: str) -> None:
         """Log a figure that has been drawn."""
 
         def image() -> object:
@@ -165,25 +238,21 @@ class Tracker:
         self._originals.append(path)
         self._collect(f"figures/{name}", image)
 
-    def page(self, name: str, path: Path) -> None:
-        """Log a self-contained HTML page."""
-        self._originals.append(path)
-        self._collect(name, lambda: _html(str(path), inject=False))
-
     def _collect(self, key: str, medium: Callable[[], object]) -> None:
         self._send(lambda: self._media.update({key: medium()}))
 
-    def findings(self, sentences: Mapping[str, Sequence[str]]) -> None:
+    def _findings(self, sentences: Sequence[str]) -> None:
         """Log the findings of each analysis in words."""
-        page = "".join(
-            f"<h3>{html.escape(analysis)}</h3><ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
-            for analysis, texts in sentences.items()
-            if texts
-        )
-        if page:
+        of_analyses: dict[str, list[str]] = {}
+        for sentence in map(Sentence.of, sentences):
+            of_analyses.setdefault(sentence.analysis, []).append(f"<li>{html.escape(sentence)}</li>")
+        if of_analyses:
+            page = "".join(
+                f"<h3>{html.escape(name)}</h3><ul>{''.join(said)}</ul>" for name, said in of_analyses.items()
+            )
             self._collect("findings", lambda: _html(page))
 
-    def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
+    def _curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         """Log values by layer."""
         if not curves:
             return
@@ -213,7 +282,7 @@ class Tracker:
         drawn.set_key(f"by_layer/{chart.name}")
         self._tables[drawn.spec.table_key] = drawn.table
 
-    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+    def _summary(self, metrics: Mapping[str, float], facts: Mapping[str, object]) -> None:
         """Log the final metrics of a completed run."""
         if not self._outage.offline:  # Logging a table would wait for an answer from the server.
             self._collect_charts()
@@ -226,17 +295,12 @@ class Tracker:
             # Set them one by one: summaries declared through define_metric become dicts.
             for name, value in {**metrics, **tables}.items():
                 self.wait().summary[name] = value
-            self.wait().summary["provenance"] = dict(provenance)
+            self.wait().summary["facts"] = dict(facts)
 
         self._send(send)
 
-    def run_folder(self, files: Mapping[str, Path], results: bytes) -> None:
-        """Log the run folder as a whole, after everything else.
-
-        Args:
-            files: Its files, by their names in the folder.
-            results: The content of results.json, which is written only after the tracker has finished.
-        """
+    def _run_folder(self, folder: Path) -> None:
+        """Log the run folder as a whole, after everything else."""
         if self._outage.offline or self._description is None:
             return  # It would wait for an answer from the server.
         import wandb
@@ -248,13 +312,12 @@ class Tracker:
                 description.slug,
                 type="normscope-run",
                 description=description.notes,
-                metadata=json.loads(results),
+                metadata=read_results(folder),
             )
-            for name, path in files.items():
-                # Nothing changes these files any more, so they need not be copied.
-                artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
-            with artifact.new_file("results.json", mode="wb") as stream:
-                stream.write(results)
+            for name, path in published_files(folder).items():
+                # Nothing changes these files any more, so they need not be copied; results.json gets its times at the end.
+                own = {} if name == RESULTS else {"policy": "immutable", "skip_cache": True}
+                artifact.add_file(str(path), name=name, **own)
             self.wait().log_artifact(artifact, aliases=["latest", f"run-{self.wait().id}"])
 
         self._send(send)

@@ -2,7 +2,9 @@
 
 A share continues from its file, whichever process began it: a resumed run makes the same batches again, skips those already
 done, and continues from the saved sums. The file is written atomically, so the result is bit for bit that of an uninterrupted
-run, as long as every batch fits into memory. Finished shares are merged in the order of their numbers (`reduction`).
+run, as long as every batch fits into memory. Finished shares are merged in the order of their numbers (`Reduction`).
+
+The format is safetensors with a checksum: reading executes nothing from a file. The checksum detects damage, not forgery.
 """
 
 import contextlib
@@ -14,19 +16,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from normscope.analyses.base import Analysis, load_state, state_of
+from normscope.analyses.base import Analysis, load_state, merge_state, state_of
 from normscope.data.batching import Batch
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
 from normscope.reporting.run_folder import PeerFolder, RunFolder
-from normscope.running.reduction import State
 from normscope.running.shares import Share
-from normscope.running.state_file import DAMAGE, header, packed, unpacked
+from normscope.untrusted.plain_data import parsed_json
 
 # Saving takes at most a twentieth of the time, however large the state is.
+State = Mapping[str, Tensor]
+
 _PAUSE_PER_SAVE = 20
 
 
@@ -264,3 +270,109 @@ def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor])
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """A header and tensors, as the content of a safetensors file with a checksum."""
+    text = json.dumps(content)
+    return safetensors.torch.save(dict(tensors), metadata={"normscope": text, "sha256": checksum(text, tensors)})
+
+
+DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, safetensors.SafetensorError)
+"""The errors of reading a file that `packed` did not write, or that has changed since."""
+
+
+def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and tensors that `packed` was given.
+
+    Raises:
+        DAMAGE: If the file cannot be read or the checksum does not match.
+    """
+    with _opened(path) as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    if checksum(metadata["normscope"], tensors) != metadata["sha256"]:
+        raise ValueError("the checksum does not match, so the file is damaged")
+    return _content(metadata), tensors
+
+
+def received(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and tensors from bytes that another process of the same run has packed."""
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    return _content(metadata), safetensors.torch.load(content)
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The header that `packed` was given; the tensors are not read.
+
+    Raises:
+        DAMAGE: If the file cannot be read.
+    """
+    with _opened(path) as file:
+        return _content(file.metadata())
+
+
+def _opened(path: Path) -> Any:
+    """Open a file of tensors. Not a pipe, which could block for ever, nor a file larger than the free memory."""
+    if not path.is_file():
+        raise ValueError("it is not a file")
+    size, memory = path.stat().st_size, psutil.virtual_memory().available
+    if size > memory:
+        raise ValueError(f"it has {size:,} bytes, and {memory:,} bytes of memory are free")
+    return safetensors.safe_open(path, framework="pt")
+
+
+def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
+    return parsed_json(metadata["normscope"], finite=False)
+
+
+def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over a header and the names, types, shapes and bytes of tensors, as hexadecimal digits."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel():  # without values, an array of NumPy has strides of 0, and no view of its bytes
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class Reduction:
+    """Merges states, added one after another, as a tree would: ((0 + 1) + (2 + 3)) + …, with about log₂ N of them in memory.
+
+    The result has the same bytes whether the states come from processes, checkpoints or other runs.
+
+    Args:
+        analyses: The analyses whose states are merged.
+    """
+
+    def __init__(self, analyses: Sequence[Analysis]) -> None:
+        self._analyses = analyses
+        self._added = 0
+        self._left: list[State] = []
+        """The merged states of 2^k shares each, the largest first."""
+        self._counts = CorpusCounts()
+
+    def add(self, state: State, counts: CorpusCounts) -> None:
+        """Add the state of the next share, and the counts of its examples."""
+        number = self._added
+        while number % 2:
+            state = self._merged(self._left.pop(), state)
+            number //= 2
+        self._left.append(state)
+        self._added += 1
+        self._counts.add(counts)
+
+    def finish(self) -> CorpusCounts:
+        """Load the merged state of all shares (at least one) into the analyses; return the sum of the counts."""
+        state = self._left.pop()
+        while self._left:
+            state = self._merged(self._left.pop(), state)
+        load_state(self._analyses, state)
+        return self._counts
+
+    def _merged(self, left: State, right: State) -> State:
+        load_state(self._analyses, left)
+        merge_state(self._analyses, right)
+        return state_of(self._analyses)

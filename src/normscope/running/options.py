@@ -1,11 +1,17 @@
-"""The whole config of a run: the options of every package, and those of the run itself."""
+"""The whole config of a run: the options of every package, and those of the run itself; from Python, too."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses
+from normscope.config.composition import explain
 from normscope.config.rules import IS_PATH, SEED, at_least, rule
 from normscope.config.schema import Schema
 from normscope.data.options import DatasetOptions, Level, check_dataset
@@ -157,3 +163,35 @@ def chosen_categories(categories: Any, known: list[str]) -> list[str]:
     if not names:
         raise InputError(f"categories=[]: expected some of {', '.join(known)}")
     return [name for name in known if name in names]
+
+
+def run_options(settings: Mapping[str, Any]) -> RunOptions:
+    """The config with these values, and its defaults for the rest.
+
+    Args:
+        settings: Nested mappings, as in a config file. Paths may be `Path` objects.
+
+    Raises:
+        InputError: If a key is unknown or a value has the wrong type; the message names the key.
+    """
+    try:
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunOptions), _plain(settings)))
+    except OmegaConfBaseException as error:
+        raise InputError(explain(error, SCHEMA)) from error
+    except RecursionError as error:
+        raise InputError("expected values as in a config file, got a list that contains itself") from error
+    assert isinstance(options, RunOptions)
+    return options
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists for tuples and strings for paths."""
+    match value:
+        case Mapping():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple() | range():
+            return [_plain(item) for item in value]
+        case Path():
+            return str(value)
+        case _:
+            return value

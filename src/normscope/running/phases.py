@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from normscope.reporting.terminal import CorpusBar, Heartbeat, PhaseLine, steps_bar
-from normscope.reporting.throughput import duration
+from normscope.reporting.terminal import CorpusBar, Heartbeat, PhaseLine, duration, steps_bar
 from normscope.running.options import RunOptions
 
 T = TypeVar("T")

@@ -1,31 +1,27 @@
 """A run, from config to results."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import set_verbosity
+from normscope.results.result import Result
+from normscope.running.conclusions import conclude
 from normscope.running.distributed import ProcessGroup, process_group
+from normscope.running.inputs import InputsInMemory
 from normscope.running.loop import accumulate
+from normscope.running.memory import explain_out_of_memory
 from normscope.running.options import RunOptions, check, settled
-from normscope.running.phases import Phases
+from normscope.running.phases import Phase, Phases
 from normscope.running.provenance import Origin
-from normscope.running.publish import publish
+from normscope.running.publish import finish, publish, save
 from normscope.running.run import Run
 from normscope.running.status import tracked
-
-
-class Finished(NamedTuple):
-    """A run that has completed."""
-
-    metrics: dict[str, float]
-    """Empty except in the main process."""
-    folder: Path | None
-    """None except in the main process."""
+from normscope.running.views import ViewRunner
 
 
 def run(
@@ -36,7 +32,7 @@ def run(
     fresh: bool = False,
     claimed: Callable[[Path], None] = lambda _: None,
     begun: float | None = None,
-) -> Finished:
+) -> Result | None:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
     Args:
@@ -47,7 +43,7 @@ def run(
         begun: When the first phase began, by `time.monotonic`, if that was before this call.
 
     Returns:
-        The metrics and the run folder, in the main process.
+        The results, in the main process; None in others.
 
     Raises:
         InputError: If the input is invalid, or the folder cannot be used.
@@ -66,10 +62,12 @@ def run(
         with tracked(run) as tracker:
             accumulate(run, tracker)
             run.reduce()
-            publication = publish(run, results, tracker) if results is not None else None
-        if results is None or publication is None:
-            return Finished({}, None)
-        return Finished(publication.complete(), results.path)
+            result = None if results is None else save(run, results)
+            if result is not None and results is not None:
+                publish(run, result, results, tracker)
+        if result is not None and results is not None:
+            finish(run, result, results)
+        return result
 
 
 @contextlib.contextmanager
@@ -99,3 +97,29 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     finally:
         if results is not None:
             results.release() if results.begun else results.abandon()
+
+
+def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> Result:
+    """Run the enabled analyses over texts in memory, in this process.
+
+    Args:
+        options: The whole config; nothing in it says where model and texts come from.
+        inputs: The model and the texts.
+        progress: Whether a terminal shows what the run is doing.
+    """
+    options = settled(options)
+    check(options)
+    phases = Phases.of(options, shown=progress)
+    try:
+        run = Run.in_memory(options, inputs, phases)
+        runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
+        with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
+            with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
+                phases.begin(Phase.PASS)
+                for batch, _ in run.stream:
+                    runner.run(batch)
+                runner.finish()
+            result = conclude(run)
+    finally:
+        phases.end()
+    return dataclasses.replace(result, facts=run.provenance.facts())

@@ -33,8 +33,7 @@ from normscope.models.observer import Observer
 from normscope.models.options import ModelStack
 from normscope.models.stacks import ObservedStack
 from normscope.models.verification import Verification
-from normscope.reporting.appearance import Appearance, appearance
-from normscope.reporting.options import ReportOptions
+from normscope.reporting.options import Appearance, ReportOptions, appearance
 from normscope.reporting.terminal import say
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import Inputs

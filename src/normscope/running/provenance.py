@@ -65,20 +65,6 @@ class Provenance:
             left_out(plan.options.dataset),
         )
 
-    def identity(self) -> dict[str, object]:
-        """What distinguishes the numbers of this run from those of others. It is the same in every repetition of the run."""
-        versions = software()
-        return {
-            "normscope": VERSION,
-            "git_commit": versions["git_commit"],
-            "model": self.model.name,
-            "model_revision": self.model.revision,
-            "model_sha256": self.model.weights_sha256,
-            "seed": self.seed,
-            "sequences": self.counts.sequences,
-            "tokens": self.counts.tokens,
-        }
-
     def facts(self) -> dict[str, object]:
         """Software, model, corpus, time and verification error, as they are now."""
         counts, model = self.counts, self.model

@@ -1,38 +1,26 @@
-"""Findings to files, tracker, page and terminal."""
+"""Results to disk, and from there to figures, page, tracker and terminal."""
 
 import contextlib
 import dataclasses
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from normscope.analyses.findings import Findings
-from normscope.config.sections import plain
 from normscope.data.batching import Batch
-from normscope.reporting.appearance import Appearance
-from normscope.reporting.drawing import drawn
-from normscope.reporting.earlier_runs import Status
-from normscope.reporting.explorer import TokenMaps, pairs_table
-from normscope.reporting.figure_text import caption_of
-from normscope.reporting.page.report import Report, page
-from normscope.reporting.published import Comparison, compare
-from normscope.reporting.run_description import dataset_label
-from normscope.reporting.run_facts import lost
-from normscope.reporting.run_folder import REPORT, RunFolder, results_content
-from normscope.reporting.terminal import say, show_comparison, show_findings
+from normscope.errors import message, one_line
+from normscope.reporting.drawing import drawn, figure_files
+from normscope.reporting.options import Appearance
+from normscope.reporting.page.report import page
+from normscope.reporting.run_folder import REPORT, RunFolder
+from normscope.reporting.terminal import say, show
 from normscope.reporting.weights_and_biases import Tracker
+from normscope.results.maps import TokenMaps
+from normscope.results.result import Result
 from normscope.rounding import counted
-from normscope.running.conclusions import (
-    conclude,
-    curves_of,
-    metrics_of,
-    missing_categories,
-    runner_of,
-    tables_of,
-    tables_of_all,
-)
+from normscope.running.conclusions import conclude, missing_categories, runner_of
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.phases import Phase
 from normscope.running.run import Run
@@ -41,72 +29,74 @@ from normscope.running.views import counts_of
 from normscope.untrusted.writing import write_file
 
 
-def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
-    """Turn the state of the analyses into findings, and write them to the run folder and the tracker.
+def save(run: Run, folder: RunFolder) -> Result:
+    """Turn the state of the analyses into results, and write them to the run folder, which completes the run.
 
     Raises:
         InputError: If there was nothing to analyse, a number is not finite, or the run folder is not writable.
     """
     with explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device):
-        findings = _findings(run)
-        maps = _maps(run)
-        run.phases.begin(Phase.PUBLISHING)
-        results.identity = run.provenance.identity() | {"dataset": dataset_label(run.plan.options.dataset)}
-        metrics = _write_findings(findings, results, tracker, run.plan.model.layers)
-        with _write_figures(findings, results, tracker, run.plan.look):
-            comparison = _compare(run, metrics, findings, results, tracker)
-            facts = _write_page(run, findings, comparison, maps, results, tracker)
-            tracker.summary(metrics, facts)
-    with results.writing():
-        files = results.published_files()
-    tracker.run_folder(files, results_content(Status.COMPLETED, metrics, facts))
-    return Publication(run, results, findings, comparison, metrics, facts)
+        if run.counts.used:
+            _show_counts(run)
+        result = conclude(run)
+        maps, not_shown = _maps(run)
+    run.phases.begin(Phase.PUBLISHING)
+    facts = run.provenance.facts() | {"not_shown": list(not_shown)}
+    result = dataclasses.replace(result, maps=maps, facts=facts)
+    folder.save(result)
+    run.remove_checkpoints()
+    return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Publication:
-    """The published results of a run, which is complete once the tracker has finished."""
-
-    run: Run
-    results: RunFolder
-    findings: Mapping[str, Findings]
-    comparison: Comparison | None
-    metrics: dict[str, float]
-    facts: Mapping[str, object]
-
-    def complete(self) -> dict[str, float]:
-        """Record that the run has completed and print the summary; returns the metrics."""
-        self.run.phases.end()
-        # With the time that the tracker took to finish.
-        self.results.finish(Status.COMPLETED, self.metrics, {**self.facts, **self.run.provenance.times()})
-        self.run.remove_checkpoints()
-        for name, findings in self.findings.items():
-            show_findings(name, findings)
-        # Several analyses may have the same note.
-        for note in dict.fromkeys(note for findings in self.findings.values() for note in findings.notes):
-            say(note)
-        if self.comparison is not None:
-            show_comparison(self.comparison)
-        page_hint = f"; open {self.results.path / REPORT}" if self.run.plan.options.report.enabled else ""
-        say(f"results in {self.results.path}{page_hint}")
-        return self.metrics
+def publish(run: Run, result: Result, folder: RunFolder, tracker: Tracker) -> None:
+    """Make every view of the results. One that fails is a line on stderr: the results are on disk, and it can be made again."""
+    look, again = run.plan.look, f"`normscope page {folder.path}` makes it again"
+    with _contained("the figures were not drawn", again):
+        for name, content in figure_files(result.figures, look):
+            folder.write(name, content)
+    if run.plan.options.report.enabled:
+        with _contained("the report was not written", again):
+            folder.write(REPORT, page(result).encode())
+    if tracker.logs:
+        with (
+            _contained("nothing was logged to Weights & Biases", f"the results are in {folder.path}"),
+            tempfile.TemporaryDirectory(prefix="normscope-") as temporary,
+        ):
+            pictures = {name: _picture(result, name, folder, look, Path(temporary)) for name in result.figures}
+            tracker.result(result, folder.path, pictures)
 
 
-def _findings(run: Run) -> dict[str, Findings]:
-    if run.counts.used:
-        _show_counts(run)
-    return conclude(run)
+def _picture(result: Result, name: str, folder: RunFolder, look: Appearance, beside: Path) -> Path:
+    """A figure as PNG: that of the run, or a temporary one if the config asks for other formats."""
+    file = folder.path / "figures" / f"{name}.png"
+    return file if file.exists() else write_file(beside, file.name, drawn(result.figures[name], ["png"], look)[0])
+
+
+@contextlib.contextmanager
+def _contained(what: str, then: str) -> Iterator[None]:
+    """Print whatever goes wrong with a view."""
+    try:
+        yield
+    except Exception as error:  # of a library, of a full disk, or ours: none of them makes the results wrong
+        print(message(RuntimeError(f"{what}: {one_line(error)}; {then}")), file=sys.stderr)
+
+
+def finish(run: Run, result: Result, folder: RunFolder) -> None:
+    """Record how long the views took, and print the results."""
+    run.phases.end()
+    folder.save_facts(dataclasses.replace(result, facts={**result.facts, **run.provenance.facts()}))
+    with _contained("the results were not printed", f"they are in {folder.path}"):
+        show(result)
+    has_page = run.plan.options.report.enabled and (folder.path / REPORT).exists()
+    say(f"results in {folder.path}{f'; open {folder.path / REPORT}' if has_page else ''}")
 
 
 def _show_counts(run: Run) -> None:
-    """Report how much was read, what was skipped, and which categories are missing."""
+    """Report how much was read, and which categories are missing."""
     for view, counts in zip(run.plan.views, counts_of(run.plan.views, run.counts), strict=True):
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
         say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
-        facts = counts.facts() | ({} if who else {"left_out": run.provenance.left_out})
-        for sentence in lost(facts, f"{view.encoder.max_length} tokens (dataset.max_length)"):
-            say(f"{who}{sentence}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
     missing = [category for category in missing_categories(run) if category != "mask" or expects_masks]
@@ -114,71 +104,13 @@ def _show_counts(run: Run) -> None:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
 
 
-def _write_findings(
-    findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, depth: int
-) -> dict[str, float]:
-    """Write tables and curves; returns the metrics, prefixed with the name of their analysis."""
-    for name, result in findings.items():
-        for table_name, table in result.tables.items():
-            results.write_table(f"{name}_{table_name}", table)
-            tracker.table(f"{name}_{table_name}", table)
-    tracker.curves(curves_of(findings))
-    tracker.findings({name: result.sentences for name, result in findings.items()})
-    for table_name, table in tables_of_all(findings, depth).items():
-        results.write_table(table_name, table)
-    return metrics_of(findings)
-
-
-@contextlib.contextmanager
-def _write_figures(
-    findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, look: Appearance
-) -> Iterator[None]:
-    """Write figures. The tracker gets PNGs, which are temporary if the config asks for other formats alone."""
-    with tempfile.TemporaryDirectory(prefix="normscope-") as temporary:
-        for name, result in findings.items():
-            for figure_name, figure in result.figures.items():
-                full_name = f"{name}_{figure_name}"
-                formats = list(dict.fromkeys([*look.formats, *(["png"] if tracker.logs else [])]))
-                contents = dict(zip(formats, drawn(figure, formats, look), strict=True))
-                files = {
-                    extension: results.write(f"figures/{full_name}.{extension}", contents[extension])
-                    for extension in look.formats
-                }
-                if not look.caption:
-                    results.write(f"figures/{full_name}.txt", f"{caption_of(figure)}\n".encode())
-                if tracker.logs and "png" not in files:
-                    with results.writing():
-                        files["png"] = write_file(Path(temporary), f"{full_name}.png", contents["png"])
-                if tracker.logs:
-                    tracker.figure(full_name, files["png"], caption_of(figure))
-        yield
-
-
-def _compare(
-    run: Run,
-    metrics: Mapping[str, float],
-    findings: Mapping[str, Findings],
-    results: RunFolder,
-    tracker: Tracker,
-) -> Comparison | None:
-    """Compare with the published numbers of the preset's paper, if there is one."""
-    paper = run.plan.options.recipe.paper
-    if paper is None:
-        return None
-    comparison = compare(paper, metrics, tables_of(findings), plain(run.plan.options))
-    if len(comparison.table):
-        results.write_table("comparison", comparison.table)
-        tracker.table("comparison", comparison.table)
-    return comparison
-
-
-def _maps(run: Run) -> tuple[list[TokenMaps], list[str]]:
+def _maps(run: Run) -> tuple[Sequence[TokenMaps], Sequence[str]]:
     """The token maps of the report, and what is left out of them."""
     maps = run.plan.maps
     if not maps.texts:
         return [], []
     run.phases.begin(Phase.MAPS)
-    return token_maps(
+    found, left_out = token_maps(
         run.plan.model,
         run.plan.encoder,
         maps.texts,
@@ -187,6 +119,9 @@ def _maps(run: Run) -> tuple[list[TokenMaps], list[str]]:
         added_maps=maps.added,
         add=_maps_of_analyses(run),
     )
+    if left_out:
+        say(f"token maps: {'; '.join(left_out)}")
+    return found, left_out
 
 
 def _maps_of_analyses(run: Run) -> Callable[[Batch], dict[str, np.ndarray]]:
@@ -195,26 +130,3 @@ def _maps_of_analyses(run: Run) -> Callable[[Batch], dict[str, np.ndarray]]:
     return lambda batch: {
         name: values for analysis in run.plan.analyses for name, values in analysis.token_maps(runner, batch).items()
     }
-
-
-def _write_page(
-    run: Run,
-    findings: Mapping[str, Findings],
-    comparison: Comparison | None,
-    maps: tuple[Sequence[TokenMaps], Sequence[str]],
-    results: RunFolder,
-    tracker: Tracker,
-) -> dict[str, object]:
-    """Write the token maps and the report; returns the facts of the run."""
-    sentences, left_out = maps
-    if left_out:
-        say(f"token maps: {'; '.join(left_out)}")
-    if sentences:
-        table = pairs_table(sentences)
-        results.write_table("explorer_pairs", table)
-        tracker.table("explorer_pairs", table)
-    facts = run.provenance.facts()
-    if run.plan.options.report.enabled:
-        report = Report(plain(run.plan.options), findings, facts, comparison, sentences, left_out)
-        tracker.page("report", results.write_page(REPORT, page(report)))
-    return facts

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normscope.config.sections import INCIDENTAL
 from normscope.errors import InputError, one_line
-from normscope.reporting.earlier_runs import read_config, read_results
+from normscope.results.run_files import read_config, read_results
 from normscope.running.options import SCHEMA, RunOptions
 
 AGREEMENT = 1e-5

@@ -20,16 +20,14 @@ from normscope.reporting.terminal import say
 from normscope.reporting.tracking import with_environment
 from normscope.rounding import counted, numbered
 from normscope.running.batch_stream import BatchStream
-from normscope.running.checkpoint import Checkpoint, Position, SavedShare
+from normscope.running.checkpoint import Checkpoint, Position, Reduction, SavedShare, State, received
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs, InputsInMemory
 from normscope.running.options import RunOptions
 from normscope.running.phases import Phases
 from normscope.running.plan import Plan
 from normscope.running.provenance import Origin, Provenance
-from normscope.running.reduction import Reduction, State
 from normscope.running.shares import Share, Shares
-from normscope.running.state_file import received
 from normscope.running.views import counts_of
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from normscope.config.sections import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
-from normscope.reporting.earlier_runs import Status
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
-from normscope.reporting.run_description import dataset_label, layers_label, model_label
 from normscope.reporting.run_folder import RunFolder, fail_abandoned
-from normscope.reporting.tracking import RunDescription
+from normscope.reporting.tracking import RunDescription, dataset_label, layers_label, model_label
 from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
+from normscope.results.result import Result
+from normscope.results.run_files import Status
 from normscope.running.options import RunOptions, enabled_analyses
 from normscope.running.run import Run
 from normscope.running.shutdown import Terminated, deferred_signals
@@ -61,7 +61,7 @@ def _recorded(run: Run, results: RunFolder) -> Iterator[None]:
         # Another signal must not lose the status. If the folder is not writable, the original error says so already.
         with deferred_signals(), contextlib.suppress(InputError):
             if results.begun and not results.ended:
-                results.finish(status, {}, run.provenance.facts(), error=text)
+                results.save_facts(Result(facts=run.provenance.facts(), status=status, error=text))
         raise
 
 

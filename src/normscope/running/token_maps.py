@@ -24,8 +24,8 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check
 from normscope.models.word_block import between
-from normscope.reporting.explorer import DependencyTree, TokenMaps
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
+from normscope.results.maps import DependencyTree, TokenMaps
 from normscope.rounding import counted
 
 # Number of examples that are searched for short ones.

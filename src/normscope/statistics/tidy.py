@@ -1,16 +1,18 @@
 """Tidy tables from tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Labels = Sequence[Any] | np.ndarray | pd.api.extensions.ExtensionArray
 
 
-def tidy(values: Mapping[str, Tensor | np.ndarray], **axes: Labels) -> pd.DataFrame:
+def tidy(values: "Mapping[str, Tensor | np.ndarray]", **axes: Labels) -> pd.DataFrame:
     """A table with one row per element: first a column of labels for each axis, then a column for each tensor.
 
     Args:
@@ -29,6 +31,6 @@ def tidy(values: Mapping[str, Tensor | np.ndarray], **axes: Labels) -> pd.DataFr
         positions = np.arange(shape[axis]).reshape(-1, *(1 for _ in shape[axis + 1 :]))
         columns[name] = pd.Index(labels).take(np.broadcast_to(positions, shape).ravel())
     for name, tensor in values.items():
-        array = tensor.cpu().numpy() if isinstance(tensor, Tensor) else tensor
+        array = tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy()
         columns[name] = np.broadcast_to(array, shape).ravel()
     return pd.DataFrame(columns)

@@ -21,25 +21,24 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import normscope
 from normscope.analyses.base import Analysis, state_of
-from normscope.analyses.findings import Findings
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.registry import ENTRY_POINTS, plug_ins
+from normscope.reporting.page.report import page
 from normscope.reporting.weights_and_biases import no_tracker
 from normscope.results.declare import Table, declared
-from normscope.running.conclusions import conclude, metrics_of
+from normscope.results.result import Result
+from normscope.running.checkpoint import Reduction
+from normscope.running.conclusions import conclude
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs
 from normscope.running.loop import accumulate
-from normscope.running.options import RunOptions
+from normscope.running.options import RunOptions, run_options
 from normscope.running.phases import Phases
 from normscope.running.pipeline import run as run_pipeline
 from normscope.running.plan import Plan
 from normscope.running.provenance import Origin, Provenance
-from normscope.running.python_options import run_options
-from normscope.running.reduction import Reduction
 from normscope.running.run import Run
 from normscope.running.shares import Share, Shares
-from normscope.saved_runs import SavedRun
 
 INSTALLED = {info.name: info for info in plug_ins()}
 _SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -89,11 +88,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SavedRun]:
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
     """Runs an analysis with further settings of its config; the same run is made once."""
 
     @functools.cache
-    def one(name: str, **settings: Any) -> SavedRun:
+    def one(name: str, **settings: Any) -> Result:
         folder = tmp_path_factory.mktemp(name) / "run"
         return normscope.read(_folder(_options(model, name, **settings), folder))
 
@@ -113,9 +112,8 @@ def _options(model: Path, name: str, **settings: Any) -> RunOptions:
 
 
 def _folder(options: RunOptions, folder: Path) -> Path:
-    finished = run_pipeline(options, folder, "pytest --pyargs normscope.testing").folder
-    assert finished is not None
-    return finished
+    assert run_pipeline(options, folder, "pytest --pyargs normscope.testing") is not None
+    return folder
 
 
 def test_plug_ins_are_installed_and_can_be_imported() -> None:
@@ -150,7 +148,7 @@ def test_it_declares_what_it_publishes(info: AnalysisInfo) -> None:
         assert one.meaning.endswith("."), f"{one.name}: expected a sentence, got {one.meaning!r}"
 
 
-def test_its_tables_are_those_that_it_declares(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
+def test_its_tables_are_those_that_it_declares(info: AnalysisInfo, run: Callable[..., Result]) -> None:
     """Names, columns, kinds, and rows that differ in the values of their axes."""
     tables = _own(info, run(info.name).tables)
     assert tables, "it wrote no table"
@@ -164,7 +162,7 @@ def test_its_tables_are_those_that_it_declares(info: AnalysisInfo, run: Callable
         assert not repeated, f"{name}: {repeated} rows have the same {table.key}"
 
 
-def test_its_metrics_are_those_that_it_declares(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
+def test_its_metrics_are_those_that_it_declares(info: AnalysisInfo, run: Callable[..., Result]) -> None:
     """Names are declared, and numbers are finite."""
     metrics = run(info.name).metrics
     for name, value in metrics.items():
@@ -174,19 +172,20 @@ def test_its_metrics_are_those_that_it_declares(info: AnalysisInfo, run: Callabl
         )
 
 
-def test_it_does_not_depend_on_batches(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
+def test_it_does_not_depend_on_batches(info: AnalysisInfo, run: Callable[..., Result]) -> None:
     """Neither padding nor the number of texts in a batch changes a number."""
     _agree(run(info.name), run(info.name, batch_tokens=200))
 
 
-def test_parts_of_a_corpus_add_up(info: AnalysisInfo, run: Callable[..., SavedRun], model: Path) -> None:
+def test_parts_of_a_corpus_add_up(info: AnalysisInfo, run: Callable[..., Result], model: Path) -> None:
     """The states of two parts give the numbers of the whole, as with several processes and resumed runs."""
     found = _in_parts(_options(model, info.name, batch_tokens=200))
     whole = run(info.name, batch_tokens=200)
-    assert metrics_of(found) == pytest.approx(whole.metrics, rel=_RELATIVE_ERROR, abs=_RELATIVE_ERROR)
+    assert found.metrics == pytest.approx(whole.metrics, rel=_RELATIVE_ERROR, abs=_RELATIVE_ERROR)
     tables = _own(info, whole.tables)
-    assert set(found[info.name].tables) == set(tables)
-    for name, rows in found[info.name].tables.items():
+    parts = _own(info, found.tables)
+    assert set(parts) == set(tables)
+    for name, rows in parts.items():
         pd.testing.assert_frame_equal(
             rows.reset_index(drop=True), tables[name], check_dtype=False, rtol=_RELATIVE_ERROR, atol=_RELATIVE_ERROR
         )
@@ -203,9 +202,9 @@ def test_it_gives_the_same_numbers_in_memory(info: AnalysisInfo, model: Path) ->
     assert set(first.tables) == set(second.tables)
 
 
-def test_it_has_a_section_in_the_report(info: AnalysisInfo, run: Callable[..., SavedRun]) -> None:
+def test_it_has_a_section_in_the_report(info: AnalysisInfo, run: Callable[..., Result]) -> None:
     """The page is made, figures and token maps included."""
-    assert info.title in (run(info.name, report=True).folder / "report.html").read_text(encoding="utf-8")
+    assert info.title in page(run(info.name, report=True))
 
 
 def _own(info: AnalysisInfo, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -230,7 +229,7 @@ def _check_kind(name: str, values: "pd.Series[Any]", kind: str) -> None:
     assert types[kind](values), f"{name} is declared as {kind}, but holds {values.dtype}"
 
 
-def _in_parts(options: RunOptions) -> Mapping[str, Findings]:
+def _in_parts(options: RunOptions) -> Result:
     """What two runs find together, each of which has analysed every second batch."""
     group, phases = ProcessGroup(), Phases.of(options, shown=False)
     parts = []
@@ -248,7 +247,7 @@ def _in_parts(options: RunOptions) -> Mapping[str, Findings]:
     return conclude(parts[0])
 
 
-def _agree(one: SavedRun, other: SavedRun) -> None:
+def _agree(one: Result, other: Result) -> None:
     assert other.metrics == pytest.approx(one.metrics, rel=_RELATIVE_ERROR, abs=_RELATIVE_ERROR)
     assert set(other.tables) == set(one.tables)
     for name, rows in one.tables.items():

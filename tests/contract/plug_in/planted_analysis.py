@@ -6,10 +6,12 @@ import pandas as pd
 import torch
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings, Lines
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import Paper
 from normscope.errors import InputError
+from normscope.results.figures import Lines
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.statistics.mean import Mean
 
 
@@ -73,18 +75,18 @@ class PlantedAnalysis(Analysis):
         assert self._seen == [*of_layers, f"hidden {self.context.depth}"]
         self._outputs.update(0, torch.ones(1, dtype=torch.float64) * batch.sequences, torch.tensor([batch.sequences]))
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         means = self._lengths.compute().mean[:, 0].tolist()
         table = pd.DataFrame({"layer": list(self.context.layers), "length": means})
         curve = table.set_index("layer")["length"]
-        return Findings(
+        return Result(
             tables={"by_layer": table},
             metrics={"length/mean": float(curve.mean())},
             curves={"length": curve},
             figures={
                 "by_layer": Lines(table.assign(line="x"), "layer", "length", "line", "How long inputs are.", "length")
             },
-            summary=table.set_index("layer"),
+            summaries={"planted": Summary(table.set_index("layer"))},
             sentences=[f"Inputs are {curve.mean():.3f} long."],
             notes=["planted: read this beside the numbers"],
         )

@@ -21,8 +21,8 @@ def comparison(draw: random.Random, stock: Stock) -> Case:
             *(["nope"], [""], ["\x1b[31m"], ["x" * 5000], ["/dev/null"]),
         ]
     )
-    module = f"normscope.reporting.comparison.{draw.choice(['compare', 'compare', 'wandb_report'])}"
-    if module.endswith("wandb_report"):
+    command = draw.choice(["compare", "compare", "wandb_report"])
+    if command == "wandb_report":
         options = draw.choice(
             [[], ["--group", "a"], ["--entity", "", "--group", ""], ["--entity", "e", "--group", "g"]]
         )
@@ -43,14 +43,14 @@ def comparison(draw: random.Random, stock: Stock) -> Case:
         elif how < 0.9:
             path.symlink_to(path.name)
 
-    named = ["--output", "out"] if "--output" not in options and module.endswith("compare") else []
+    named = ["--output", "out"] if "--output" not in options and command == "compare" else []
     return Case(
-        f"{module.rpartition('.')[2]} {where}{name} {options}",
-        ["before", *options, *named],
+        f"{command} {where}{name} {options}",
+        [*(["compare"] if command == "compare" else []), "before", *options, *named],
         ["before", "--", *(option[:99] for option in options), "finished", "wandb", "run"],
         prepare,
         statuses=EITHER,
-        module=module,
+        module=None if command == "compare" else "normscope.reporting.comparison.wandb_report",
         writes="outputs" if "--output" in options else "out",
     )
 

@@ -18,7 +18,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import save
 
-from normscope.running.state_file import checksum
+from normscope.running.checkpoint import checksum
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.spoil import as_json
 from tests.end_to_end.bad_input.stock import Stock, succeed
@@ -139,8 +139,8 @@ _RESULTS: Sequence[Sequence[str]] = (
     ("status",),
     ("metrics",),
     ("metrics", "mixing/attn_n/mean"),
-    ("provenance",),
-    *(("provenance", name) for name in ("model", "sequences", "tokens", "seconds", "training_step")),
+    ("facts",),
+    *(("facts", name) for name in ("model", "sequences", "tokens", "seconds", "training_step")),
 )
 
 
@@ -397,11 +397,21 @@ def _compared(runs: Runs, damage: Damage) -> Case:
 
     return Case(
         f"compare: {damage.file}: {damage.what}",
-        ["before", str(runs["finished"]), "--output", "out"],
+        ["compare", "before", str(runs["finished"]), "--output", "out"],
         ["before", "run"],
         prepare,
         statuses=EITHER,
-        module="normscope.reporting.comparison.compare",
+    )
+
+
+def _drawn(runs: Runs, damage: Damage) -> Case:
+    return Case(
+        f"page: {damage.file}: {damage.what}",
+        ["page", "before"],
+        ["before", "recipe.paper", "figures."],
+        _damaged(runs["finished"], damage),
+        statuses=EITHER,
+        writes="before",
     )
 
 
@@ -455,6 +465,7 @@ _NAMED = (
 
 _CASES: Mapping[str, Callable[[Runs, Damage], Case]] = {
     "compare": _compared,
+    "page": _drawn,
     "report": _reported,
     "reproduce": _reproduced,
     "resume": _resumed,
@@ -464,6 +475,10 @@ _READ_BY: Mapping[str, Sequence[str]] = {
     "compare": (
         *("results.json", "config.yaml", "failures.jsonl"),
         *(f"tables/{name}.parquet" for name in _COLUMNS if not name.startswith("alignment")),
+    ),
+    "page": (
+        *("results.json", "config.yaml", "tables/mixing_by_layer.parquet"),
+        *("figures/mixing_heatmap.parquet", "figures/norms_scatter.parquet"),
     ),
     "report": ("results.json", "config.yaml", "tables/curves.parquet"),
     "reproduce": ("config.yaml", "results.json"),

@@ -17,7 +17,6 @@ from normscope.analyses.attribution.sentences import sentences_of
 from normscope.analyses.attribution.translated import TranslationSample, translation_methods
 from normscope.analyses.attribution.translation_findings import translation_findings
 from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.attribution.methods import MapStage, defined_methods
 from normscope.attribution.readouts import EmbeddingReadout
@@ -27,6 +26,8 @@ from normscope.errors import InputError
 from normscope.maths.choices import ReadoutTarget, ValueBias
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.kept_tensors import KeptTensors
@@ -111,7 +112,7 @@ class AttributionAnalysis(Analysis):
             if maps.cumulative is not None
         }
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Agreement between methods, and faithfulness; for translations, where words come from."""
         if self._translated is not None:
             sample = self._translated
@@ -127,19 +128,19 @@ class AttributionAnalysis(Analysis):
             "faithfulness": faithfulness,
             "ranking": ranking,
         }
-        counted = {"ranking": ranking.assign(quantity=quantity)}
-        rolled = roll_up(self.info.published, tables | counted)
-        return Findings(
+        rolled = roll_up(self.info.published, tables | {"ranking": ranking.assign(quantity=quantity)})
+        return Result(
             tables=tables,
-            rolled_up_from=counted,
             metrics=rolled.metrics,
             figures=describe_figures(agreement, faithfulness, ranking, attributed.drawn, quantity, attributed.erasure),
-            summary=ranking.set_index("method")[list(MEASURES)],
-            summary_digits=3,
-            summary_caption=(
-                f"drop in {FALLING.get(quantity, quantity)} when the top tokens are removed (comprehensiveness), "
-                "or kept alone (sufficiency)"
-            ),
+            summaries={
+                self.info.name: Summary(
+                    ranking.set_index("method")[list(MEASURES)],
+                    digits=3,
+                    caption=f"drop in {FALLING.get(quantity, quantity)} when the top tokens are removed (comprehensiveness), "
+                    "or kept alone (sufficiency)",
+                )
+            },
             sentences=sentences_of(
                 rolled.metrics,
                 _lower_ends(ranking, "above_random"),

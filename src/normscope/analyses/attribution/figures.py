@@ -9,7 +9,7 @@ from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, SUFFICIEN
 from normscope.analyses.attribution.options import Erasure
 from normscope.analyses.attribution.published import FALLING, METHODS, QUANTITIES
 from normscope.analyses.attribution.sample import SequenceMaps
-from normscope.analyses.findings import Dots, Figure, HeatmapPanels, Lines, WordMaps
+from normscope.results.figures import Dots, Figure, HeatmapPanels, Lines, WordMaps
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from normscope.analyses.attribution.published import METHODS, OF_TRANSLATIONS, QUANTITIES
-from normscope.analyses.findings import Sentence
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
 from normscope.rounding import brief, brief_share, differ
 

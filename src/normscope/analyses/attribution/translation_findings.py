@@ -8,8 +8,10 @@ import pandas as pd
 from normscope.analyses.attribution.published import OF_TRANSLATIONS, PUBLISHED
 from normscope.analyses.attribution.sentences import sentences_of
 from normscope.analyses.attribution.translated import DrawnTranslation
-from normscope.analyses.findings import Findings, Lines, WordMaps
 from normscope.analyses.finite import require_finite
+from normscope.results.figures import Lines, WordMaps
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
@@ -19,7 +21,7 @@ def translation_findings(
     tables: Mapping[str, pd.DataFrame],
     drawn: Sequence[DrawnTranslation],
     without_rows: int,
-) -> Findings:
+) -> Result:
     """Tables, metrics, figures and sentences.
 
     Args:
@@ -34,15 +36,17 @@ def translation_findings(
         notes.append(
             f"{counted(without_rows, 'sampled translation has', 'sampled translations have')} no words that can be attributed"
         )
-    return Findings(
+    return Result(
         tables=tables,
         metrics=rolled.metrics,
         curves=rolled.curves,
         figures={"source_share": _by_position(tables["translation_positions"])}
         | {f"translation_{place}": _shares(each) for place, each in enumerate(drawn, start=1)},
-        summary=_summary(rolled.metrics),
-        summary_digits=3,
-        summary_caption="share of a target word that comes from the source",
+        summaries={
+            "attribution": Summary(
+                _summary(rolled.metrics), digits=3, caption="share of a target word that comes from the source"
+            )
+        },
         sentences=sentences_of(rolled.metrics),
         notes=notes,
     )

@@ -8,7 +8,6 @@ from normscope.analyses.feedforward.maps import MapFindings, compare_maps
 from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptions
 from normscope.analyses.feedforward.published import TITLES
 from normscope.analyses.feedforward.sentences import sentences_of
-from normscope.analyses.findings import Findings
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
@@ -17,6 +16,8 @@ from normscope.maths.shares import layer_shares
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_tensors import KeptTensors
 
@@ -64,7 +65,7 @@ class FeedForwardAnalysis(Analysis):
         """Compare the maps of the sample."""
         self._maps = compare_maps(runner, self._sample.compute().tensors, self.context, self.options)
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Ratios by layer and category, changes by step, and the pairs that the network amplifies."""
         assert self._maps is not None
         ratios, change = self._ratios.compute(), self._maps.change
@@ -75,21 +76,18 @@ class FeedForwardAnalysis(Analysis):
         rolled = roll_up(self.info.published, {"change": change} | counted)
         summary = self._ratios.by_category()
         title = f"how much of a token's vector comes from other tokens after the whole layer ({self._stages[-1]}_n)"
-        return Findings(
+        return Result(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),
                 "shares": reported_rows(shares, self.context.categories),
                 "change": change,
                 "amplified": self._maps.amplified,
+                "sequences": self._ratios.by_sequence(set(overall["method"])),
             },
-            rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            by_sequence=self._ratios.by_sequence(set(overall["method"])),
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
-            summary_digits=1,
-            summary_caption=caption_by_category(title, summary),
-            summary=summary,
+            summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
             notes=[HELD_ROUTING] if self.context.has_experts else [],
         )

@@ -7,9 +7,9 @@ import pandas as pd
 
 from normscope.analyses.feedforward.maps import STEPS, SentenceMaps
 from normscope.analyses.feedforward.published import FLATTENED, TITLES
-from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
 from normscope.data.categories import ALL
 from normscope.maths.layer_composition import LayerStage
+from normscope.results.figures import Figure, HeatmapPanels, Lines, WordMaps
 from normscope.statistics.tidy import tidy
 
 STEP_TITLES = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from normscope.analyses.findings import Sentence
+from normscope.results.findings import Sentence
 from normscope.rounding import brief, brief_share, compared, differ
 
 _LAST = ("atbffresln_n", "atbffres_n")

@@ -10,7 +10,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Figure, Findings, Scatter
 from normscope.analyses.finite import require_finite
 from normscope.analyses.frequency.options import FREQUENCY, FrequencyOptions
 from normscope.analyses.frequency.resource import TokenFrequencyResource
@@ -21,6 +20,9 @@ from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.figures import Figure, Scatter
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
@@ -130,7 +132,7 @@ class FrequencyAnalysis(Analysis):
         self._types.update(tokens[:, None], on_host.T, torch.ones_like(tokens))
         self._add_to_sample(on_host, tokens, batch)
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Correlations for all layers together and by layer, and the means of every token type."""
         table = pd.DataFrame(
             [
@@ -151,19 +153,27 @@ class FrequencyAnalysis(Analysis):
             "sample": self._sampled(),
         }
         rolled = roll_up(self.info.published, tables)
-        return Findings(
+        return Result(
             tables=tables,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
             figures=self._figures(),
-            summary_caption="rank correlation ρ of each measure with token frequency, with and without special tokens",
-            summary=overall.assign(spearman=overall["spearman"].astype(float))
+            summaries={self.info.name: self._summary(overall)},
+            notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
+        )
+
+    def _summary(self, overall: pd.DataFrame) -> Summary:
+        by_measure = (
+            overall.assign(spearman=overall["spearman"].astype(float))
             .pivot(index="measure", columns="specials", values="spearman")
             .loc[list(self._measures)]
             .rename(columns=lambda name: f"ρ {name} special tokens")
-            .rename_axis(columns=None),
-            notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
+            .rename_axis(columns=None)
+        )
+        return Summary(
+            by_measure,
+            caption="rank correlation ρ of each measure with token frequency, with and without special tokens",
         )
 
     def _groups(self) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ import pandas as pd
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.analyses.mixing.options import MIXING, MixingOptions
 from normscope.analyses.mixing.published import PARTS
 from normscope.analyses.mixing.sentences import sentences_of
@@ -14,6 +13,9 @@ from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
 from normscope.models.word_block import between
 from normscope.results.axes import METHODS
+from normscope.results.figures import HeatmapPanels, Lines
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 
 _ROUNDING = 1e-3
@@ -48,7 +50,7 @@ class MixingAnalysis(Analysis):
             [shares[method] for method in self._shared],
         )
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Tables, figures, and a summary by token category."""
         table = self._ratios.compute()
         self._check_shares()
@@ -58,17 +60,17 @@ class MixingAnalysis(Analysis):
         rolled = roll_up(self.info.published, counted)
         summary = self._ratios.by_category()
         title = f"how much of a token's output vector comes from other tokens ({self.context.methods[-1]})"
-        return Findings(
-            tables={"by_layer": shown, "shares": reported_rows(shares, self.context.categories)},
-            rolled_up_from=counted,
+        return Result(
+            tables={
+                "by_layer": shown,
+                "shares": reported_rows(shares, self.context.categories),
+                "sequences": self._ratios.by_sequence([str(method) for method in self.context.methods]),
+            },
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            by_sequence=self._ratios.by_sequence([str(method) for method in self.context.methods]),
             figures=self._figures(shown, overall) | {"shares": _shares(counted["shares"])},
-            summary_digits=1,
-            summary_caption=caption_by_category(title, summary),
-            summary=summary,
+            summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
         )
 
     def _check_shares(self) -> None:

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.analyses.norms.figures import MEASURES, describe_figures
 from normscope.analyses.norms.options import NORMS, NormsOptions
@@ -24,6 +23,8 @@ from normscope.maths.norms import expansion_rate
 from normscope.maths.tensors import lengthened
 from normscope.models.block import NOT_LINEAR, AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
@@ -88,7 +89,7 @@ class NormsAnalysis(Analysis):
             self._alike.update(layer, _sums(means), sequences)
         self._sample.update(pairs)
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Tables and figures of sections 4.1 to 4.3, and the expansion rates of the weights."""
         of_heads = self._of_heads()
         by_head = self._reported(of_heads)
@@ -113,17 +114,19 @@ class NormsAnalysis(Analysis):
         figures = describe_figures(by_layer, by_head, tables["head_shares"], sample, expansion)
         rolled = roll_up(self.info.published, tables)
         metrics = rolled.metrics | self._with_equal_weights()
-        return Findings(
+        return Result(
             tables=tables,
             metrics=metrics,
             sentences=sentences_of(metrics, self._unseen(by_head, correlation)),
             curves=rolled.curves,
             figures=figures,
-            summary=_summary(by_layer, rolled.metrics),
-            summary_caption=(
-                "mean weight and vector norms by token category (‖αf‖ %: of Σ‖αf‖; signed share %: along the output, where all "
-                "tokens and b_O add up to 100), and the rank correlation of weights with norms"
-            ),
+            summaries={
+                self.info.name: Summary(
+                    _summary(by_layer, rolled.metrics),
+                    caption="mean weight and vector norms by token category (‖αf‖ %: of Σ‖αf‖; signed share %: along the "
+                    "output, where all tokens and b_O add up to 100), and the rank correlation of weights with norms",
+                )
+            },
             notes=[
                 *self._pairs.notes(),
                 *([] if expansion is not None else [f"{NOT_LINEAR.format('values')}, so W_V has no expansion rate"]),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.analyses.findings import Figure, HeatmapGrid, Lines, Scatter
 from normscope.data.categories import ALL
+from normscope.results.figures import Figure, HeatmapGrid, Lines, Scatter
 
 MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted vector", "f": "‖f(x)‖: vector"}
 

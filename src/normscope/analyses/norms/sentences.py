@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from normscope.analyses.categories import category_name
-from normscope.analyses.findings import Sentence
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
 from normscope.rounding import brief, brief_share, compared, counted, enumeration, shares_differ
 

@@ -9,13 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Figure, Findings, Lines, Profiles
 from normscope.analyses.outliers.hidden_moments import HiddenMoments, HiddenSummary
 from normscope.analyses.outliers.options import OUTLIERS, OutliersOptions
 from normscope.analyses.outliers.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.model_info import ModelInfo
+from normscope.results.figures import Figure, Lines, Profiles
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.statistics.tidy import tidy
 
@@ -39,7 +41,7 @@ class OutliersAnalysis(Analysis):
         """Add the hidden vectors of one layer."""
         self._moments.update(layer, vectors, batch)
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """The tables, and figures 1 and 3 of the paper."""
         summary = self._moments.compute()
         outliers = summary.outliers
@@ -69,17 +71,20 @@ class OutliersAnalysis(Analysis):
                 }
             ),
         }
-        counted = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
-        rolled = roll_up(self.info.published, tables | counted)
-        return Findings(
+        chosen = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
+        rolled = roll_up(self.info.published, tables | chosen)
+        return Result(
             tables=tables,
-            rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, given=self.options.dimensions is not None),
             curves=rolled.curves,
             figures=self._figures(dimensions, by_category, norms, outliers),
-            summary=_summary(dimensions, outliers),
-            summary_caption="outlier dimensions in each layer, and the means of those that recur",
+            summaries={
+                self.info.name: Summary(
+                    _summary(dimensions, outliers),
+                    caption="outlier dimensions in each layer, and the means of those that recur",
+                )
+            },
             notes=[f"outlier dimensions: {self._moments.criterion}"],
         )
 

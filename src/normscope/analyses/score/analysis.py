@@ -14,7 +14,6 @@ from normscope.analyses.ablations import (
     remove_from_scores,
 )
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.analyses.outliers.hidden_moments import HiddenMoments
 from normscope.analyses.score.figures import describe_figures
@@ -38,6 +37,8 @@ from normscope.maths.tensors import lengthened
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
@@ -108,7 +109,7 @@ class ScoreAnalysis(Analysis):
                 runner, part, context, removals, stream, options.ablation_precision, options.ablation_budget
             )
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Table 1 and figures 4 and 5 of the paper, the ranking of the dimensions, and the interventions."""
         contributions, spread = self._contributions.compute(), self._spread.compute()
         require_finite(spread.mean, "the scores of layer {layer}", self.context.layers)
@@ -133,14 +134,18 @@ class ScoreAnalysis(Analysis):
             if self._ablations.without_loss is not None:
                 notes.append(f"{self._ablations.without_loss}, so the loss under ablation is not measured")
         rolled = roll_up(self.info.published, tables)
-        return Findings(
+        return Result(
             tables=tables,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, outliers if len(outliers) <= ALONE else ()),
             curves=rolled.curves,
             figures=describe_figures(tables, outliers),
-            summary=report.summary(tables),
-            summary_caption="how few dimensions explain attention scores, and what attention is without the outlier dimensions",
+            summaries={
+                self.info.name: Summary(
+                    report.summary(tables),
+                    caption="how few dimensions explain attention scores, and what attention is without the outlier dimensions",
+                )
+            },
             notes=notes,
         )
 

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.ablations import MEAN, ZERO
-from normscope.analyses.findings import Figure, HeatmapGrid, Lines, Profiles
 from normscope.analyses.score.tables import means_by_layer
 from normscope.data.categories import ALL
 from normscope.results.axes import TOGETHER
+from normscope.results.figures import Figure, HeatmapGrid, Lines, Profiles
 
 # With more columns the panels become too small to read.
 _DRAWN_DIMENSIONS = 6

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings, TextPair
 from normscope.analyses.finite import require_finite
 from normscope.analyses.similarity.figures import LONGEST, describe_figures
 from normscope.analyses.similarity.options import SIMILARITY, SimilarityOptions
@@ -34,6 +33,9 @@ from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.model_info import ModelInfo
+from normscope.results.figures import TextPair
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
@@ -107,7 +109,7 @@ class SimilarityAnalysis(Analysis):
         pairs = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
         return PairSums.of(pairs), pairs.matrix
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """What similarity comes from, and every pair's cosine."""
         kept, columns = torch.stack(self._pairs.compute().tensors), self._columns
         require_finite(columns.of(kept, "value"), "the cosine similarities")
@@ -134,18 +136,15 @@ class SimilarityAnalysis(Analysis):
             tables["by_category"] = table
             texts, notes = self._maps.texts(self.context.vocabulary.text)
         summary, caption = _summary(tables, metrics["cosine"])
-        return Findings(
+        return Result(
             tables=tables,
             metrics=metrics,
             sentences=sentences_of(
                 metrics, [] if friends is None else friends["token"].tolist(), maps=self._maps_wanted
             ),
             figures=describe_figures(table, pairs, parts, texts, metrics["cosine"]),
-            text_pairs=texts,
             notes=notes,
-            summary=summary,
-            summary_digits=3,
-            summary_caption=caption,
+            summaries={self.info.name: Summary(summary, digits=3, caption=caption)},
         )
 
     def _members(self, batch: Batch) -> Int[Tensor, "batch source category"]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.categories import category_name
-from normscope.analyses.findings import Figure, Lines, TextPair, WordMaps
+from normscope.results.figures import Figure, Lines, TextPair, WordMaps
 from normscope.rounding import counted, number
 from normscope.statistics.tidy import tidy
 

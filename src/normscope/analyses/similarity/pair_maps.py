@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.analyses.findings import TextPair
 from normscope.data.batching import Batch
+from normscope.results.figures import TextPair
 from normscope.rounding import number, numbered
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.kept_tensors import KeptTensors

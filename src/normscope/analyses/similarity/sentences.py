@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from normscope.analyses.categories import category_name
-from normscope.analyses.findings import Sentence
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
 from normscope.rounding import brief, compared, counted, differ, enumeration
 

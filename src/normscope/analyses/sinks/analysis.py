@@ -9,7 +9,6 @@ from torch import Tensor
 
 from normscope.analyses.ablations import PropagatedEffects, Removals, StreamAblations, ablate_residual_stream
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
 from normscope.analyses.sinks.figures import describe_figures
 from normscope.analyses.sinks.options import SINKS, SinksOptions
 from normscope.analyses.sinks.rates import SinkRates
@@ -28,6 +27,8 @@ from normscope.data.batching import Batch
 from normscope.maths.massive import massive_activations
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.accumulator import EmptyAccumulatorError
@@ -129,14 +130,13 @@ class SinksAnalysis(Analysis):
             runner, sample, self.context, removals, stream, options.ablation_precision, options.ablation_budget
         )
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Tables, figures and sentences."""
         tables = self._tables()
         rates = rates_of_first_variant(tables["summary"])
         position = main_position(rates, masses_of_first_variant(tables["mass"])) if rates else None
         by_head = tables["by_head"]
-        counted = {"by_head": by_head[by_head["position"] == position]}
-        rolled = roll_up(self.info.published, tables | counted)
+        rolled = roll_up(self.info.published, tables | {"by_head": by_head[by_head["position"] == position]})
         sequences = [float(rates.sequences) for rates in self._rates]
         measured = {"sink_rates/sequences": max(sequences)} if sequences else {}
         first_token = (
@@ -144,16 +144,19 @@ class SinksAnalysis(Analysis):
             if self.context.vocabulary.first is None
             else self.context.vocabulary.text(self.context.vocabulary.first)
         )
-        return Findings(
+        return Result(
             tables=tables,
-            rolled_up_from=counted,
             metrics=rolled.metrics | measured,
             sentences=sentences_of(rolled.metrics, first_token or "BOS", self.options.dormant),
             curves=rolled.curves | {"massive": massive_by_layer(tables)},
             figures=describe_figures(tables, position, first_token, self.options.epsilon),
-            summary=terminal_summary(tables, position, first_token),
-            summary_digits=1,
-            summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
+            summaries={
+                self.info.name: Summary(
+                    terminal_summary(tables, position, first_token),
+                    digits=1,
+                    caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
+                )
+            },
             notes=self._notes(),
         )
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from normscope.analyses.categories import category_name
-from normscope.analyses.findings import Figure, HeatmapGrid, Lines
 from normscope.analyses.sinks.report import label
+from normscope.results.figures import Figure, HeatmapGrid, Lines
 from normscope.rounding import enumeration
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}

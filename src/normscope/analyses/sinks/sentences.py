@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from normscope.analyses.categories import category_name
-from normscope.analyses.findings import Sentence
 from normscope.analyses.sinks.report import main_position
+from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
 from normscope.rounding import brief, brief_share, compared, differ, enumeration, movement, shares_differ
 

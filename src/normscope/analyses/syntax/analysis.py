@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.analyses.syntax.arcs import Arcs, arcs_of
 from normscope.analyses.syntax.maps import HEAD_MEASURES, block_maps, block_measures, head_maps
@@ -26,6 +25,7 @@ from normscope.maths.tensors import lengthened
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.result import Result
 from normscope.statistics.counts import Counts
 
 TREEBANK = "treebank"
@@ -97,7 +97,7 @@ class SyntaxAnalysis(Analysis):
         """
         require_finite(torch.stack(list(self._zeros.values())), "the maps of layer {layer}", self.context.layers)
 
-    def result(self) -> Findings:
+    def result(self) -> Result:
         """Accuracies by head and relation, and the best heads.
 
         Raises:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.analyses.findings import Dots, Figure, HeatmapPanels
 from normscope.analyses.syntax.maps import HEAD_MEASURES
+from normscope.results.figures import Dots, Figure, HeatmapPanels
 
 TITLES = {
     "attn_w": "weights",

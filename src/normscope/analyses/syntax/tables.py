@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.findings import Findings
 from normscope.analyses.syntax.arcs import INSIDE, MISSING
 from normscope.analyses.syntax.figures import describe_figures
 from normscope.analyses.syntax.maps import HEAD_MEASURES
@@ -17,6 +16,8 @@ from normscope.analyses.syntax.published import PUBLISHED
 from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
 from normscope.analyses.syntax.sentences import sentences_of
 from normscope.analyses.syntax.treebank import ALL
+from normscope.results.findings import Summary
+from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
@@ -76,7 +77,7 @@ class SyntaxReport:
     without_tree: int
     """Number of sentences without a tree."""
 
-    def findings(self) -> Findings:
+    def findings(self) -> Result:
         """Tables, metrics, figures and sentences."""
         heads = pd.concat([self._head_table, self._baseline_rows()], ignore_index=True)
         tables = {"heads": heads, "best": self._best()}
@@ -85,16 +86,13 @@ class SyntaxReport:
         rolled = roll_up(PUBLISHED, tables | counted)
         pooled = self._pooled()
         metrics = rolled.metrics | self._gains_and_drops(pooled)
-        return Findings(
+        return Result(
             tables=tables,
-            rolled_up_from=counted,
             metrics=metrics,
             sentences=sentences_of(metrics),
             curves=rolled.curves,
             figures=describe_figures(heads, pooled, [relation for relation in self.relations if relation != ALL]),
-            summary=self._summary(metrics),
-            summary_digits=1,
-            summary_caption="best held-out head, by measure",
+            summaries={"syntax": Summary(self._summary(metrics), digits=1, caption="best held-out head, by measure")},
             notes=self._notes(),
         )
 

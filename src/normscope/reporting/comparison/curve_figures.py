@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from normscope.analyses.findings import Lines
 from normscope.reporting.comparison.curve_families import Family, families
-from normscope.reporting.comparison.shown import Shown
+from normscope.reporting.comparison.run_comparison import Shown
 from normscope.reporting.comparison.significance import is_extreme
+from normscope.results.figures import Lines
 
 _FLATTEST = 5
 """Panels share an axis unless the curves of one reach less than this part of the furthest."""

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.categories import SPECIAL_TOKENS
-from normscope.analyses.findings import HeatmapGrid
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison.curve_families import is_percentage, unitless
-from normscope.reporting.comparison.shown import Shown, ends_of_scale
+from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
+from normscope.results.figures import HeatmapGrid
 
 _LAYER = "layer"
 

@@ -12,8 +12,7 @@ from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
 from normscope.reporting.comparison.map_figures import map_title, maps_of_groups
-from normscope.reporting.comparison.run_comparison import RunComparison
-from normscope.reporting.comparison.shown import Shown
+from normscope.reporting.comparison.run_comparison import RunComparison, Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.comparison.training_figures import maps_over_steps

@@ -13,11 +13,11 @@ import pandas as pd
 from normscope.config.sections import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
-from normscope.reporting.earlier_runs import CONFIG, RESULTS, read_config, read_results
-from normscope.reporting.run_tables import RUN_TABLES
+from normscope.results.result import Result
+from normscope.results.run_files import CONFIG, RESULTS, read_results
+from normscope.results.run_tables import RUN_TABLES
 from normscope.untrusted.files import MIB, text
 from normscope.untrusted.plain_data import require, shown
-from normscope.untrusted.tables import Columns, table
 from normscope.untrusted.writing import append_line
 
 FAILURES = "failures.jsonl"
@@ -30,58 +30,16 @@ _MOST_LAYERS = 1_000_000
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
-_LEAST = {"curves": {"layer": 0, "depth": 0}, "sequences": {"count": 1}, "heatmaps": {}}
-_TABLES = {
-    name: Columns(RUN_TABLES[name].kinds, key=RUN_TABLES[name].key, least=least) for name, least in _LEAST.items()
-}
-"""The tables of a run that a comparison reads."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One finished run."""
-
-    folder: Path
-    status: str
-    config: Mapping[str, Any]
-    """The resolved config, with keys as on the command line. `model.step` is the training step, wherever it is from, and
-    `model.name` and `model.revision` are without it."""
-    metrics: Mapping[str, float]
-    provenance: Mapping[str, Any]
-    curves: pd.DataFrame
-    """Columns curve, layer, depth (layer as a share of the model's layers), value."""
-    error: str = ""
-    sequences: pd.DataFrame = dataclasses.field(
-        default_factory=lambda: pd.DataFrame(columns=list(_TABLES["sequences"].cells))
-    )
-    """Columns metric, sequence, count, value: means of single sequences, for some metrics."""
-    heatmaps: pd.DataFrame = dataclasses.field(
-        default_factory=lambda: pd.DataFrame(columns=list(_TABLES["heatmaps"].cells))
-    )
-    """Columns figure, panel, row, column, value, row_title, column_title, value_title: the cells of heat maps."""
-
-    @property
-    def depth(self) -> int | None:
-        """Number of the model's layers, which relative depth shows; None without curves."""
-        layers = self.curves[self.curves["layer"] > 0]
-        return None if layers.empty else round((layers["layer"] / layers["depth"]).median())
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the model's weights are those that a seed gave it, before any training."""
-        return bool(self.config.get("model.random_init")) or self.config.get("model.step") == 0
-
-
-def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Runs in the given folders or their direct subfolders, and the failures that sweeps recorded there.
+def read(folders: Sequence[Path]) -> tuple[dict[Path, Result], list[str]]:
+    """Runs in the given folders or their direct subfolders, by their folders, and the failures that sweeps recorded there.
 
     Raises:
         InputError: If there is no run.
     """
-    runs: list[Run] = []
+    runs: dict[Path, Result] = {}
     failures: list[str] = []
     for folder in folders:
-        runs += map(_run, _folders(folder))
+        runs |= {path: _checked(path, Result.read(path)) for path in _folders(folder)}
         failures += recorded_failures(folder)
     if not runs and not failures:
         raise InputError(f"{', '.join(map(str, folders))}: no run found; expected folders that contain a {RESULTS}")
@@ -143,28 +101,56 @@ def completed(sweep: Path) -> int:
     return count
 
 
-def _run(folder: Path) -> Run:
-    results, config, curves = read_results(folder), _config(folder), _table(folder, "curves")
+def _checked(folder: Path, result: Result) -> Result:
+    """Results in which what a comparison takes for granted has the right type and size.
+
+    Raises:
+        InputError: If something has not.
+    """
+    path = folder / CONFIG
+    for section in ("model", "dataset", "analysis"):
+        require(path, result.config, section, "a mapping")
+    for key in ("name", "revision"):
+        require(path, result.config["model"], key, "a text", optional=True)
+    require(path, result.config["model"], "step", "a whole number", optional=True)
+    curves = table_of(result, "curves")
     in_layers = curves[curves["layer"] > 0]
     if not (in_layers["depth"].between(0, 1) & (in_layers["layer"] / in_layers["depth"] < _MOST_LAYERS)).all():
         raise InputError(f"{folder}: expected depths above 0 and up to 1 for the layers of its curves")
-    both = set(curves.loc[curves["layer"] == 0, "curve"]) & set(results["metrics"])
+    both = set(curves.loc[curves["layer"] == 0, "curve"]) & set(result.metrics)
     if both:
         raise InputError(
             f"{folder}: expected metrics and curves of layer 0 with different names, got {shown(min(both))} twice"
         )
-    step = results["provenance"].get("training_step")
-    return Run(
-        folder=folder,
-        status=results["status"],
-        config=_without_step(flat(config), step) | {"analysis": _analyses(config)},
-        metrics=results["metrics"],
-        provenance=results["provenance"],
-        curves=curves,
-        error=printable(str(results.get("error", "")), 2000),
-        sequences=_table(folder, "sequences"),
-        heatmaps=_table(folder, "heatmaps"),
-    )
+    for name in ("sequences", "heatmaps"):
+        table_of(result, name)
+    return dataclasses.replace(result, error=printable(result.error, 2000))
+
+
+def table_of(result: Result, name: str) -> pd.DataFrame:
+    """One of the tables of all analyses; empty if the run has not written it."""
+    return result.tables[name] if name in result.tables else pd.DataFrame(columns=list(RUN_TABLES[name].columns))
+
+
+def settings(result: Result) -> dict[str, Any]:
+    """The config of a run, with keys as on the command line.
+
+    `model.step` is the training step, wherever it is from, and `model.name` and `model.revision` are without it.
+    """
+    config = _without_step(flat(result.config), result.facts.get("training_step"))
+    return config | {"analysis": ",".join(result.analyses)}
+
+
+def depth(result: Result) -> int | None:
+    """Number of the model's layers, which relative depth shows; None without curves."""
+    curves = table_of(result, "curves")
+    layers = curves[curves["layer"] > 0]
+    return None if layers.empty else round((layers["layer"] / layers["depth"]).median())
+
+
+def is_random(config: Mapping[str, Any]) -> bool:
+    """Whether the model's weights are those that a seed gave it, before any training."""
+    return bool(config.get("model.random_init")) or config.get("model.step") == 0
 
 
 def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:
@@ -183,28 +169,6 @@ def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:
     else:
         revision = ""
     return {**config, "model.name": name, "model.revision": revision or None, "model.step": step}
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The config of a run; what a comparison takes for granted has the right type."""
-    config, path = read_config(folder), folder / CONFIG
-    for section in ("model", "dataset", "analysis"):
-        require(path, config, section, "a mapping")
-    for key in ("name", "revision"):
-        require(path, config["model"], key, "a text", optional=True)
-    require(path, config["model"], "step", "a whole number", optional=True)
-    return config
-
-
-def _table(folder: Path, name: str) -> pd.DataFrame:
-    """A table of a run; empty if the run has not written it."""
-    path, columns = folder / "tables" / f"{name}.parquet", _TABLES[name]
-    return table(path, columns) if os.path.lexists(path) else pd.DataFrame(columns=list(columns.cells))
-
-
-def _analyses(config: Mapping[str, Any]) -> str:
-    analyses = config["analysis"].items()
-    return ",".join(name for name, options in analyses if isinstance(options, dict) and options.get("enabled"))
 
 
 def _numbered(path: Path) -> tuple[int, str]:

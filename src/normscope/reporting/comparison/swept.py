@@ -2,16 +2,19 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from normscope.config.sections import INCIDENTAL
-from normscope.reporting.comparison.runs import Run
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
 _UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")
 _SEED = re.compile(r"(^|\.)seed$")
 _ABBREVIATED = 8
 """Characters of a commit or checksum in a label."""
+
+Config = Mapping[str, Any]
+"""The config of a run, flat."""
 
 _NULL = "null"
 
@@ -27,47 +30,47 @@ _NOUNS = {
 }
 
 
-def keys(runs: Sequence[Run]) -> list[str]:
+def keys(configs: Sequence[Config]) -> list[str]:
     """The config keys in which runs differ, without those whose values follow from the model's or data set's name."""
-    every = sorted({key for run in runs for key in run.config if not _UNLABELLED.match(key)}, key=_order)
-    differing = [key for key in every if len({str(run.config.get(key)) for run in runs}) > 1]
+    every = sorted({key for config in configs for key in config if not _UNLABELLED.match(key)}, key=_order)
+    differing = [key for key in every if len({str(config.get(key)) for config in configs}) > 1]
     if "seed" in differing:  # other seeds inherit it unless they are set
-        differing = [key for key in differing if not (_SEED.search(key) and key != "seed" and _inherits(key, runs))]
+        differing = [key for key in differing if not (_SEED.search(key) and key != "seed" and _inherits(key, configs))]
     for kind in ("model", "dataset"):
         name = f"{kind}.name"
         if name in differing:
-            differing = [key for key in differing if not (key.startswith(f"{kind}.") and _follows(key, name, runs))]
+            differing = [key for key in differing if not (key.startswith(f"{kind}.") and _follows(key, name, configs))]
     return differing
 
 
-def columns(runs: Sequence[Run], differing: Sequence[str]) -> dict[str, list[str]]:
+def columns(configs: Sequence[Config], differing: Sequence[str]) -> dict[str, list[str]]:
     """The values of the given config keys as people write them, by key, in the runs' order."""
-    return {key: _values(key, runs) for key in differing}
+    return {key: _values(key, configs) for key in differing}
 
 
-def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True, steps: bool = True) -> list[str]:
+def labels(configs: Sequence[Config], *, seeds: bool = True, analyses: bool = True, steps: bool = True) -> list[str]:
     """Short labels made of the config values in which runs differ.
 
     Args:
-        runs: The runs to label.
+        configs: Those of the runs to label; see `runs.settings`.
         seeds: Whether runs that differ only in seeds get different labels.
         analyses: The same for runs that differ only in their analyses.
         steps: The same for runs that differ only in their training steps.
     """
     differing = [
         key
-        for key in keys(runs)
+        for key in keys(configs)
         if (seeds or not _SEED.search(key))
         and (analyses or not key.startswith("analysis"))
         and (steps or key != "model.step")
     ]
-    short = short_keys(keys(runs))
-    parts = {key: _values(key, runs, seeds=seeds) for key in differing}
+    short = short_keys(keys(configs))
+    parts = {key: _values(key, configs, seeds=seeds) for key in differing}
     named = [
         " ".join(filter(None, (_part(key, short[key], values[at]) for key, values in parts.items())))
-        for at in range(len(runs))
+        for at in range(len(configs))
     ]
-    return [name or _last_part(str(run.config.get("model.name"))) for name, run in zip(named, runs, strict=True)]
+    return [name or _last_part(str(config.get("model.name"))) for name, config in zip(named, configs, strict=True)]
 
 
 def short_keys(differing: Iterable[str], parts: int = 2) -> dict[str, str]:
@@ -85,9 +88,9 @@ def _part(key: str, short_key: str, value: str) -> str:
     return f"step {int(value):,}" if key == "model.step" else f"{short_key}={value}"
 
 
-def title(runs: Sequence[Run]) -> str:
+def title(configs: Sequence[Config]) -> str:
     """What varies and what does not: `2 models × 3 seeds on the sample corpus`, or `5 runs over 2 models and 3 seeds on …`."""
-    swept = columns(runs, keys(runs))
+    swept = columns(configs, keys(configs))
     short = short_keys(swept)
     counts: dict[str, int] = {}
     for key, values in swept.items():
@@ -95,29 +98,29 @@ def title(runs: Sequence[Run]) -> str:
         counts[plural] = max(counts.get(plural, 0), len(set(values)))
     each = [f"{count} {plural}" for plural, count in counts.items()]
     words = " × ".join(each)
-    if len(each) > 1 and math.prod(counts.values()) > len(runs):  # not every combination has been run
-        words = f"{len(runs)} runs over {', '.join(each[:-1])} and {each[-1]}"
+    if len(each) > 1 and math.prod(counts.values()) > len(configs):  # not every combination has been run
+        words = f"{len(configs)} runs over {', '.join(each[:-1])} and {each[-1]}"
     if not words:
-        words = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
+        words = f"{len(configs)} {'run' if len(configs) == 1 else 'runs'}"
     if "models" not in counts:
-        words += f" of {_last_part(str(runs[0].config.get('model.name')))}"
-    return words if "datasets" in counts else f"{words} on {_corpus(runs[0])}"
+        words += f" of {_last_part(str(configs[0].get('model.name')))}"
+    return words if "datasets" in counts else f"{words} on {_corpus(configs[0])}"
 
 
-def _inherits(seed: str, runs: Sequence[Run]) -> bool:
-    return all(run.config.get(seed) == run.config.get("seed") for run in runs)
+def _inherits(seed: str, configs: Sequence[Config]) -> bool:
+    return all(config.get(seed) == config.get("seed") for config in configs)
 
 
-def _follows(key: str, name: str, runs: Sequence[Run]) -> bool:
+def _follows(key: str, name: str, configs: Sequence[Config]) -> bool:
     """Whether runs with one value of `name` have one value of `key`."""
     if key == name:
         return False
-    pairs = {(str(run.config.get(name)), str(run.config.get(key))) for run in runs}
+    pairs = {(str(config.get(name)), str(config.get(key))) for config in configs}
     return len(pairs) == len({value for value, _ in pairs})
 
 
-def _values(key: str, runs: Sequence[Run], *, seeds: bool = True) -> list[str]:
-    values = [_typed(run.config.get(key)) for run in runs]
+def _values(key: str, configs: Sequence[Config], *, seeds: bool = True) -> list[str]:
+    values = [_typed(config.get(key)) for config in configs]
     if key in ("model.name", "dataset.name", "dataset.path"):
         short = _shortened(values)
     elif key in ("model.revision", "model.sha256", "dataset.revision"):
@@ -154,8 +157,8 @@ def _shortened(names: Iterable[str]) -> dict[str, str]:
     return short
 
 
-def _corpus(run: Run) -> str:
-    name = str(run.config.get("dataset.name") or run.config.get("dataset.path") or run.config.get("dataset.kind"))
+def _corpus(config: Config) -> str:
+    name = str(config.get("dataset.name") or config.get("dataset.path") or config.get("dataset.kind"))
     return "the sample corpus" if name == "sample" else _last_part(name)
 
 

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from normscope.analyses.findings import HeatmapGrid
 from normscope.reporting.comparison.curve_families import Family, families
-from normscope.reporting.comparison.shown import Shown, ends_of_scale
+from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
 from normscope.reporting.figure_text import step_label
+from normscope.results.figures import HeatmapGrid
 
 _MOST = 5
 """Maps of layers by steps that are legible next to each other."""

@@ -9,7 +9,7 @@ and `pip install wandb-workspaces`.
 import argparse
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,23 @@ from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
-from normscope.reporting.comparison.runs import Run
 from normscope.reporting.layer_charts import layer_charts
 from normscope.results.declare import Published, Rollup, declared
+from normscope.results.result import Result
 from normscope.streams import open_streams
 
 _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
 
 
-def report(entity: str, project: str, group: str, runs: Sequence[Run]) -> Any:
+def report(entity: str, project: str, group: str, runs: Mapping[Path, Result]) -> Any:
     """The report, not yet published: a `wandb_workspaces.reports.v2.Report`.
 
     Args:
         entity: User or team.
         project: Project of the runs.
         group: Group of the runs: the name of the sweep's folder.
-        runs: The same runs, read from their folders.
+        runs: The same runs, by the folders that they were read from.
 
     Raises:
         InputError: If wandb-workspaces is not installed.
@@ -49,7 +49,7 @@ def report(entity: str, project: str, group: str, runs: Sequence[Run]) -> Any:
         wr.H1("Differences between configs"),
         _grid(wr, runset, [wr.RunComparer(diff_only="split")]),
     ]
-    for analysis in dict.fromkeys(name.partition("/")[0] for run in runs for name in run.metrics):
+    for analysis in dict.fromkeys(name.partition("/")[0] for result in runs.values() for name in result.metrics):
         info = known_analyses().get(analysis)
         blocks.append(wr.H1(analysis if info is None else info.title))
         for title, panels, meanings in _sections(wr, analysis, Published() if info is None else info.published, runs):
@@ -72,18 +72,18 @@ _Section = tuple[str, list[Any], list[str]]
 """Title, panels, and what they show as items of a list in Markdown."""
 
 
-def _sections(wr: Any, analysis: str, published: Published, runs: Sequence[Run]) -> list[_Section]:
+def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, Result]) -> list[_Section]:
     """The sections on one analysis. All curves of a measure share a panel, and likewise all metrics of a family."""
-    curves = _families(analysis, (str(name) for run in runs for name in run.curves["curve"]), published.curves)
-    metrics = _families(analysis, (name for run in runs for name in run.metrics), published.metrics)
+    curves = _families(analysis, (name for result in runs.values() for name in result.curves), published.curves)
+    metrics = _families(analysis, (name for result in runs.values() for name in result.metrics), published.metrics)
     tables, figures = (
-        sorted({path.stem for run in runs for path in (run.folder / kind).glob(f"{analysis}_*.{suffix}")})
+        sorted({path.stem for folder in runs for path in (folder / kind).glob(f"{analysis}_*.{suffix}")})
         for kind, suffix in (
             ("tables", "csv"),
             ("figures", "[ps][nvd][gf]"),
         )  # .png, .svg or .pdf: W&B itself has a .png
     )
-    every = {str(name): rows.set_index("layer")["value"] for run in runs for name, rows in run.curves.groupby("curve")}
+    every = {name: values for result in runs.values() for name, values in result.curves.items()}
     lines = [
         wr.CustomChart(
             query={"summaryTable": {"tableKey": f"Custom Chart Tables/by_layer/{chart.name}_table"}},

@@ -12,11 +12,11 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextToPath
 
-from normscope.analyses.findings import ColouredText
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted, text_width
 from normscope.reporting.figures.style import SMALL, points
 from normscope.reporting.palette import DIVERGING, FAINT, ON_LITTLE, ON_MUCH
+from normscope.results.figures import ColouredText
 from normscope.rounding import MINUS
 
 _NUMBERED = 5

@@ -2,9 +2,9 @@
 
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import Dots
 from normscope.reporting.figures.layout import fitted, panels_across, text_width
 from normscope.reporting.figures.style import accent, line_colours, points
+from normscope.results.figures import Dots
 
 _ROW = 0.19
 """Height of a row in inches."""

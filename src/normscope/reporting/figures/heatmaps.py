@@ -10,10 +10,10 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
-from normscope.analyses.findings import HeatmapGrid, HeatmapPanels
 from normscope.reporting.figures.layout import every, fitted, panels_across
 from normscope.reporting.figures.style import SMALL, magnitudes, points
 from normscope.reporting.palette import DIVERGING, MISSING, ON_LITTLE, ON_MUCH
+from normscope.results.figures import HeatmapGrid, HeatmapPanels
 
 
 def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from normscope.analyses.findings import Lines
 from normscope.reporting.figure_text import log_scale, step_label
 from normscope.reporting.figures.layout import (
     SeriesStyle,
@@ -25,6 +24,7 @@ from normscope.reporting.figures.layout import (
 )
 from normscope.reporting.figures.style import line_colours, points
 from normscope.reporting.palette import CATEGORY_COLOURS
+from normscope.results.figures import Lines
 
 _WIDEST_LABEL = 1.5
 _HEADROOM = 0.05

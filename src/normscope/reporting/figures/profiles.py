@@ -6,11 +6,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import Profiles
 from normscope.reporting.figure_text import profile_titles
 from normscope.reporting.figures.layout import fitted, integer_ticks, panels_across, row_height, spread, text_width
 from normscope.reporting.figures.style import SMALL, accent, line_colours, points
 from normscope.reporting.palette import INK
+from normscope.results.figures import Profiles
 
 
 def profiles(figure: Profiles, width: float) -> Canvas:

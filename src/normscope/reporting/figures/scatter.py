@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import Scatter
 from normscope.reporting.figure_text import log_scale
 from normscope.reporting.figures.layout import fitted, panels_across
 from normscope.reporting.figures.style import accent, category_colour, line_colours
+from normscope.results.figures import Scatter
 
 _MARGIN = 0.05
 """On either side, as a share of the range."""

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from normscope.analyses.findings import WordMaps
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.heatmaps import colour_scale
 from normscope.reporting.figures.layout import TALLEST, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
 from normscope.reporting.palette import DIVERGING, ON_LITTLE, ON_MUCH
+from normscope.results.figures import WordMaps
 from normscope.rounding import MINUS
 
 _CELL = 0.2

@@ -21,7 +21,7 @@ function download(name, type, content) {
 }
 
 // Rows of text and numbers as CSV. Text that a spreadsheet would take for a formula gets an apostrophe in front, as in
-// `spreadsheets.py`.
+// `table_files.py`.
 function csvOf(rows) {
   const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const cell = (value) => (typeof value === "string" ? quoted(value.replace(/^[=+\-@\t\r\n\0]/, "'$&")) : value);

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pandas as pd
 from markupsafe import Markup
 
-from normscope.analyses.findings import TextPair
-from normscope.reporting.explorer import TokenMaps, payload
+from normscope.reporting.explorer import pairs_payload, payload
 from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
-from normscope.reporting.text_pairs import payload as pairs_payload
+from normscope.results.figures import TextPair
+from normscope.results.maps import TokenMaps
 
 
 def explorer_page(sentences: Sequence[TokenMaps]) -> str:

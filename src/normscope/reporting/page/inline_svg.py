@@ -5,10 +5,10 @@ import xml.etree.ElementTree as ElementTree
 
 from markupsafe import Markup
 
-from normscope.analyses.findings import Figure
 from normscope.reporting.drawing import svg
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.palette import FAINT, GRID, INK, LINE_COLOURS, MISSING, ON_LITTLE, ON_MUCH
+from normscope.results.figures import Figure
 
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"

@@ -1,19 +1,16 @@
 """The HTML report of one run."""
 
-import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from normscope.analyses.findings import Findings, ranked
 from normscope.analyses.registry import analyses
-from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
-from normscope.reporting.explorer import TokenMaps, payload
+from normscope.reporting.explorer import pairs_payload, payload
 from normscope.reporting.page.elements import (
     EXPLORER_SCRIPTS,
     SHOWN_ROWS,
@@ -26,9 +23,13 @@ from normscope.reporting.page.elements import (
     table_data,
 )
 from normscope.reporting.page.inline_svg import figure_element
-from normscope.reporting.published import Comparison
-from normscope.reporting.run_description import layers_label
-from normscope.reporting.run_facts import lost
+from normscope.reporting.published import Comparison, against_paper
+from normscope.reporting.tracking import layers_label
+from normscope.results.declare import Table
+from normscope.results.figures import Figure, TextPair, WordMaps
+from normscope.results.findings import Sentence, ranked
+from normscope.results.result import Result, title
+from normscope.results.run_tables import tables_of
 from normscope.rounding import counted, duration
 from normscope.shell import shell_word
 
@@ -36,60 +37,44 @@ from normscope.shell import shell_word
 _LONGEST = 200_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The content of a report."""
-
-    config: Mapping[str, Any]
-    """As in the run folder's `config.yaml`."""
-    findings: Mapping[str, Findings]
-    provenance: Mapping[str, Any]
-    comparison: Comparison | None
-    sentences: Sequence[TokenMaps]
-    not_shown: Sequence[str] = ()
-    """Notes on texts that the explorer truncates or leaves out."""
-
-
-def page(report: Report) -> str:
-    """The report as self-contained HTML."""
-    facts, config = report.provenance, report.config
-    sections = [_section(name, findings) for name, findings in report.findings.items()]
-    top, others = ranked({name: findings.sentences for name, findings in report.findings.items()})
-    measure = getattr(top[0][1], "measure", "") if top else ""
-    pairs = {name: text_pairs.payload(findings.text_pairs.values()) for name, findings in report.findings.items()}
-    tables = {
-        _table_id(name, table_name): _table_data(name, table_name, rows)
-        for name, findings in report.findings.items()
-        for table_name, rows in findings.tables.items()
-        if len(rows) <= _LONGEST
-    }
+def page(result: Result) -> str:
+    """The report of one run as self-contained HTML."""
+    facts, config = result.facts, result.config
+    top, others = ranked([Sentence.of(sentence) for sentence in result.sentences])
+    shown = _shown_tables(result)
     return (
         environment()
         .get_template("report.html")
         .render(
             title=f"{_name(facts['model'])} on {_corpus(config['dataset'])}",
-            analyses=" · ".join(_title(name) for name in report.findings),
+            analyses=" · ".join(map(title, result.analyses)),
             facts=_facts(facts, config),
             css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
             script=script(*EXPLORER_SCRIPTS, "tables.js", "report.js"),
-            sections=sections,
-            top=[_linked(name, sentence, report.findings[name]) for name, sentence in top],
-            others=[_linked(name, sentence, report.findings[name]) for name, sentence in others],
-            pairs=script_data(pairs),
-            tables=packed_data(tables),
-            notes=list(dict.fromkeys(map(_begun, [*_of_corpus(facts), *_of_analyses(report.findings)]))),
-            comparison=report.comparison and _published(report.comparison),
+            sections=[_section(name, result, shown) for name in result.analyses],
+            top=[_linked(sentence, result, shown) for sentence in top],
+            others=[_linked(sentence, result, shown) for sentence in others],
+            pairs=script_data({name: pairs_payload(_pairs(name, result)) for name in result.analyses}),
+            tables=packed_data({_table_id(name): _table_data(name, rows) for name, rows in shown.items()}),
+            notes=list(dict.fromkeys(map(_begun, result.notes))),
+            comparison=_published(against_paper(result)),
             unit=config["level"],
-            explorer=script_data(payload(report.sentences, measure)) if report.sentences else None,
-            is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
+            explorer=script_data(payload(result.maps, top[0].measure if top else "")) if result.maps else None,
+            is_cross_attention=any(text.is_cross_attention for text in result.maps),
             of_targets=False,
-            not_shown="; ".join(report.not_shown),
+            not_shown="; ".join(facts.get("not_shown") or ()),
             provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
             config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
             command=repeated(facts["command"]),
-            citations=citations(report.findings),
+            citations=citations(result.analyses),
         )
     )
+
+
+def _shown_tables(result: Result) -> dict[str, pd.DataFrame]:
+    """The tables of analyses that are short enough for the page."""
+    names = [name for analysis in result.analyses for name in result.owned_by(analysis, result.tables)]
+    return {name: rows for name in names if len(rows := result.tables[name]) <= _LONGEST}
 
 
 def repeated(command: str) -> str:
@@ -107,7 +92,9 @@ def repeated(command: str) -> str:
 _FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
 
 
-def _published(comparison: Comparison) -> dict[str, Any]:
+def _published(comparison: Comparison | None) -> dict[str, Any] | None:
+    if comparison is None:
+        return None
     return {
         "refusal": comparison.refusal,
         "table": table(comparison.table, "Measured and published values"),
@@ -140,57 +127,55 @@ def _name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() else model
 
 
-def _title(name: str) -> str:
-    return analyses()[name].title
-
-
-def _section(name: str, findings: Findings) -> dict[str, Any]:
-    tables = {table_name: len(rows) for table_name, rows in findings.tables.items() if len(rows) <= _LONGEST}
+def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    figures = _figures(name, result)
     return {
         "name": name,
-        "title": _title(name),
-        "figures": [
-            figure_element(figure, f"{name}_{figure_name}")
-            for figure_name, figure in findings.figures.items()
-            if figure_name not in findings.text_pairs
-        ],
-        "has_pairs": bool(findings.text_pairs),
+        "title": title(name),
+        "figures": [figure_element(figure, full) for full, figure in figures.items() if not _is_pair(figure)],
+        "has_pairs": any(map(_is_pair, figures.values())),
         "tables": [
             {
-                "id": _table_id(name, table_name),
-                "title": table_name.replace("_", " "),
-                "extent": _extent(name, table_name, rows),
+                "id": _table_id(full),
+                "title": full.removeprefix(f"{name}_").replace("_", " "),
+                "extent": _extent(full, len(shown[full])),
             }
-            for table_name, rows in tables.items()
+            for full in result.owned_by(name, shown)
         ],
     }
 
 
-def _extent(name: str, table_name: str, rows: int) -> str:
+def _is_pair(figure: Figure) -> bool:
+    """Whether the page shows a figure as an interactive map of two texts."""
+    return isinstance(figure, WordMaps) and bool(figure.measure)
+
+
+def _pairs(name: str, result: Result) -> list[TextPair]:
+    figures = _figures(name, result).values()
+    return [TextPair.of(figure) for figure in figures if isinstance(figure, WordMaps) and figure.measure]
+
+
+def _figures(name: str, result: Result) -> dict[str, Figure]:
+    return {full: result.figures[full] for full in result.owned_by(name, result.figures)}
+
+
+def _declared(name: str) -> Table | None:
+    return tables_of(analyses().values()).get(name)
+
+
+def _extent(name: str, rows: int) -> str:
     """How many rows a table has, and what there is a row for."""
-    count = f"{rows:,} {'row' if rows == 1 else 'rows'}"
-    about = analyses()[name].published.tables.get(table_name)
-    return f"{count}, one per {about.row}" if about else count
+    about = _declared(name)
+    return f"{counted(rows, 'row')}, one per {about.row}" if about else counted(rows, "row")
 
 
-def _linked(name: str, sentence: str, findings: Findings) -> dict[str, str]:
+def _linked(sentence: Sentence, result: Result, shown: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """A finding, and the parts of the page that show it."""
-    figure, table_name = getattr(sentence, "figure", ""), getattr(sentence, "table", "")
-    has_table = table_name in findings.tables and len(findings.tables[table_name]) <= _LONGEST
     return {
         "text": str(sentence),
-        "figure": f"{name}_{figure}" if figure in findings.figures else "",
-        "table": _table_id(name, table_name) if has_table else "",
+        "figure": sentence.figure if sentence.figure in result.figures else "",
+        "table": _table_id(sentence.table) if sentence.table in shown else "",
     }
-
-
-def _of_corpus(facts: Mapping[str, Any]) -> list[str]:
-    """What was lost of the corpus, also as the analyses read it that compare the texts of pairs."""
-    return [*lost(facts), *lost(facts.get("compared") or {})]
-
-
-def _of_analyses(findings: Mapping[str, Findings]) -> list[str]:
-    return [note for found in findings.values() for note in found.notes]
 
 
 def _begun(note: str) -> str:
@@ -198,20 +183,19 @@ def _begun(note: str) -> str:
     return note[:1].upper() + note[1:]
 
 
-def _table_id(name: str, table_name: str) -> str:
+def _table_id(name: str) -> str:
     """Figures and tables may have the same name."""
-    return f"table_{name}_{table_name}"
+    return f"table_{name}"
 
 
-def _table_data(name: str, table_name: str, rows: pd.DataFrame) -> dict[str, Any]:
+def _table_data(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     """A table with its caption: what there is a row for, and which file has all rows and digits."""
-    about = analyses()[name].published.tables.get(table_name)
+    about = _declared(name)
     row = f"One row per {about.row}. " if about else ""
-    file = f"tables/{name}_{table_name}.parquet"
     extent = counted(len(rows), "row") if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
     return table_data(
         rows,
-        f"{row}{extent}; the full table is in {file}.",
+        f"{row}{extent}; the full table is in tables/{name}.parquet.",
         about.ranked_by if about else (),
         meanings=about.columns if about else {},
     )

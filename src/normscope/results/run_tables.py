@@ -55,39 +55,6 @@ RUN_TABLES = {
             "value_title": _text("What the values are."),
         },
     ),
-    "explorer_pairs": Table(
-        rows=(),
-        per="layer, head and pair of tokens of a text in the explorer",
-        values={
-            "layer": _whole(LAYER.meaning),
-            "head": _whole(f"{HEAD.meaning} 0 stands for all heads together."),
-            "query": _whole("Position of the query, from 0."),
-            "key": _whole("Position of the key, from 0."),
-            "query_token": _text("The query's token."),
-            "key_token": _text("The key's token."),
-            "attn_w": "α; for all heads together, its mean.",
-            "attn_n": in_stream("‖αf(x)‖; for all heads together, ‖F‖, the norm of the sum."),
-            "attnres_n": in_stream("‖R‖: with the residual connection; only for all heads together."),
-            "attnresln_n": in_stream(
-                "‖T‖: with the residual connection and the layer normalisation; only for all heads together."
-            ),
-            "share": "Signed share of the key in the query's output at the end of the attention block; with the biases, those "
-            "of a query add up to 1. Only for all heads together.",
-            "atbff_n": in_stream(
-                "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
-                "two are only for all heads together."
-            ),
-            "atbffres_n": in_stream("‖FF + T‖: with the network's residual connection."),
-            "atbffresln_n": in_stream("‖LN(FF + T)‖: with the network's layer normalisation, so for the whole layer."),
-            "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input up to the layer.",
-            "norm_rollout": "Rollout of norms.",
-            "globenc": "GlobEnc.",
-            "alti": "ALTI.",
-            "value_zeroing": "Value zeroing.",
-            "decompx": "DecompX: norms of the vectors.",
-            "sentence": _whole("Number of the text, from 1."),
-        },
-    ),
     "comparison": Table(
         rows=(),
         per="number that the run measured and the paper published, if `experiment` selects a paper's preset",
@@ -104,6 +71,42 @@ RUN_TABLES = {
 }
 """Tables in the folder `tables/` of a run."""
 
+MAPS = Table(
+    rows=(),
+    per="layer, head and pair of tokens of a text in the explorer",
+    values={
+        "layer": _whole(LAYER.meaning),
+        "head": _whole(f"{HEAD.meaning} 0 stands for all heads together."),
+        "query": _whole("Position of the query, from 0."),
+        "key": _whole("Position of the key, from 0."),
+        "query_token": _text("The query's token."),
+        "key_token": _text("The key's token."),
+        "attn_w": "α; for all heads together, its mean.",
+        "attn_n": in_stream("‖αf(x)‖; for all heads together, ‖F‖, the norm of the sum."),
+        "attnres_n": in_stream("‖R‖: with the residual connection; only for all heads together."),
+        "attnresln_n": in_stream(
+            "‖T‖: with the residual connection and the layer normalisation; only for all heads together."
+        ),
+        "share": "Signed share of the key in the query's output at the end of the attention block; with the biases, those "
+        "of a query add up to 1. Only for all heads together.",
+        "atbff_n": in_stream(
+            "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
+            "two are only for all heads together."
+        ),
+        "atbffres_n": in_stream("‖FF + T‖: with the network's residual connection."),
+        "atbffresln_n": in_stream("‖LN(FF + T)‖: with the network's layer normalisation, so for the whole layer."),
+        "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input up to the layer.",
+        "norm_rollout": "Rollout of norms.",
+        "globenc": "GlobEnc.",
+        "alti": "ALTI.",
+        "value_zeroing": "Value zeroing.",
+        "decompx": "DecompX: norms of the vectors.",
+        "sentence": _whole("Number of the text, from 1."),
+        "f_n": "‖f(x)‖ of the key; only for single heads.",
+    },
+)
+"""The file `maps.parquet` of a run."""
+
 COMPARISON = Table(
     rows=(),
     per="run, metric and layer",
@@ -119,7 +122,7 @@ COMPARISON = Table(
         "difference": "The value minus that of the baseline; missing if the baseline does not have it.",
     },
 )
-"""The table `comparison.parquet` of a sweep, or of `normscope.reporting.comparison.compare`."""
+"""The table `comparison.parquet` of a sweep, or of `normscope compare`."""
 
 _TRAINING_GROUP = "What distinguishes the training run from others; shared by its seeds."
 _MEASURE = {"metric": _text("Name of the metric or curve."), "layer": _whole("Layer of a curve; 0 for a metric.")}
@@ -159,8 +162,13 @@ CROSSINGS = Table(
 """The table `crossings.csv` of a sweep over checkpoints."""
 
 
-_OF_SWEEPS = {"comparison.parquet": COMPARISON, "training.parquet": TRAINING, "crossings.csv": CROSSINGS}
-"""The tables that a sweep writes beside its runs, by the names of their files."""
+_BESIDE = {
+    "maps.parquet": MAPS,
+    "comparison.parquet": COMPARISON,
+    "training.parquet": TRAINING,
+    "crossings.csv": CROSSINGS,
+}
+"""Tables outside the folder `tables/` of a run, those of sweeps among them, by the names of their files."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 
@@ -175,11 +183,11 @@ def metadata(name: str, columns: Iterable[str], identity: Mapping[str, object]) 
     """What a Parquet file says about itself, as keys and values.
 
     Args:
-        name: Its table, as in `tables_of`, or the name of a file of a sweep.
+        name: Its table, as in `tables_of`, or the name of another file.
         columns: The columns that it has.
         identity: What distinguishes its run from others.
     """
-    table = (tables_of(analyses().values()) | _OF_SWEEPS).get(name)
+    table = (tables_of(analyses().values()) | _BESIDE).get(name)
     described = {} if table is None else {column: _described(table, column) for column in columns}
     values: dict[str, object] = {"schema": RUN_SCHEMA, "table": name, "columns": described, "run": dict(identity)}
     return {

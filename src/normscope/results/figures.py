@@ -1,19 +1,28 @@
-"""The results of an analysis: tables, metrics, sentences, and figures described as data.
+"""Figures, described as data: a table, and which of its columns go where.
 
-Figures are only described here. `reporting` draws them, so analyses need no plotting library, and files, the report page and
-the tracker all show the same figure.
+Nothing is drawn here. `reporting` draws figures, so analyses need no plotting library, and files, the report page and the
+tracker all show the same figure. A run keeps each in a file: its table as Parquet, and the rest in the file's metadata.
 """
 
 import dataclasses
+import json
+import types
+import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from normscope.errors import InputError, one_line
+from normscope.results import figures
+from normscope.results.table_files import parquet_metadata, write_parquet
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
+from normscope.untrusted.plain_data import parsed_json
+from normscope.untrusted.tables import table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +208,8 @@ class WordMaps:
     """Where the colour scale ends on both sides of zero, for values of both signs; None if no value is negative."""
     digits: int | None = None
     """Decimals of the values that are written into the cells; None writes none."""
+    measure: str = ""
+    """What all cells add up to, if the rows and columns are those of a `TextPair`; pages then show it as an interactive map."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +236,22 @@ class TextPair:
     measure: str = "cosine similarity"
     """What all of it adds up to."""
 
+    @classmethod
+    def of(cls, figure: WordMaps) -> "TextPair":
+        """The pair that a figure shows; see `figure`."""
+        ((panel, title),) = figure.panel_titles.items()
+        rows = figure.table[figure.table[figure.panel] == panel]
+        matrix = (
+            rows.pivot(index=figure.row, columns=figure.column, values=figure.value)
+            .sort_index(axis=0)
+            .sort_index(axis=1)
+        )
+        tokens_a, tokens_b = (
+            rows.drop_duplicates(number).sort_values(number)[label].tolist()[:-1]
+            for number, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
+        )
+        return cls(title, tokens_a, tokens_b, matrix.to_numpy(dtype=float), figure.measure)
+
     @property
     def table(self) -> pd.DataFrame:
         """One row per pair; tokens are numbered from 0, and the biases come last."""
@@ -248,6 +275,7 @@ class TextPair:
             row_label="token_a",
             column="b",
             column_label="token_b",
+            measure=self.measure,
             # Biases belong to no word, and would often make all other cells look pale.
             largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             caption=(
@@ -257,50 +285,6 @@ class TextPair:
         )
 
 
-class Sentence(str):
-    """A finding in words, with the names of the figure and the table of its analysis that show it.
-
-    Reports link a finding to both. A plain string is a finding without links.
-    """
-
-    figure: str
-    table: str
-    measure: str
-    """The measure of token maps that the sentence is about; empty if there is none."""
-    surprising: bool
-    """Whether it contradicts what attention weights suggest, or what one would expect."""
-
-    def __new__(
-        cls, text: str, *, figure: str = "", table: str = "", measure: str = "", surprising: bool = False
-    ) -> "Sentence":
-        """The text, with the names of what shows it."""
-        sentence = super().__new__(cls, text)
-        sentence.figure, sentence.table, sentence.measure, sentence.surprising = figure, table, measure, surprising
-        return sentence
-
-
-MOST_ON_TOP = 5
-"""Number of findings at the top of a report."""
-
-
-def ranked(sentences: Mapping[str, Sequence[str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The findings of several analyses, the most important first.
-
-    The first finding of each analysis comes first, then surprising findings, then the rest.
-
-    Args:
-        sentences: The findings of each analysis, by its name.
-
-    Returns:
-        Pairs of an analysis and a finding: those on top, at most `MOST_ON_TOP`, and all others in their own order.
-    """
-    every = [(name, sentence) for name, found in sentences.items() for sentence in found]
-    answers = [(name, found[0]) for name, found in sentences.items() if found]
-    surprises = [pair for pair in every if getattr(pair[1], "surprising", False)]
-    top = list(dict.fromkeys([*answers, *surprises, *every]))[:MOST_ON_TOP]
-    return top, [pair for pair in every if pair not in top]
-
-
 Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | Dots | WordMaps
 """What reports show."""
 
@@ -308,30 +292,72 @@ Drawing = Figure | ColouredText
 """What can be drawn."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Findings:
-    """The results of an analysis. Names need no prefix: the analysis's name is added when they are published."""
+_KINDS: Mapping[str, Any] = {kind.__name__: kind for kind in typing.get_args(Figure)}
+_KEY = "normscope.figure"
 
-    tables: Mapping[str, pd.DataFrame]
-    """Tidy: one row per observation."""
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Finite values by name. Those that are declared as rolled up from the tables need not be given."""
-    curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
-    """Values by layer, which trackers plot against `layer`; as with metrics, those that are declared need not be given."""
-    rolled_up_from: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
-    """Tables from which declared numbers and curves are rolled up if the published ones have other rows or too few columns."""
-    by_sequence: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
-    """Means of single sequences, so that comparisons of runs can resample them: the columns sequence (a number that depends on
-    the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""
-    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
-    text_pairs: Mapping[str, TextPair] = dataclasses.field(default_factory=dict)
-    """Pairs of texts by the name of a figure. Reports show them as interactive maps instead of that figure."""
-    summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
-    """The main numbers, ready to print in the terminal."""
-    summary_digits: int = 2
-    summary_caption: str = ""
-    """What `summary` shows, in a few words."""
-    sentences: Sequence[str] = ()
-    """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""
-    notes: Sequence[str] = ()
-    """Caveats that users must read with the numbers."""
+
+def write_figure(stream: BinaryIO, figure: Figure) -> None:
+    """Write a figure."""
+    fields = {field.name: getattr(figure, field.name) for field in dataclasses.fields(figure) if field.name != "table"}
+    about = {"kind": type(figure).__name__, "fields": {name: _plain(value) for name, value in fields.items()}}
+    rows = figure.table.reset_index(drop=True)
+    plain = {name: kind.categories.dtype for name, kind in rows.dtypes.items() if isinstance(kind, pd.CategoricalDtype)}
+    write_parquet(stream, rows.astype(plain), {_KEY: json.dumps(about, ensure_ascii=False)})
+
+
+def read_figure(path: Path) -> Figure:
+    """Read what `write_figure` has written.
+
+    Raises:
+        InputError: If the file is damaged, or holds something else.
+    """
+    rows = table(path)
+    try:
+        about = parsed_json(parquet_metadata(path).get(_KEY, "{}"), finite=False)
+        kind = _KINDS[about["kind"]]
+        hints = typing.get_type_hints(kind, vars(figures))
+        fields = {name: _decoded(value) for name, value in about["fields"].items()}
+        for name, value in fields.items():
+            if not _fits(value, hints[name]):
+                raise TypeError(f"{name}: expected {hints[name]}, got {type(value).__name__}")
+        figure: Figure = kind(table=rows, **fields)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: expected a figure that a run has written: {one_line(error)}") from error
+    return figure
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON, in which keys of mappings are texts alone: mappings are lists of pairs."""
+    match value:
+        case Mapping():
+            return {"pairs": [[_plain(key), _plain(item)] for key, item in value.items()]}
+        case str() | bool() | int() | float() | None:
+            return value
+        case np.generic():
+            return value.item()
+        case _:
+            return [_plain(item) for item in value]
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_decoded(key): _decoded(item) for key, item in value["pairs"]}
+    return tuple(map(_decoded, value)) if isinstance(value, list) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of an annotation."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Any:
+        return True
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind is tuple:
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
+    if kind is Sequence:
+        return isinstance(value, tuple) and all(_fits(each, inner[0]) for each in value)
+    if kind is Mapping:
+        return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))

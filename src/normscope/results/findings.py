@@ -1,0 +1,154 @@
+"""Findings in words and numbers: sentences, and the summaries that are printed."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normscope.errors import InputError
+
+
+class Sentence(str):
+    """A finding in words, with the names of the figure and the table that show it.
+
+    Reports link a finding to both. A plain string is a finding without links.
+    """
+
+    figure: str
+    table: str
+    measure: str
+    """The measure of token maps that the sentence is about; empty if there is none."""
+    surprising: bool
+    """Whether it contradicts what attention weights suggest, or what one would expect."""
+    analysis: str
+    """The analysis that says so; empty as long as the sentence is part of its own results."""
+
+    def __new__(
+        cls,
+        text: str,
+        *,
+        figure: str = "",
+        table: str = "",
+        measure: str = "",
+        surprising: bool = False,
+        analysis: str = "",
+    ) -> "Sentence":
+        """The text, with the names of what shows it."""
+        sentence = super().__new__(cls, text)
+        sentence.figure, sentence.table, sentence.measure = figure, table, measure
+        sentence.surprising, sentence.analysis = surprising, analysis
+        return sentence
+
+    @classmethod
+    def of(cls, text: str) -> "Sentence":
+        """A sentence, also of a plain string."""
+        return text if isinstance(text, Sentence) else cls(text)
+
+    @classmethod
+    def read(cls, path: Path, content: Any) -> "Sentence":
+        """The sentence that a file of results holds.
+
+        Raises:
+            InputError: If it is something else.
+        """
+        try:
+            return cls(**content)
+        except TypeError as error:
+            raise InputError(f"{path}: expected sentences, got something else") from error
+
+    def but(self, text: str | None = None, **links: str) -> "Sentence":
+        """The sentence with another text, or with other links."""
+        return Sentence(str(self) if text is None else text, **{**vars(self), **links})
+
+
+MOST_ON_TOP = 5
+"""Number of findings at the top of a report."""
+
+
+def ranked(sentences: Sequence[Sentence]) -> tuple[list[Sentence], list[Sentence]]:
+    """The findings of a run, the most important first.
+
+    The first finding of each analysis comes first, then surprising findings, then the rest.
+
+    Returns:
+        The findings on top, at most `MOST_ON_TOP`, and all others in their own order.
+    """
+    answers = {sentence.analysis: sentence for sentence in reversed(sentences)}
+    first = [sentence for sentence in sentences if answers[sentence.analysis] is sentence]
+    surprises = [sentence for sentence in sentences if sentence.surprising]
+    order = {id(sentence): sentence for sentence in [*first, *surprises, *sentences]}
+    top = list(order.values())[:MOST_ON_TOP]
+    return top, [sentence for sentence in sentences if not any(sentence is chosen for chosen in top)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summary:
+    """The main numbers of an analysis, ready to print."""
+
+    table: pd.DataFrame
+    digits: int = 2
+    """Decimals."""
+    caption: str = ""
+    """What it shows, in a few words."""
+
+    def __str__(self) -> str:
+        return self.table.to_string(float_format=f"{{:.{self.digits}f}}".format, na_rep="")
+
+    def _repr_html_(self) -> str:
+        return str(self.table.style.format(f"{{:.{self.digits}f}}", na_rep="", escape="html").to_html())
+
+    def plain(self) -> dict[str, Any]:
+        """The summary for JSON."""
+        return {
+            "caption": self.caption,
+            "digits": self.digits,
+            "rows": _plain_index(self.table.index),
+            "columns": _plain_index(self.table.columns),
+            "values": [[_plain(value) for value in values] for _, values in self.table.items()],
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Summary":
+        """What `plain` has returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is something else.
+        """
+        rows, columns = _index(plain["rows"]), _index(plain["columns"])
+        if len(plain["values"]) != len(columns):
+            raise ValueError(f"expected {len(columns)} columns, got {len(plain['values'])}")
+        table = pd.concat([pd.Series(_column(values), index=rows) for values in plain["values"]], axis=1)
+        return cls(table.set_axis(columns, axis=1), int(plain["digits"]), str(plain["caption"]))
+
+
+def _column(values: list[Any]) -> Any:
+    """A column with NaN for what is missing."""
+    if all(value is None or isinstance(value, float) for value in values):
+        return np.array([np.nan if value is None else value for value in values], dtype=float)
+    return pd.array(values, dtype="Int64") if None in values and not any(map(_is_text, values)) else values
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if pd.isna(value):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _plain_index(index: pd.Index) -> dict[str, Any]:
+    return {"names": list(index.names), "values": [_plain(value) for value in index]}
+
+
+def _index(plain: Mapping[str, Any]) -> pd.Index:
+    names, values = plain["names"], plain["values"]
+    if len(names) > 1:
+        return pd.MultiIndex.from_tuples([tuple(value) for value in values], names=names)
+    return pd.Index(values, name=names[0])

@@ -1,0 +1,266 @@
+"""Token maps: what each token of a text takes from every other, for every layer and head; in memory and as a file."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pandas as pd
+
+from normscope.errors import InputError, one_line
+from normscope.results.run_tables import metadata
+from normscope.results.table_files import parquet_metadata, write_parquet
+from normscope.statistics.tidy import tidy
+from normscope.untrusted.plain_data import parsed_json
+from normscope.untrusted.tables import table
+
+MEASURES = {
+    "attn_w": "α (attention weight)",
+    "attn_n": "‖αf(x)‖ (weighted vector)",
+    "attnres_n": "‖αf(x) + x‖ (with the residual connection)",
+    "attnresln_n": "‖LN(αf(x) + x)‖ (the attention block)",
+    "share": "share (of the block's output, signed)",
+    "attn_s": "s (score before the softmax)",
+    "atbff_n": "‖FF‖ (the feed-forward network)",
+    "atbffres_n": "‖FF + T‖ (with its residual connection)",
+    "atbffresln_n": "‖LN(FF + T)‖ (the whole layer)",
+    "rollout": "rollout (of weights, up to this layer)",
+    "norm_rollout": "norm rollout (of norms, up to this layer)",
+    "globenc": "GlobEnc (up to this layer)",
+    "alti": "ALTI (up to this layer)",
+    "value_zeroing": "value zeroing (up to this layer)",
+    "decompx": "DecompX (norms of vectors, up to this layer)",
+}
+"""Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
+
+TARGET_MEASURES = {
+    "token_score": "score (what the token adds to the target)",
+    "attention": "attention (what the heads add)",
+    "network": "network (what the feed-forward network adds)",
+    "embeddings": "embeddings (what the token's own embedding adds)",
+    "bypass": "bypass (what goes around the layer's attention)",
+}
+"""The same for maps with targets as rows: numbers that a model computes, and what each token adds to them."""
+
+SIGNED_MEASURES = ("share", "attn_s", *TARGET_MEASURES)
+"""Measures whose values may be negative, which are drawn on a diverging scale."""
+
+HEAD_MEASURES = ("attn_w", "attn_n")
+"""Measures of single heads: α and α‖f(x)‖."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DependencyTree:
+    """The tree of an annotated sentence. Words are numbered as in `TokenMaps.query_words`."""
+
+    words: tuple[int, ...]
+    """All but special tokens."""
+    arcs: tuple[tuple[int, int, str], ...]
+    """Dependent, head and relation, without the root's and those inside of words that share their tokens."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenMaps:
+    """One example, and what each of its tokens (or words) takes from every other. Arrays are float32."""
+
+    title: str
+    """The text, as shown in the menu."""
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    """The same as the queries except in cross-attention."""
+    is_cross_attention: bool
+    """Whether the keys belong to another sequence."""
+    layers: tuple[int, ...]
+    """Layers, counted from 1; 0 stands for all of them together."""
+    single_heads: bool
+    """Whether there are maps of single heads besides those of the block."""
+    weights: np.ndarray | None
+    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry; None for maps through several
+    layers, which have no weights."""
+    norms: np.ndarray | None
+    """‖f(x)‖: layer, head, key; None if `head_maps` has ‖αf(x)‖, or there are no weights."""
+    maps: Mapping[str, np.ndarray]
+    """What the attention block and the feed-forward network pass from key to query, by measure: layer, query, key. Norms of
+    vectors by method, and the signed shares of the block's output (`share`)."""
+    query_words: tuple[int, ...] | None = None
+    """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
+    key_words: tuple[int, ...] | None = None
+    tree: "DependencyTree | None" = None
+    """The gold tree of an annotated sentence."""
+    unit: str = "token"
+    """What the queries and keys are: `token` or `word`."""
+    head_maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Maps of single heads that do not follow from weights and norms, by measure: layer, head, query, key. Between words,
+    ‖αf(x)‖ (`attn_n`) is one of them."""
+
+    @property
+    def heads(self) -> int:
+        """Number of heads with maps of their own."""
+        of_heads = [values for values in (self.weights, *self.head_maps.values()) if values is not None]
+        return int(of_heads[0].shape[1]) if self.single_heads and of_heads else 0
+
+    def of_heads(self, measure: str) -> np.ndarray | None:
+        """The maps of single heads: layer, head, query, key; None if there are none for a measure."""
+        if measure in self.head_maps:
+            return self.head_maps[measure]
+        if not self.single_heads or self.weights is None or measure not in HEAD_MEASURES:
+            return None
+        if measure == "attn_w":
+            return self.weights
+        assert self.norms is not None, "maps of words come with their own"
+        return self.weights * self.norms[:, :, None, :]
+
+    @property
+    def values(self) -> int:
+        """Number of values of all maps."""
+        arrays = (self.weights, *self.maps.values(), *self.head_maps.values())
+        return sum(values.size for values in arrays if values is not None)
+
+    @property
+    def of_targets(self) -> bool:
+        """Whether rows are numbers that a model computes, instead of tokens or words."""
+        return not TARGET_MEASURES.keys().isdisjoint(self.maps)
+
+    def pairs(self) -> pd.DataFrame:
+        """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
+        blocks = ({} if self.weights is None else {"attn_w": self.weights.mean(axis=1)}) | dict(self.maps)
+        measures: dict[str, np.ndarray] = {}
+        for name, values in blocks.items():
+            measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=np.float32)
+            measures[name][0] = values
+            of_heads = self.of_heads(name)
+            if of_heads is not None:
+                measures[name][1:] = of_heads.swapaxes(0, 1)
+        tokens = {
+            "query_token": np.array(self.queries, dtype=object)[:, None],
+            "key_token": np.array(self.keys, dtype=object),
+        }
+        table = tidy(
+            tokens | measures,
+            head=np.arange(self.heads + 1, dtype=np.int32),
+            layer=np.array(self.layers, dtype=np.int32),
+            query=np.arange(len(self.queries), dtype=np.int32),
+            key=np.arange(len(self.keys), dtype=np.int32),
+        )
+        return table[["layer", "head", "query", "key", *tokens, *measures]]
+
+
+def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
+    """The pairs of all sentences; sentences count from 1."""
+    tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
+    return pd.concat(tables, ignore_index=True)
+
+
+_KEY = "normscope.texts"
+_NORMS = "f_n"
+"""The column of ‖f(x)‖."""
+
+
+def write_maps(stream: BinaryIO, maps: Sequence[TokenMaps], identity: Mapping[str, object]) -> None:
+    """Write the token maps of at least one text.
+
+    Args:
+        stream: The file.
+        maps: The maps.
+        identity: What distinguishes the run from others.
+    """
+    rows = pairs_table(maps)
+    if any(text.norms is not None for text in maps):
+        rows[_NORMS] = np.concatenate([_norms(text) for text in maps])
+    texts = json.dumps([_text(text) for text in maps], ensure_ascii=False)
+    write_parquet(stream, rows, {**metadata("maps.parquet", rows.columns, identity), _KEY: texts})
+
+
+def _norms(text: TokenMaps) -> np.ndarray:
+    """‖f(x)‖ of each pair's key, for single heads alone."""
+    values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=np.float32)
+    if text.norms is not None:
+        values[1:] = text.norms.swapaxes(0, 1)[:, :, None, :]
+    return values.ravel()
+
+
+def _text(text: TokenMaps) -> dict[str, Any]:
+    """All of a text that is no number."""
+    plain = (
+        "title",
+        "queries",
+        "keys",
+        "is_cross_attention",
+        "layers",
+        "single_heads",
+        "unit",
+        "query_words",
+        "key_words",
+    )
+    return {name: getattr(text, name) for name in plain} | {
+        "heads": text.heads,
+        "weights": text.weights is not None,
+        "norms": text.norms is not None,
+        "maps": list(text.maps),
+        "head_maps": list(text.head_maps),
+        "tree": None if text.tree is None else dataclasses.asdict(text.tree),
+    }
+
+
+def read_maps(path: Path) -> list[TokenMaps]:
+    """Read what `write_maps` has written.
+
+    Raises:
+        InputError: If the file is damaged, or holds something else.
+    """
+    rows = table(path)
+    try:
+        texts = parsed_json(f'{{"texts": {parquet_metadata(path)[_KEY]}}}', finite=True)["texts"]
+        parts = dict(iter(rows.groupby("sentence", sort=False)))
+        return [_read(text, parts[number]) for number, text in enumerate(texts, start=1)]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, MemoryError) as error:
+        raise InputError(f"{path}: expected the token maps of a run: {one_line(error)}") from error
+
+
+def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMaps:
+    queries, keys, layers = (tuple(text[name]) for name in ("queries", "keys", "layers"))
+    of_texts = (text["title"], text["unit"], *queries, *keys)
+    if not all(isinstance(value, str) for value in of_texts) or not all(isinstance(layer, int) for layer in layers):
+        raise TypeError("the texts in its metadata are damaged")
+    heads, pairs = int(text["heads"]), (len(layers), len(queries), len(keys))
+
+    def of_blocks(name: str) -> np.ndarray:
+        return _values(rows, name, heads, pairs)[0]
+
+    def of_heads(name: str) -> np.ndarray:
+        values = _values(rows, name, heads, pairs)
+        return values[1:].swapaxes(0, 1) if heads else values[:1].swapaxes(0, 1)
+
+    tree = text["tree"]
+    return TokenMaps(
+        title=text["title"],
+        queries=queries,
+        keys=keys,
+        is_cross_attention=bool(text["is_cross_attention"]),
+        layers=layers,
+        single_heads=bool(text["single_heads"]),
+        weights=of_heads("attn_w") if text["weights"] else None,
+        norms=of_heads(_NORMS)[:, :, 0] if text["norms"] else None,
+        maps={str(name): of_blocks(name) for name in text["maps"]},
+        query_words=_whole(text["query_words"]),
+        key_words=_whole(text["key_words"]),
+        tree=None if tree is None else _tree(tree),
+        unit=text["unit"],
+        head_maps={str(name): of_heads(name) for name in text["head_maps"]},
+    )
+
+
+def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, int]) -> np.ndarray:
+    """A column as an array: head, layer, query, key."""
+    return rows[name].to_numpy(dtype=np.float32).reshape(heads + 1, *pairs)
+
+
+def _whole(numbers: Any) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(map(int, numbers))
+
+
+def _tree(tree: dict[str, Any]) -> DependencyTree:
+    arcs = tuple((int(dependent), int(head), str(relation)) for dependent, head, relation in tree["arcs"])
+    return DependencyTree(tuple(map(int, tree["words"])), arcs)

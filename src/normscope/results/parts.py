@@ -1,0 +1,140 @@
+"""The parts of a run's analyses, joined."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+
+from normscope.results.declare import Published
+from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels
+from normscope.results.findings import Sentence, Summary
+from normscope.results.result import Result
+from normscope.results.rollups import roll_up
+
+SEQUENCES = "sequences"
+"""The table of all analyses with the means of single sequences, so that comparisons of runs can resample them."""
+
+_SEQUENCES = ["metric", "sequence", "count", "value"]
+_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
+
+
+def rolled_up(name: str, published: Published, part: Result) -> Result:
+    """The part of an analysis with the declared numbers and curves, if it has not rolled up any itself.
+
+    Without a summary of its own, these numbers are the summary.
+    """
+    if part.metrics or part.curves:
+        return part
+    rolled = roll_up(published, part.tables)
+    numbers = pd.DataFrame({"value": rolled.metrics}).rename_axis("metric")
+    summaries = part.summaries or ({name: Summary(numbers)} if rolled.metrics else {})
+    return dataclasses.replace(part, metrics=rolled.metrics, curves=rolled.curves, summaries=summaries)
+
+
+def joined(parts: Mapping[str, Result], depth: int) -> Result:
+    """The parts of several analyses as one result, in which every name begins with that of its analysis.
+
+    The tables that all analyses share come last: `curves`, and `sequences` and `heatmaps` unless they are empty.
+
+    Args:
+        parts: What each analysis has returned, by its name.
+        depth: Number of layers of the model.
+    """
+    curves = {f"{name}/{curve}": values for name, part in parts.items() for curve, values in part.curves.items()}
+    figures = {f"{name}_{figure}": each for name, part in parts.items() for figure, each in part.figures.items()}
+    shared = {SEQUENCES: _sequences(parts), "heatmaps": tidy_heatmaps(parts)}
+    return Result(
+        tables={
+            **{
+                f"{name}_{table}": rows
+                for name, part in parts.items()
+                for table, rows in part.tables.items()
+                if table != SEQUENCES
+            },
+            "curves": tidy_curves(curves, depth),
+            **{name: rows for name, rows in shared.items() if len(rows)},
+        },
+        metrics={f"{name}/{metric}": value for name, part in parts.items() for metric, value in part.metrics.items()},
+        curves=curves,
+        figures=figures,
+        sentences=[_named(name, sentence) for name, part in parts.items() for sentence in part.sentences],
+        notes=list(dict.fromkeys(note for part in parts.values() for note in part.notes)),
+        summaries={name: summary for part in parts.values() for name, summary in part.summaries.items()},
+    )
+
+
+def _named(name: str, text: str) -> Sentence:
+    """A sentence with the full names of what shows it."""
+    sentence = Sentence.of(text)
+    figure, table = (link and f"{name}_{link}" for link in (sentence.figure, sentence.table))
+    return sentence.but(analysis=name, figure=figure, table=table)
+
+
+def tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.DataFrame:
+    """Values by layer and by relative depth, so that models of different depth can be compared."""
+    rows = [
+        (name, int(layer), int(layer) / depth, float(value))
+        for name, values in curves.items()
+        for layer, value in zip(values.index.tolist(), values.tolist(), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["curve", "layer", "depth", "value"])
+
+
+def tidy_sequences(means: pd.DataFrame) -> pd.DataFrame:
+    """Means of single sequences as the table `sequences` of an analysis: one row per metric and sequence.
+
+    Args:
+        means: The columns sequence (a number that depends on the tokens alone), count (of the terms) and metrics, each of which
+            is the mean of its column weighted by the counts.
+    """
+    metrics = [str(name) for name in means if name not in ("sequence", "count")]
+    tables = [means[["sequence", "count"]].assign(metric=name, value=means[name]) for name in metrics]
+    return pd.concat(tables, ignore_index=True)[_SEQUENCES] if tables else pd.DataFrame(columns=_SEQUENCES)
+
+
+def _sequences(parts: Mapping[str, Result]) -> pd.DataFrame:
+    """The means of single sequences, of all analyses."""
+    tables = [
+        part.tables[SEQUENCES].assign(metric=f"{name}/" + part.tables[SEQUENCES]["metric"])
+        for name, part in parts.items()
+        if SEQUENCES in part.tables
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=_SEQUENCES)
+
+
+def tidy_heatmaps(parts: Mapping[str, Result]) -> pd.DataFrame:
+    """The cells of all heat maps, so that comparisons of runs can subtract them: one row per figure, panel and cell."""
+    tables = [
+        panel.assign(figure=f"{name}/{figure_name}")
+        for name, part in parts.items()
+        for figure_name, figure in part.figures.items()
+        for panel in _panels(figure)
+    ]
+    return pd.concat(tables, ignore_index=True)[_HEATMAPS] if tables else pd.DataFrame(columns=_HEATMAPS)
+
+
+def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
+    match figure:
+        case HeatmapPanels():
+            for key, title in figure.panel_titles.items():
+                rows = figure.table[figure.table[figure.panel].astype(str) == str(key)]
+                yield _cells(rows, figure, figure.value, title, figure.value_label)
+        case HeatmapGrid():
+            for name, rows in figure.rows_of_panels():
+                for value, title in figure.values.items():
+                    panel = f"{title}, {name}" if name else title
+                    yield _cells(rows, figure, value, panel, figure.value_label or title)
+
+
+def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, panel: str, title: str) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "panel": panel,
+            "row": rows[figure.row].astype(str),
+            "column": rows[figure.column].astype(str),
+            "value": rows[value].astype(float),
+            "row_title": figure.row,
+            "column_title": figure.column,
+            "value_title": title,
+        }
+    )

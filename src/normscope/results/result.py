@@ -1,0 +1,214 @@
+"""The results of a run: what an analysis returns a part of, what Python gets, and what a run folder holds."""
+
+import dataclasses
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from normscope.analyses.registry import analyses
+from normscope.errors import InputError, escaped, one_line
+from normscope.results.figures import Figure, read_figure, write_figure
+from normscope.results.findings import Sentence, Summary
+from normscope.results.maps import TokenMaps, read_maps, write_maps
+from normscope.results.run_files import (
+    CONFIG,
+    MAPS,
+    RESULTS,
+    Status,
+    read_config,
+    read_results,
+    require_run,
+    results_content,
+)
+from normscope.results.table_files import LazyFiles, LazyItems, read_table, write_table
+from normscope.rounding import counted
+from normscope.untrusted.writing import new_file, write_file
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """The results of a run, or the part of one of its analyses.
+
+    An analysis names its tables, metrics, curves and figures without a prefix. In the results of a run, the name of the
+    analysis comes first: `mixing_by_layer`, `mixing/attnresln_n/mean`.
+    """
+
+    tables: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
+    """Tidy: one row per observation. A run that is read from its folder reads each table when it is first asked for."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Finite values by name. Those that an analysis declares are rolled up from its tables if it gives no numbers itself."""
+    curves: "Mapping[str, pd.Series[float]]" = dataclasses.field(default_factory=dict)
+    """Values by layer, as with metrics."""
+    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+    maps: Sequence[TokenMaps] = ()
+    """The token maps of the run's texts."""
+    sentences: Sequence[str] = ()
+    """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""
+    notes: Sequence[str] = ()
+    """Caveats to read with the numbers."""
+    summaries: Mapping[str, Summary] = dataclasses.field(default_factory=dict)
+    """The main numbers, by analysis."""
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Where the numbers come from: software, model, device, counts of texts and tokens, verification error."""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The resolved config, nested by section."""
+    status: str = Status.COMPLETED
+    """How the run ended: `completed`, `interrupted` or `failed`. Only a completed run has numbers."""
+    error: str = ""
+    """Why the run failed; empty if it did not."""
+
+    @property
+    def analyses(self) -> list[str]:
+        """Names of the analyses that were run, in order."""
+        options = self.config.get("analysis", {}).items()
+        return [
+            name for name, of_analysis in options if isinstance(of_analysis, Mapping) and of_analysis.get("enabled")
+        ]
+
+    def owned_by(self, analysis: str, names: Iterable[str]) -> list[str]:
+        """Those of the names of tables or figures that begin with the name of an analysis, and of no longer one."""
+        longer = [f"{name}_" for name in self.analyses if name.startswith(f"{analysis}_")]
+        return [name for name in names if name.startswith(f"{analysis}_") and not name.startswith(tuple(longer))]
+
+    def save(self, folder: str | Path) -> None:
+        """Write the results into a folder. `results.json` comes last: a folder that has it is complete.
+
+        Raises:
+            InputError: If something other than a file is in the place of one.
+            OSError: If a file cannot be written.
+        """
+        folder = Path(folder)
+        for part in ("tables", "figures"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        config = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
+        write_file(folder, CONFIG, config.encode())
+        for name, rows in self.tables.items():
+            write_table(folder, name, rows, self._identity)
+        for name, figure in self.figures.items():
+            with new_file(folder, f"figures/{name}.parquet") as stream:
+                write_figure(stream, figure)
+        if self.maps:
+            with new_file(folder, MAPS) as stream:
+                write_maps(stream, self.maps, self._identity)
+        self.save_facts(folder)
+
+    def save_facts(self, folder: Path) -> None:
+        """Write only `results.json`: metrics, words and facts."""
+        words: dict[str, Sequence[object]] = {
+            "tables": list(self.tables),
+            "figures": list(self.figures),
+            "sentences": [{"text": str(sentence), **vars(sentence)} for sentence in map(Sentence.of, self.sentences)],
+            "notes": list(self.notes),
+            "summaries": [{"analysis": name, **summary.plain()} for name, summary in self.summaries.items()],
+        }
+        write_file(folder, RESULTS, results_content(self.status, self.metrics, self.facts, self.error, words))
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Result":
+        """Read the folder of a finished run: its tables, metrics, figures, token maps, config and facts.
+
+        Nothing in a folder is executed, and damaged files are rejected.
+
+        Args:
+            folder: The folder, such as `outputs/first`, or `DIR/0` for the first job of a sweep.
+
+        Examples:
+            >>> import normscope
+            >>> result = normscope.read("outputs/first")  # normscope output_dir=outputs/first
+            >>> result.status, list(result.tables)[0]
+            ('completed', 'curves')
+
+        Raises:
+            InputError: If this is not the folder of a finished run, a file is damaged, or another version of normscope
+                has written it. A damaged table, figure or file of maps is rejected when it is first read.
+        """
+        if not isinstance(folder, str | Path):
+            raise InputError(f"run: expected the folder of a run, got {type(folder).__name__}")
+        folder = Path(folder).expanduser()
+        require_run(folder)
+        results = read_results(folder)
+        tables = LazyFiles(folder / "tables", read_table, results.get("tables") or ())
+        has_maps = (folder / MAPS).exists()
+        return cls(
+            tables=tables,
+            metrics=results["metrics"],
+            curves=_curves(tables["curves"]) if "curves" in tables else {},
+            figures=LazyFiles(folder / "figures", lambda _name, path: read_figure(path), results.get("figures") or ()),
+            maps=LazyItems(lambda: read_maps(folder / MAPS)) if has_maps else (),
+            sentences=[Sentence.read(folder / RESULTS, content) for content in results.get("sentences") or ()],
+            notes=[str(note) for note in results.get("notes") or ()],
+            summaries=dict(_summary(folder / RESULTS, content) for content in results.get("summaries") or ()),
+            facts=results["facts"],
+            config=read_config(folder),
+            status=results["status"],
+            error=str(results.get("error", "")),
+        )
+
+    @property
+    def _identity(self) -> dict[str, object]:
+        """What distinguishes the numbers of this run from those of others. It is the same in every repetition of the run."""
+        facts, dataset = self.facts, self.config.get("dataset", {})
+        same = ("git_commit", "model", "model_revision", "model_sha256", "seed", "sequences", "tokens")
+        names = [dataset.get("name"), Path(str(dataset.get("path") or "")).name, dataset.get("kind")]
+        return {
+            "normscope": facts.get("versions", {}).get("normscope"),
+            **{name: facts.get(name) for name in same},
+            "dataset": next((str(name) for name in names if name), None),
+        }
+
+    @property
+    def _source(self) -> str:
+        counts = [
+            counted(self.facts[name], noun) for name, noun in _COUNTED.items() if self.facts.get(name) is not None
+        ]
+        ended = f"{self.status}{f' ({self.error})' if self.error else ''}" if self.status != Status.COMPLETED else ""
+        return ": ".join(filter(None, [str(self.facts.get("model") or ""), ended or ", ".join(counts)]))
+
+    def _sentences_of(self, analysis: str) -> list[str]:
+        return [sentence for sentence in map(Sentence.of, self.sentences) if sentence.analysis in (analysis, "")]
+
+    def __repr__(self) -> str:
+        parts = [self._source]
+        for name in self.analyses:
+            parts += ["", title(name), *(f"  {sentence}" for sentence in self._sentences_of(name))]
+            parts += [str(self.summaries[name])] if name in self.summaries else []
+        parts += ["", *self.notes, f"tables: {', '.join(self.tables) or 'none'}"]
+        parts += [f"figures: {', '.join(self.figures)}"] if self.figures else []
+        return escaped("\n".join(parts), keep="\n")
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{html.escape(self._source)}</p>"]
+        for name in self.analyses:
+            sentences = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self._sentences_of(name))
+            parts += [f"<h4>{html.escape(title(name))}</h4>", f"<ul>{sentences}</ul>" if sentences else ""]
+            parts += [self.summaries[name]._repr_html_()] if name in self.summaries else []
+        parts += [f"<p>{html.escape(note)}</p>" for note in self.notes]
+        for kind, names in (("tables", self.tables), ("figures", self.figures)):
+            if names:
+                listed = ", ".join(f"<code>{html.escape(name)}</code>" for name in names)
+                parts.append(f"<p><code>.{kind}</code>: {listed}</p>")
+        return "".join(parts)
+
+
+_COUNTED = {"sequences": "sequence", "tokens": "token"}
+
+
+def title(analysis: str) -> str:
+    """The title of an analysis; its name if it is not installed."""
+    info = analyses().get(analysis)
+    return analysis if info is None else info.title
+
+
+def _curves(table: pd.DataFrame) -> "dict[str, pd.Series[float]]":
+    return {str(name): rows.set_index("layer")["value"] for name, rows in table.groupby("curve", sort=False)}
+
+
+def _summary(path: Path, content: Any) -> tuple[str, Summary]:
+    try:
+        return str(content["analysis"]), Summary.of(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: expected the summary of an analysis: {one_line(error)}") from error

@@ -1,0 +1,226 @@
+"""The files of a run folder that are no tables: `results.json`, with the facts of the run, and `config.yaml`.
+
+A folder may come from someone else, or be damaged: everything is read with size limits and validated.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from normscope.distribution import RUN_SCHEMA
+from normscope.errors import InputError, printable
+from normscope.rounding import brief_share, counted
+from normscope.untrusted.files import MIB
+from normscope.untrusted.plain_data import Kind, json_mapping, require, shown, yaml_mapping
+
+Type = Literal["string", "integer", "number", "object", "array"]
+"""A type of JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """One fact. It may be null, and a run that failed early lacks most of them."""
+
+    type: Type
+    meaning: str
+    of: Type | None = None
+    """What the values of an object, or the items of an array, are."""
+
+
+FACTS: Mapping[str, Fact] = {
+    "versions": Fact(
+        "object", "Versions of Python, of normscope and of the libraries that numbers depend on.", "string"
+    ),
+    "platform": Fact("string", "The operating system."),
+    "git_commit": Fact("string", "Commit of the checkout that ran, followed by `+` if it had uncommitted changes."),
+    "finished": Fact("string", "Local time at which the run ended, `YYYY-MM-DD HH:MM:SS`."),
+    "command": Fact("string", "The command line; for a job of a sweep, one that runs this job alone."),
+    "model": Fact("string", "Name of the model."),
+    "model_revision": Fact("string", "Commit of the model on the Hub."),
+    "model_sha256": Fact("string", "Digest of the weights."),
+    "training_step": Fact("integer", "Training step of the checkpoint."),
+    "device": Fact("string", "The device that the model ran on."),
+    "dtype": Fact("string", "Number format of the weights."),
+    "layers_without_attention": Fact("array", "Layers of a hybrid that have no softmax attention.", "integer"),
+    "seed": Fact("integer", "Seed of all random choices."),
+    "examples": Fact("integer", "Number of examples read."),
+    "skipped": Fact("object", "Number of examples skipped, by reason.", "integer"),
+    "remarks": Fact("object", "Number of examples used, by what was lost of them or is unusual about them.", "integer"),
+    "left_out": Fact("array", "Files in the folder of the corpus that are no part of it.", "string"),
+    "not_shown": Fact("array", "What the token maps leave out to keep the page small.", "string"),
+    "unknown_share": Fact(
+        "number", "Share of the unknown token among the ordinary tokens; null without ordinary tokens."
+    ),
+    "examples_used": Fact("integer", "Number of examples analysed."),
+    "sequences": Fact("integer", "Number of sequences analysed."),
+    "cut": Fact("integer", "Number of examples truncated."),
+    "tokens": Fact("integer", "Number of tokens analysed."),
+    "tokens_by_category": Fact("object", "Number of tokens by category.", "integer"),
+    "compared": Fact(
+        "object",
+        "Counts of the pairs whose texts are compared, if other analyses read these pairs as single sequences.",
+    ),
+    "seconds": Fact("number", "Wall time of the run, in seconds."),
+    "phases": Fact(
+        "object",
+        "Seconds of each phase, in order; `start`, in which Python's libraries are imported, is not part of `seconds`. For a "
+        "resumed run, those of the process that completed it.",
+        "number",
+    ),
+    "steps": Fact("object", "Seconds of the steps within phases, by name.", "number"),
+    "model_share": Fact(
+        "number", "Share of the time of the pass over the corpus in which the model and the analyses ran."
+    ),
+    "verification_error": Fact("number", "Largest relative difference from the untouched model, measured at load."),
+    "verification_layer": Fact("integer", "Layer of that difference, from 1."),
+    "verification_part": Fact("string", "Part of the layer that has this difference."),
+}
+"""All facts, by name."""
+
+_MANY_UNKNOWN = 0.05
+"""From this share of unknown tokens on, numbers are about what the tokenizer does not know rather than about the texts."""
+
+
+def lost(facts: Mapping[str, Any], longest: str = "the maximum number of tokens (dataset.max_length)") -> list[str]:
+    """What was lost of a corpus and what is unusual about it, in sentences.
+
+    Args:
+        facts: The facts of a run, of which those are read that say what became of the corpus.
+        longest: What examples were truncated to.
+    """
+    sentences = {f"truncated to {longest}": facts.get("cut", 0)}
+    sentences |= {f"skipped: {reason}": number for reason, number in (facts.get("skipped") or {}).items()}
+    said = [f"{counted(number, 'example was', 'examples were')} {what}" for what, number in sentences.items() if number]
+    said += [f"{counted(number, 'example')} {what}" for what, number in (facts.get("remarks") or {}).items()]
+    if unknown := facts.get("unknown_share"):
+        sentence = f"the tokenizer does not know {brief_share(unknown)} of the ordinary tokens"
+        many = unknown > _MANY_UNKNOWN
+        said.append(f"warning: {sentence}; do it and the texts share a language?" if many else sentence)
+    if names := facts.get("left_out"):
+        said.append(f"files of the folder that were not read: {printable(', '.join(names), 300)}")
+    return said
+
+
+RESULTS = "results.json"
+CONFIG = "config.yaml"
+MAPS = "maps.parquet"
+
+_MOST_RESULTS, _MOST_CONFIG = 64 * MIB, MIB
+
+
+class Status(enum.StrEnum):
+    """How a run ended. A folder without results.json belongs to a run that was killed or is still running."""
+
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+_KINDS: dict[Type, Kind] = {
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "object": "a mapping",
+    "array": "a list",
+}
+
+
+def results_content(
+    status: str,
+    metrics: Mapping[str, float],
+    facts: Mapping[str, object],
+    error: str = "",
+    words: Mapping[str, Sequence[object]] | None = None,
+) -> bytes:
+    """The content of results.json.
+
+    Args:
+        status: How the run ended.
+        metrics: Finite numbers.
+        facts: Where they come from.
+        error: Why the run failed, if it did.
+        words: Names of tables and figures in their order, sentences, notes and summaries.
+    """
+    not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if not_finite:
+        raise ValueError(f"metrics must be finite: {not_finite}")
+    content: dict[str, object] = {"schema": RUN_SCHEMA, "status": str(status), "metrics": dict(metrics)}
+    content |= {"facts": dict(facts), **(words or {})}
+    if status == Status.FAILED:
+        content["error"] = " ".join(error.split())
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The content of results.json.
+
+    Raises:
+        InputError: If results.json is missing, was not written by a run, or has a schema that this version does not know.
+    """
+    path = folder / RESULTS
+    results = json_mapping(path, _MOST_RESULTS)
+    require(path, results, "schema", "a whole number")
+    if results["schema"] != RUN_SCHEMA:
+        raise InputError(
+            f"{path}: expected schema {RUN_SCHEMA}, got {results['schema']}: another version of normscope has written this run"
+        )
+    require(path, results, "status", "a text")
+    for key in ("metrics", "facts"):
+        require(path, results, key, "a mapping")
+    if results["status"] not in list(Status):
+        raise InputError(f"{path}: expected a status of {', '.join(Status)}, got {shown(results['status'])}")
+    for name in results["metrics"]:
+        require(path, results["metrics"], name, "a number")
+    for name, fact in FACTS.items():
+        require(path, results["facts"], name, _KINDS[fact.type], optional=True)
+    for name in ("tables", "figures", "sentences", "notes", "summaries"):
+        require(path, results, name, "a list", optional=True)
+    return results | {"metrics": {name: float(value) for name, value in results["metrics"].items()}}
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a run that has nothing left to do."""
+    try:
+        return bool(read_results(folder)["status"] == Status.COMPLETED)
+    except InputError:
+        return False
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config of a run, nested as in the schema, which it need not match.
+
+    Raises:
+        InputError: If config.yaml is missing, or is not a mapping of plain data.
+    """
+    return yaml_mapping(folder / CONFIG, _MOST_CONFIG)
+
+
+def require_run(folder: Path) -> None:
+    """Check that a folder holds a finished run; otherwise, the message says what it holds.
+
+    Raises:
+        InputError: If it does not.
+    """
+    name = printable(str(folder), 300)
+    try:
+        if (folder / RESULTS).exists():
+            return
+        if not os.path.lexists(folder):
+            raise InputError(f"run={name}: expected the folder of a run, but it does not exist")
+        if not folder.is_dir():
+            raise InputError(f"run={name}: expected the folder of a run, got a file")
+        jobs = sorted(path.parent for path in folder.glob(f"*/{RESULTS}"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"run={name}: expected the folder of a run: {error}") from error
+    if jobs:
+        raise InputError(
+            f"run={name}: expected the folder of one run, got the folder of several; read {jobs[0]}, for example"
+        )
+    if (folder / CONFIG).exists():
+        raise InputError(f"run={name}: the run is unfinished; continue it with resume={name}, or wait until it ends")
+    raise InputError(f"run={name}: expected the folder of a run, but it has no {RESULTS}")

@@ -1,0 +1,140 @@
+"""Results are the same in memory and in the folder of a run, and so is every view of them."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from normscope.analyses.registry import analyses
+from normscope.errors import InputError
+from normscope.reporting.drawing import svg
+from normscope.results.findings import Sentence
+from normscope.results.maps import DependencyTree, TokenMaps
+from normscope.results.parts import joined
+from normscope.results.result import Result
+from tests.oracles import specimens
+from tests.oracles.comparison import picture_of
+from tests.oracles.test_outputs import everything
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return specimens.bert()
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_what_an_analysis_returns_is_saved_and_read(name, bert, tmp_path):
+    """Also if figures are drawn from what was read."""
+    part = everything(name, bert)
+    result = joined({name: part}, 3)
+    assert len(result.figures) == len(part.figures)
+    result.save(tmp_path)
+    (tmp_path / "config.yaml").write_text(json.dumps({"analysis": {name: {"enabled": True}}}))
+    found = Result.read(tmp_path)
+    assert found.metrics == result.metrics
+    assert found.sentences == result.sentences
+    assert [vars(sentence) for sentence in found.sentences] == [vars(sentence) for sentence in result.sentences]
+    assert found.notes == result.notes
+    assert found.analyses == [name]
+    assert list(found.tables) == list(result.tables)
+    assert {key: curve.to_dict() for key, curve in found.curves.items()} == {
+        key: curve.to_dict() for key, curve in result.curves.items()
+    }
+    for key, summary in result.summaries.items():
+        assert (found.summaries[key].digits, found.summaries[key].caption) == (summary.digits, summary.caption)
+        assert str(found.summaries[key]) == str(summary)
+    assert list(found.figures) == list(result.figures)
+    for key, figure in result.figures.items():
+        assert picture_of(found.figures[key]).axes == picture_of(figure).axes, key
+        assert svg(found.figures[key]) == svg(figure), key
+
+
+def text(**changes) -> TokenMaps:
+    generator = np.random.default_rng(0)
+    random = lambda *shape: generator.random(shape, dtype=np.float32)  # noqa: E731
+    given = {
+        "title": "a b c",
+        "queries": ("a", "b", "=c"),
+        "keys": ("a", "b", "=c"),
+        "is_cross_attention": False,
+        "layers": (2, 4),
+        "single_heads": True,
+        "weights": random(2, 5, 3, 3),
+        "norms": random(2, 5, 3),
+        "maps": {"attn_n": random(2, 3, 3), "share": -random(2, 3, 3)},
+        "query_words": (0, 1, 1),
+        "key_words": (0, 1, 1),
+        "tree": DependencyTree((0, 1), ((0, 1, "nsubj"),)),
+    }
+    return TokenMaps(**given | changes)
+
+
+TEXTS = {
+    "heads": text(),
+    "blocks": text(single_heads=False, weights=text().weights.mean(axis=1)[:, None], norms=None, tree=None),
+    "words": text(norms=None, head_maps={"attn_n": text().weights * 2}, unit="word", query_words=None, key_words=None),
+    "translation": text(
+        keys=("x", "y"),
+        is_cross_attention=True,
+        weights=text().weights[..., :2],
+        norms=text().norms[..., :2],
+        maps={"attn_n": text().weights[:, 0, :, :2]},
+    ),
+}
+
+
+def test_token_maps_are_saved_and_read_to_the_last_bit(tmp_path):
+    Result(maps=list(TEXTS.values())).save(tmp_path)
+    found = Result.read(tmp_path).maps
+    assert len(found) == len(TEXTS)
+    for now, before in zip(found, TEXTS.values(), strict=True):
+        for name, value in vars(before).items():
+            other = getattr(now, name)
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(other, value, strict=True)
+            elif name in ("maps", "head_maps"):
+                assert set(other) == set(value)
+                for measure, values in value.items():
+                    np.testing.assert_array_equal(other[measure], values, strict=True)
+            else:
+                assert other == value, name
+        pd.testing.assert_frame_equal(now.pairs(), before.pairs())
+
+
+def test_a_failed_run_has_no_numbers(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: {}\n")
+    Result(status="failed", error="The disk\nis full.", facts={"model": "x"}).save_facts(tmp_path)
+    found = Result.read(tmp_path)
+    assert (found.status, found.error, found.facts, found.metrics) == (
+        "failed",
+        "The disk is full.",
+        {"model": "x"},
+        {},
+    )
+    assert list(found.tables) == list(found.figures) == list(found.maps) == []
+    assert repr(found).startswith("x: failed (The disk is full.)")
+
+
+def test_what_is_damaged_is_named(tmp_path):
+    figure = everything("mixing", specimens.bert()).figures["by_layer"]
+    Result(figures={"mixing_by_layer": figure}, maps=[text()]).save(tmp_path)
+    (tmp_path / "figures" / "mixing_by_layer.parquet").write_bytes(b"PAR1")
+    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "maps.parquet")
+    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "figures" / "other.parquet")
+    found = Result.read(tmp_path)
+    with pytest.raises(InputError, match=r"mixing_by_layer\.parquet: cannot be read"):
+        found.figures["mixing_by_layer"]
+    with pytest.raises(InputError, match=r"other\.parquet: expected a figure that a run has written"):
+        found.figures["other"]
+    with pytest.raises(InputError, match=r"maps\.parquet: expected the token maps of a run"):
+        found.maps[0]
+
+
+def test_names_of_analyses_may_begin_alike():
+    config = {"analysis": {"norms": {"enabled": True}, "norms_more": {"enabled": True}, "off": {"enabled": False}}}
+    result = Result(config=config, sentences=[Sentence("a", analysis="norms")])
+    names = ["norms_by_layer", "norms_more_by_layer", "curves"]
+    assert result.analyses == ["norms", "norms_more"]
+    assert result.owned_by("norms", names) == ["norms_by_layer"]
+    assert result.owned_by("norms_more", names) == ["norms_more_by_layer"]
