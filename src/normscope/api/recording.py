@@ -285,8 +285,8 @@ class _Recorder:
                 raise InputError(
                     f"past_key_values: expected the cache of {self.loaded.name}, {self.loaded.layers} layers with "
                     f"{layout.sites[0].attention.key_heads} heads of keys, and fewer than the text's {len(self.ids)} tokens; "
-                    f"got {len(cache.layers)} layers with {', '.join(str(heads) for _, heads in sorted(shapes))} heads and {past} "
-                    "tokens; pass a cache that this model has filled with the beginning of this text, or none"
+                    f"got {len(cache.layers)} layers with {', '.join(str(heads) for _, heads in sorted(shapes))} heads and "
+                    f"{past} tokens; pass a cache that this model has filled with the beginning of this text, or none"
                 )
         return past
 
