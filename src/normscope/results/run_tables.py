@@ -89,6 +89,7 @@ MAPS = Table(
         ),
         "share": "Signed share of the key in the query's output at the end of the attention block; with the biases, those "
         "of a query add up to 1. Only for all heads together.",
+        "attn_s": "The score before the softmax, in maps that `normscope attention` writes.",
         "atbff_n": in_stream(
             "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
             "two are only for all heads together."
