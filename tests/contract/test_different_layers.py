@@ -16,9 +16,9 @@ from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
 from normscope.models.token_block import TokenBlock
 from normscope.models.verification import verify
-from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
-from normscope.running.python_options import run_options
+from normscope.running.options import run_options
+from normscope.running.pipeline import analyse
 from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch
 from tests.treebank import TREEBANK
 from tests.varied_layers import VARIED, varied
@@ -191,9 +191,8 @@ def test_heads_that_a_layer_lacks_follow_no_dependency_relation(tokenizer, tmp_p
         "report": {"enabled": False},
     }
     inputs = InputsInMemory(model, ConlluFile(tmp_path / "bank.conllu"))
-    outcome = analyse(run_options(settings), inputs, progress=False)
-    tables = outcome.findings["syntax"].tables
-    for table in (tables["heads"], tables["best"]):
+    result = analyse(run_options(settings), inputs, progress=False)
+    for table in (result.tables["syntax_heads"], result.tables["syntax_best"]):
         of_heads = table[table["layer"] > 0]
         assert {layer: rows["head"].max() for layer, rows in of_heads.groupby("layer")} == {1: 4, 2: 2, 3: 4}
 

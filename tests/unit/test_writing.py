@@ -193,6 +193,7 @@ _ELSEWHERE = {
     ("reporting/drawing.py", "savefig"): "to memory",
     ("results/table_files.py", "ParquetWriter"): "to a stream that the one function has opened",
     ("results/table_files.py", "to_csv"): "to memory",
+    ("api/attention_values.py", "to_parquet"): "to memory",
     ("api/training.py", "to_csv"): "to memory",
     ("running/checkpoint.py", "save"): "to memory",
     ("api/saved.py", "save"): "to memory",
