@@ -1,6 +1,7 @@
 """What a layer has made of its attention block: the feed-forward network, and the end of the layer."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
@@ -96,7 +97,7 @@ class FeedForwardBlock:
         if stage is LayerStage.BLOCK and self.is_parallel:  # which computes no such vector
             return self.attention.composition.block_output
         like = self.attention.inputs.dtype  # some families round inside a layer
-        return sum(self._by_token(each.value.to(like)[None])[0] for each in self._of(stage))  # type: ignore[return-value]
+        return _total([self._by_token(each.value.to(like)[None])[0] for each in self._of(stage)])
 
     def _of(self, stage: LayerStage) -> Sequence[Followed]:
         return [self.followed.residual] if stage is LayerStage.BLOCK else self._tensors[stage]
@@ -197,9 +198,9 @@ class FeedForwardBlock:
         chosen = [LayerStage.BLOCK, *self._tensors] if stages is None else [*stages]
         found: dict[LayerStage, list[Tensor]] = {stage: [] for stage in chosen}
         dtype = self._wide if in_double else self.attention.inputs.dtype
-        weights = self._weights(dtype)
+        weights, vectors = self._weights(dtype), self._vectors(dtype)
         for units in members.split(self._units_at_once(members.shape[-1]), dim=1):
-            for stage, parts in self._parts(chosen, self._of_keys(units, weights, dtype)).items():
+            for stage, parts in self._parts(chosen, self._of_keys(units, weights, vectors)).items():
                 merged = parts if rows is None else rows.to(parts) @ parts
                 found[stage].append(torch.linalg.vector_norm(merged, dim=-1))
         return {stage: torch.cat(norms).movedim(0, -1) for stage, norms in found.items()}
@@ -216,14 +217,19 @@ class FeedForwardBlock:
         """α."""
         return torch.cat([some.to(dtype) for _, some in self.attention.alpha.strips()], dim=2).permute(0, 3, 2, 1)
 
+    def _vectors(self, dtype: torch.dtype) -> Float[Tensor, "batch key head model"]:
+        """f(x) of every head, as W_O gives it."""
+        values, weight = self.attention.value.to(dtype), self.attention.parameters.output_weight.to(dtype)
+        return self._unscaled(torch.einsum("bhkd,hdm->bkhm", values, weight))
+
     def _of_keys(
         self,
         units: Int[Tensor, "#batch unit member"],
         weights: Float[Tensor, "batch key query head"],
-        dtype: torch.dtype,
+        transformed: Float[Tensor, "batch key head model"],
     ) -> Given:
         """What units of keys contribute to every query: a few vectors, with factors."""
-        block = self.attention
+        block, dtype = self.attention, weights.dtype
         texts, _, queries, _ = weights.shape
         units = units.expand(texts, -1, -1)
         at = units.clamp(min=0).flatten(1)
@@ -234,9 +240,9 @@ class FeedForwardBlock:
             return values.unflatten(1, units.shape[1:]).permute(1, 0, 3, 2, 4).flatten(3)
 
         used = (units >= 0).flatten(1).to(dtype)[..., None, None]
-        attended = torch.einsum("bhkd,hdm->bkhm", block.value.to(dtype), block.parameters.output_weight.to(dtype))
-        vectors = attended[text, at].unflatten(1, units.shape[1:]).transpose(0, 1).flatten(2, 3)
-        attention = Factored(by_unit(weights[text, at] * used), self._unscaled(vectors))
+        chosen = weights[text, at]
+        vectors = transformed[text, at].unflatten(1, units.shape[1:]).transpose(0, 1).flatten(2, 3)
+        attention = Factored(by_unit(chosen if units.shape[-1] == 1 else chosen.mul_(used)), vectors)
         if block.is_cross_attention:
             nothing = weights.new_zeros(units.shape[1], texts, queries, 0)
             return self._given(
@@ -295,10 +301,15 @@ class FeedForwardBlock:
             self.followed.parts([each for some in tensors for each in some], given, bias=bias)
         )
         parts = {
-            stage: self._by_token(sum(next(made) for _ in some))  # type: ignore[arg-type]
+            stage: self._by_token(_total([next(made) for _ in some]))
             for stage, some in zip(stages, tensors, strict=True)
         }
         if LayerStage.BLOCK in parts and self.is_parallel:
             attended = dense(given.attention) * self.modules.scale
             parts[LayerStage.BLOCK] = self._by_token(dense(given.inputs)) + self._by_token(attended, "attention output")
         return parts
+
+
+def _total(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, which is no copy of a single one."""
+    return functools.reduce(torch.add, tensors)
