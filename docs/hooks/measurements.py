@@ -28,7 +28,7 @@ WAYS = {
 
 
 _RECORDED_PROMPT = 512
-"""Tokens of the prompt of the generation that is recorded."""
+"""Number of tokens in the prompt of the recorded generation."""
 
 
 def with_tables(page: str) -> str:
@@ -93,7 +93,7 @@ def _lengths() -> str:
 
 
 def _attention() -> str:
-    """Attention between tokens and regions by length, beside the pass with fused attention and beside eager mode."""
+    """Attention between tokens and regions by length, compared with a pass with fused attention and with eager mode."""
     rows = []
     passes = [row for row in _rows("attention") if row["way"] not in (BARE, RECORDED)]
     bare = {row["length"]: row for row in _rows("attention") if row["way"] == BARE}
@@ -111,7 +111,7 @@ def _attention() -> str:
 
 
 def _recording() -> str:
-    """A generation that is recorded, beside one that is not."""
+    """A recorded generation compared with an unrecorded one."""
     rows = {row["way"]: row for row in _rows("attention") if row["length"] == _RECORDED_PROMPT}
     header = ("200 tokens after a prompt of 512", "seconds", "time / unrecorded", "peak MiB")
     return table(

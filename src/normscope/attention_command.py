@@ -1,4 +1,4 @@
-"""`normscope attention TEXT`: what tokens and regions of a text receive from others, as a table, in Parquet, and as a page."""
+"""`normscope attention TEXT`: what tokens and regions of a text receive from others, as a table, a Parquet file and a page."""
 
 import re
 import textwrap
@@ -23,13 +23,13 @@ from normscope.untrusted.writing import write_file
 PAGE, TABLE = "attention.html", "attention.parquet"
 
 _QUERIES = 3
-"""Queries whose strongest keys are printed."""
+"""Number of queries whose strongest keys are printed."""
 _KEYS = 12
-"""Keys of a query that are printed."""
+"""Number of keys printed for each query."""
 _NAME = 26
-"""Characters of a name that are printed: lines have at most 80."""
+"""Characters of a name to print, so that lines have at most 80."""
 _LARGEST = 1_500_000
-"""Values on the page, about 3 MB; single heads, and then the last queries, are left out beyond it."""
+"""The most values on the page, about 3 MB. Beyond that, single heads and then the last queries are left out."""
 
 _MAPS = {
     PairMeasure.weight: "attn_w",
@@ -55,14 +55,14 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
         options: The model, the device, `layers` and `dataset.chat_template`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
             `typed_texts`).
-        asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as they were typed; see `normscope.attention`.
-        folder: Where the files go; it is made.
+        asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as typed; see `normscope.attention`.
+        folder: The folder to write to, created if needed.
 
     Returns:
         The page.
 
     Raises:
-        InputError: If the text is empty or too long, or something that is asked for is not there.
+        InputError: If the text is empty or too long, or does not have the requested parts.
     """
     model = load(options.model, options.device)
     found = attention(
@@ -110,7 +110,7 @@ def _unless(default: str, key: str, asked: Mapping[str, str], read: Any) -> Any:
 def _items(key: str, typed: str) -> list[str]:
     items = [item.strip().strip("'\"") for item in typed.strip().removeprefix("[").removesuffix("]").split(",")]
     if not all(items):
-        raise InputError(f"{key}={typed}: expected a value, or several with commas between them")
+        raise InputError(f"{key}={typed}: expected one value, or several separated by commas")
     return items
 
 
@@ -138,7 +138,7 @@ def _numbers(key: str, typed: object) -> list[int]:
 
 
 def _every(found: AttentionValues) -> Float[np.ndarray, "layer head query key"]:
-    """Values of all keys: layer, head (one if heads are reduced), query, key; 0 where only the strongest are kept."""
+    """Values of all keys: layer, head (one if heads are reduced), query, key. Keys that are not kept are 0."""
     values, strongest = found.values, found.strongest
     if strongest is not None:
         values = np.zeros((*found.values.shape[:-1], len(found.keys)), dtype=values.dtype)
@@ -152,12 +152,12 @@ class _Key(NamedTuple):
 
     mean: float
     largest: str
-    """The value that is largest in magnitude, with its layer and head."""
+    """The value with the largest magnitude, with its layer and head."""
     name: str
 
 
 def _strongest(found: AttentionValues, values: Float[np.ndarray, "layer head key"]) -> list[_Key]:
-    """The keys from which a query receives most, on average over layers and heads."""
+    """The keys from which a query receives the most, averaged over layers and heads."""
     means = values.mean(axis=(0, 1))
     keys = []
     for at in np.argsort(-np.abs(means), kind="stable")[:_KEYS]:
@@ -171,7 +171,7 @@ def _strongest(found: AttentionValues, values: Float[np.ndarray, "layer head key
 
 
 def _placed(found: AttentionValues, axis: str, at: int) -> str:
-    """A query or key with the place of its first token, since a word may occur twice."""
+    """A query or key with the position of its first token, since a word may occur twice."""
     name, place = (found.axes["query"] if axis == "query" else found.keys)[at], found.positions[axis][at]
     return name if _SLICE.fullmatch(name) else f"{name} ({place})"
 
@@ -181,17 +181,17 @@ def _said(found: AttentionValues, heads: int) -> str:
     layers = counted(len(found.axes["layer"]), "layer")
     over = f"{layers} and {counted(heads, 'head')}" if "head" in found.axes else f"{layers}, heads reduced"
     sums = (
-        "mean over the visible pairs of a region"
+        "averaged over the visible pairs of a region"
         if found.measure == PairMeasure.score
         else "summed over the tokens of a region"
     )
-    kept = "" if found.strongest is None else f", of the {found.strongest.shape[-1]} strongest keys of every head"
+    kept = "" if found.strongest is None else f", counting only the {found.strongest.shape[-1]} strongest keys"
     what = _WHAT[PairMeasure(found.measure)]
     return f"{what[:1].upper()}{what[1:]}, {sums}; mean over {over}{kept}. Tokens count from 0."
 
 
 def _print(name: str, what: str, strongest: Sequence[tuple[str, Sequence[_Key]]], others: int) -> None:
-    """Print a table that explains itself, at most 80 columns wide."""
+    """Print a self-explanatory table, at most 80 columns wide."""
     print(f"\n{escaped(name)}\n{textwrap.fill(what, 80)}")
     for query, keys in strongest:
         size = max((abs(key.mean) for key in keys), default=0.0) or 1.0
@@ -209,18 +209,18 @@ def _short(name: str) -> str:
 
 
 def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query key"]) -> tuple[TokenMaps, str]:
-    """The map of what was asked, and what is left out of it."""
+    """The requested map, and a note of what it leaves out."""
     notes = []
     layers, heads, queries, keys = values.shape
     kept = max(1, _LARGEST // (layers * keys))
     if kept < queries:
-        notes.append(f"the first {kept:,} of {queries:,} queries are shown, which is what fits on one page")
+        notes.append(f"only the first {kept:,} of {queries:,} queries fit on the page")
         values = values[:, :, :kept]
     every = "head" in found.axes and [*found.axes["head"]] == list(range(1, heads + 1))
     single = every and heads > 1 and values.size * 2 <= _LARGEST
     if "head" in found.axes and not single:
         which = "" if every else f" {', '.join(map(str, found.axes['head']))}"
-        notes.append(f"heads{which} are shown together")
+        notes.append(f"heads{which} are combined")
     shown = values.astype(np.float32)
     name = _MAPS[PairMeasure(found.measure)]
     combined = shown.sum(axis=1) if name == "share" and "head" in found.axes else shown.mean(axis=1)

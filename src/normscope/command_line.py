@@ -48,7 +48,7 @@ _LONGEST_TEXT = 16 * MIB
 
 
 def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
-    """Take `explain TEXT`, for example, from the command line: the text, of a file, or of the standard input; None without it.
+    """Take a text, such as that of `explain TEXT`, from the command line, a file or standard input; None without the command.
 
     After `--`, the text is what it is, even if it is the name of a file or begins with a dash.
 
@@ -72,13 +72,11 @@ def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
     if sets and is_key(key.lstrip("+~")) and not _is_file(text):
         raise InputError(
             f'{command}: expected a text before {text}: {program()} {command} "A text." {text}; if it is the text itself, '
-            "type - and write it to the standard input"
+            "use - and pipe it to standard input"
         )
     del sys.argv[1:3]
     if _LOOKS_LIKE_A_FILE.fullmatch(text) and not _is_file(text):
-        raise InputError(
-            f"{command}: {text}: no such file; if it is a text, type - and write the text to the standard input"
-        )
+        raise InputError(f"{command}: {text}: no such file; if it is a text, use - and pipe it to standard input")
     try:
         if text == "-":
             return _read_stdin().strip()
@@ -108,14 +106,14 @@ def _is_file(text: str) -> bool:
 
 
 ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
-"""What `attention` is asked, beside `layers`, the model and the device."""
+"""The keys of `attention`, besides `layers`, the model and the device."""
 
 
 def asked_of_attention() -> dict[str, str]:
-    """Take what `attention` is asked from the command line, by name.
+    """Take the keys of `attention` from the command line, with their values.
 
     Raises:
-        InputError: If something is asked twice.
+        InputError: If a key is set twice.
     """
     asked: dict[str, str] = {}
     for word in [*sys.argv[1:]]:
@@ -129,7 +127,7 @@ def asked_of_attention() -> dict[str, str]:
 
 
 def view() -> list[str] | None:
-    """The words of `page RUN` or `compare RUN …`; None if the command line asks for neither."""
+    """The words of `page RUN` or `compare RUN …`; None if the command line has neither."""
     return sys.argv[1:] if sys.argv[1:2] in (["page"], ["compare"]) else None
 
 

@@ -116,7 +116,7 @@ def _maps(model: LoadedModel, text: Any) -> tuple[TokenMaps | None, str, float |
         return None, f"{counted(queries, 'token')} are too many for maps of all pairs on one page", weight
     note = ""
     if model.layout.heads_differ:
-        note = "shown without single heads, since layers differ in their number"
+        note = "shown without single heads, since layers differ in their number of heads"
     elif values * (7 + model.layout.heads) <= _LARGEST:
         decomposed = decompose(model, text, heads=True)
     else:

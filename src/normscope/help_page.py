@@ -16,7 +16,7 @@ _PAGE = """\
 {program} explain TEXT|FILE|-      what a model predicts for one text, and why
 {program} attention TEXT|FILE|-    what its tokens, words or spans receive from one another
 {program} serve [KEY=VALUE ...]    a local page: type a text, change a word, see what changes
-{program} page RUN                 the figures and the report of a run again, from its results
+{program} page RUN                 remake the figures and the report of a run from its results
 {program} compare RUN RUN ...      a page that compares runs, with a verdict
 {program} help KEY|GROUP ...       types, defaults and meanings of keys
 

@@ -1,4 +1,4 @@
-"""`normscope page RUN` and `normscope compare RUN …`: views of results that are on disk. Nothing here imports torch."""
+"""`normscope page RUN` and `normscope compare RUN …`: views of results on disk. Nothing here imports torch."""
 
 import argparse
 import math
@@ -20,14 +20,14 @@ from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
 from normscope.untrusted.writing import write_file
 
-_DRAWN_AGAIN = "its figures and its report are made again, from its results"
+_REDRAWN = "figures and report, remade from its results"
 
 
 def draw_again(folder: Path) -> Path:
-    """Make the figures and the report of a finished run again.
+    """Remake the figures and the report of a completed run.
 
     Args:
-        folder: Of the run.
+        folder: The folder of the run.
 
     Returns:
         The report.
@@ -48,12 +48,12 @@ def draw_again(folder: Path) -> Path:
     except OSError as error:
         raise InputError(f"{folder}: cannot be written to: {one_line(error)}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # What we save can be drawn: somebody has changed it.
+        # What normscope saves can be drawn, so someone has changed the files.
         raise InputError(f"{folder}: cannot be drawn: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _look(result: Result) -> Appearance:
-    """How the config of the run wants its figures drawn."""
+    """The appearance of figures that the run's config asks for."""
     options = FigureOptions(**result.config["figures"])
     check_rules(options, "figures.")
     return appearance(options)
@@ -65,12 +65,13 @@ def compare(
     baseline: Path | None = None,
     thresholds: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
-    """Compare the runs in some folders: print the verdict, and write the page and the tables.
+    """Compare the runs in the given folders: print the verdict, and write the page and the tables.
 
     Args:
         folders: Runs, or folders that contain them.
-        output: Where the comparison goes.
-        baseline: See `compared`, as for `thresholds`.
+        output: The folder for the comparison.
+        baseline: See `compared`.
+        thresholds: See `compared`.
 
     Returns:
         The page.
@@ -85,14 +86,14 @@ def compare(
 
 
 def command(words: Sequence[str], program: str) -> Path:
-    """What `page` or `compare` writes.
+    """Run `page` or `compare`, and return the page that it writes.
 
     Args:
         words: The words of the command line, `page` or `compare` first.
-        program: The command as it was typed, `normscope`.
+        program: The command as typed, `normscope`.
 
     Raises:
-        InputError: If it cannot be made.
+        InputError: If the page cannot be made.
     """
     parsed = _parser(program).parse_args(words)
     if parsed.view == "page":
@@ -105,7 +106,9 @@ def command(words: Sequence[str], program: str) -> Path:
 def _parser(program: str) -> ArgumentParser:
     parser = ArgumentParser(prog=program)
     views = parser.add_subparsers(dest="view", required=True)
-    one = views.add_parser("page", help=_DRAWN_AGAIN, description=f"For a run: {_DRAWN_AGAIN}.")
+    one = views.add_parser(
+        "page", help=f"a run's {_REDRAWN}", description="Remake a run's figures and report from its results."
+    )
     one.add_argument("run", type=Path, metavar="RUN", help="directory of the run")
     several = views.add_parser(
         "compare",

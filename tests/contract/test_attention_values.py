@@ -240,7 +240,7 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
         ),
         ({"keys": {"a": (0, 5), "b": (3, 9)}}, "keys: 'a' and 'b' overlap at 3; expected spans that do not overlap"),
         ({"keys": slice(3, 3)}, "keys=3:3: expected at least one token, got an empty region"),
-        ({"keys": slice(0, 99)}, "keys=0:99: expected tokens inside of a text of 6; choose a part of 0:6"),
+        ({"keys": slice(0, 99)}, "keys=0:99: expected tokens within a text of 6; choose a part of 0:6"),
         ({"keys": [6]}, "keys: expected tokens from 0 to 5, or from −6 to −1, got 6"),
         ({"keys": (0, 99)}, "keys: expected '0:99' to lie between 0 and 13, got 0 to 99"),
         ({"keys": []}, "keys: expected at least one token or region, got none"),
@@ -248,9 +248,9 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
             {"keys": "verbs"},
             "keys='verbs': expected one of last, tokens, words, texts, messages, prompt, answer, images",
         ),
-        ({"keys": "images"}, "keys='images': expected a text with the tokens of images; choose other tokens or spans"),
+        ({"keys": "images"}, "keys='images': expected a text that contains image tokens; choose other tokens or spans"),
         ({"keys": "answer"}, "keys='answer': expected a conversation, as a list of messages, or a pair"),
-        ({"keys": 1.5}, "keys: expected places of tokens, spans (start, end), slices of tokens"),
+        ({"keys": 1.5}, "keys: expected token positions, spans (start, end), slices of tokens"),
         ({"layers": [9]}, "layers: expected whole numbers from 1 to 3, got 9"),
         ({"heads": [5]}, "heads: expected whole numbers from 1 to 4, got 5"),
         ({"measure": "alpha"}, "measure='alpha': expected one of weight, norm, share, score"),
@@ -270,7 +270,9 @@ def test_an_answer_that_does_not_fit_is_refused_before_the_pass(saved_model, mon
     assert not model.causal  # which is looked up once
     monkeypatch.setattr(attention_values, "_free_memory", lambda: 4 * 3 * 4 * 6 * 6)
     monkeypatch.setattr(Observer, "run", lambda *_args, **_more: pytest.fail("the model has run"))
-    with pytest.raises(InputError, match=r"3 layers × 4 heads × 6 queries × 6 keys.*regions, reduce='mean' or top=K"):
+    with pytest.raises(
+        InputError, match=r"3 layers × 4 heads × 6 queries × 6 keys.*or set regions, reduce='mean' or top=K"
+    ):
         normscope.attention(model, "A short text.")
 
 

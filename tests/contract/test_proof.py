@@ -301,7 +301,7 @@ class Squared(nn.Linear):
     [
         (
             Unseen,
-            r"add in layers\.1 \(LlamaDecoderLayer\) reads a tensor of which it is not known whether it is linear",
+            r"add in layers\.1 \(LlamaDecoderLayer\) reads a tensor that may or may not be linear",
         ),
         (Squared, r"\w+ in layers\.1\.mlp\.down_proj \(Squared\) is not linear in the tokens' vectors"),
     ],

@@ -179,11 +179,15 @@ def other_cache():
 @pytest.mark.parametrize(
     ("keys", "options", "message"),
     [
-        (REGIONS, {"num_beams": 2}, "input_ids: expected one text at a time, got 2; generate one text, without beams"),
+        (
+            REGIONS,
+            {"num_beams": 2},
+            "input_ids: expected one text at a time, got 2; generate one answer to one text",
+        ),
         ([slice(0, 3), 2], {}, "keys: '0:3' and '7' overlap at token 2; expected regions that share no token"),
-        (slice(3, 99), {}, "keys=3:99: expected tokens inside of a text of 7; choose a part of 0:7"),
+        (slice(3, 99), {}, "keys=3:99: expected tokens within a text of 7; choose a part of 0:7"),
         ([], {}, "keys: expected at least one token or region, got none"),
-        ("images", {}, "keys='images': expected a text with the tokens of images"),
+        ("images", {}, "keys='images': expected a text that contains image tokens"),
         (
             "prompt",
             {"past_key_values": other_cache},
@@ -210,12 +214,12 @@ def test_bad_input_of_a_generation_is_one_line(keys, options, message):
         (
             lambda: tiny_model(FAMILY_CONFIGS["bert"], torch.float64),
             {},
-            "expected a causal language model, which generates",
+            "expected a causal language model, which can generate",
         ),
         (
             lambda: generator("bloom"),
             {},
-            "model: bloom computes attention in code of its own, beside which nothing can be",
+            "model: bloom computes attention in its own code, which cannot be recorded",
         ),
         (lambda: generator("llama"), {"layers": [4]}, "layers: expected whole numbers from 1 to 3, got 4"),
         (

@@ -72,8 +72,8 @@ def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
     [
         (["keys=verbs"], "keys='verbs': expected one of last, tokens, words, texts, messages, prompt, answer, images"),
         (["keys=[0:3,2]"], "keys: '0:3' and 'old' overlap at token 2; expected regions that share no token"),
-        (["keys=0:99"], "keys=0:99: expected tokens inside of a text of 14; choose a part of 0:14"),
-        (["keys="], "keys=: expected a value, or several with commas between them"),
+        (["keys=0:99"], "keys=0:99: expected tokens within a text of 14; choose a part of 0:14"),
+        (["keys="], "keys=: expected one value, or several separated by commas"),
         (["top=many"], "top=many: expected a whole number"),
         (["heads=5"], "heads: expected whole numbers from 1 to 4, got 5"),
         (["layers=[9]"], "layers: expected whole numbers from 1 to 3, got 9"),

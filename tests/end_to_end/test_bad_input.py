@@ -104,7 +104,7 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         (["dataset.path=["], "dataset.path=[: expected key=value"),
         (
             ["mrege", "analysis=mixing"],
-            "mrege: expected key=value, or explain or serve as the first word",
+            "mrege: expected key=value, or explain, attention, serve, page or compare as the first word",
         ),
         (["seed=\x00"], "seed=\\x00: expected key=value"),
         (["layers='${nope}'"], "layers: Interpolation key 'nope' not found"),

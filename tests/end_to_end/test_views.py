@@ -66,8 +66,8 @@ def test_a_figure_whose_columns_are_gone_is_bad_input(capsys, monkeypatch, run):
 
 
 BROKEN = {
-    "figures": (publish, "figure_files", "the figures were not drawn: a fault; `normscope page "),
-    "report": (publish, "page", "the report was not written: a fault; `normscope page "),
+    "figures": (publish, "figure_files", "the figures were not drawn: a fault; run `normscope page "),
+    "report": (publish, "page", "the report was not written: a fault; run `normscope page "),
     "tracker": (Tracker, "result", "nothing was logged to Weights & Biases: a fault; the results are in "),
     "terminal": (publish, "show", "the results were not printed: a fault; they are in "),
 }
@@ -113,7 +113,9 @@ def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tm
     assert not (folder / "report.html").exists()
     refused = run_here(capsys, monkeypatch, f"resume={folder}")
     assert refused.status == 2
-    assert f"the run is already complete; `normscope page {folder}` makes its figures and its report" in refused.err
+    assert (
+        f"the run is already complete; to remake its figures and report, run `normscope page {folder}`" in refused.err
+    )
     assert run_here(capsys, monkeypatch, "page", str(folder)).status == 0
     assert (folder / "report.html").exists()
     assert normscope.read(folder).metrics == normscope.read(finished).metrics

@@ -139,7 +139,7 @@ class AnalysisContext:
         return self.observed.layout.norm_positions
 
     def with_heads(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table whose layer has their head."""
+        """The rows of a table whose head exists in their layer."""
         if len({*self.heads_of.values()}) == 1:
             return table
         return table[table["head"] <= table["layer"].map(self.heads_of)].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Attention, and what it carries, between chosen tokens and regions of a text, beside the model's fused kernel."""
+"""Attention, and what it carries, between chosen tokens and regions of a text, computed alongside the model's fused kernel."""
 
 import dataclasses
 import math
@@ -33,33 +33,33 @@ from normscope.statistics.tidy import tidy
 from normscope.untrusted.writing import write_named
 
 _COMPARED = 32
-"""Rows, spread evenly over those that were asked for, at which α is compared with what the model does."""
+"""Number of rows, spread evenly over the requested ones, whose α is compared with what the model does."""
 
 _LARGEST_SHARE = 0.8
-"""The part of the free memory that an answer may take."""
+"""The share of the free memory that a result may take."""
 
 
 class AttentionValues(NamedTuple):
-    """An array with named axes: how much queries receive from keys."""
+    """How much queries receive from keys, as an array with named axes."""
 
     values: Float[np.ndarray, "*axes"]
-    """Numbers along `axes`: in regions of several tokens, sums over queries and keys; means over visible pairs for scores."""
+    """Values along `axes`: for regions of several tokens, sums over queries and keys; means over visible pairs for scores."""
     axes: Mapping[str, Sequence[Any]]
-    """The labels of every axis, in order: `layer` and `head` from 1, names of `query` and `key`. Without `head` if heads are
-    reduced; with `rank` from 1 in place of `key` if only the strongest keys are kept."""
+    """The labels of each axis, in order: `layer` and `head` from 1, then the names of each `query` and `key`. There is no
+    `head` if heads are reduced; `rank`, from 1, replaces `key` if only the strongest keys are kept."""
     positions: Mapping[str, Sequence[int]]
-    """The first token of each `query` and `key`, from 0."""
+    """The position of the first token of each `query` and `key`, from 0."""
     keys: Sequence[str]
-    """Names of all keys, among which are the strongest."""
+    """The names of all keys, including those that are not among the strongest."""
     strongest: Int[np.ndarray, "*axes"] | None
-    """The key of every value, as a place in `keys`; None unless only the strongest are kept."""
+    """The key of each value, as an index into `keys`; None unless only the strongest keys are kept."""
     measure: str
     text: str
-    """The text as its tokens spell it."""
+    """The text, decoded from its tokens."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per value: `layer`, `head`, `query` and `key` (first tokens, from 0), their names, and the measure."""
+        """One row per value: `layer`, `head`, `query` and `key` (positions of first tokens, from 0), names and the measure."""
         axes = {name: np.arange(len(labels)) if name == "query" else labels for name, labels in self.axes.items()}
         if self.strongest is None:
             axes["key"] = np.arange(len(self.keys))
@@ -76,7 +76,7 @@ class AttentionValues(NamedTuple):
         return table[[*order, self.measure]]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Every value as one tidy table; the same as `table`."""
+        """All values as one tidy table; the same as `table`."""
         return self.table
 
     def save(self, path: str | Path) -> None:
@@ -104,46 +104,45 @@ def attention(
     reduce: str | None = None,
     top: int | None = None,
 ) -> AttentionValues | list[AttentionValues]:
-    """How much chosen tokens or regions of a text receive from others, through attention, at any length.
+    """How much chosen tokens or regions of a text receive from others through attention, at any length.
 
-    The model runs torch's fused attention, whose log-normalisers give α a few rows or a tile at a time:
-    α_ij = exp(s_ij − ℓ_i). So memory is that of the answer and of a tile, and never that of all pairs, which
-    `output_attentions=True` needs.
+    The model runs torch's fused attention. Its log-normalisers give α a few rows or one tile at a time: α_ij = exp(s_ij − ℓ_i).
+    So this takes memory for the result and one tile, and not for all pairs, as `output_attentions=True` does.
 
     Args:
         model: See `load` and `wrap`.
-        text: As in `decompose`. Each text of a list passes through the model by itself.
-        queries: Which tokens or regions receive; all tokens by default. Any of these, or a list of them:
+        text: As in `decompose`. Each text in a list passes through the model separately.
+        queries: The tokens or regions that receive; all tokens by default. One of these, or a list of them:
 
-            - a place from 0, or −1 for the last token;
-            - a slice of tokens, which is one region;
-            - `(start, end)`, a span of characters; of tokens if the text is given as ids;
+            - a position from 0, or −1 for the last token;
+            - a slice of tokens, as one region;
+            - `(start, end)`, a span of characters, or of tokens if the text is given as ids;
             - `"last"` (the last token), `"tokens"`, `"words"`, `"texts"` (of a pair), `"messages"` (of a conversation),
-              `"prompt"` and `"answer"` (the last answer of a conversation and all before it, or the texts of a pair), or
-              `"images"` (the tokens of each image).
+              `"answer"` (the last answer of a conversation, or the second text of a pair), `"prompt"` (everything before that
+              answer, or the first text), or `"images"` (the tokens of each image).
 
             A dict names regions: `{"question": (0, 31), "context": slice(40, 900), "names": [7, 12]}`.
-        keys: Which tokens or regions are received from, likewise. In cross-attention, they are those of the source.
+        keys: The tokens or regions that queries receive from, given in the same way. In cross-attention, those of the source.
         layers: Which layers, from 1; all by default.
         heads: Which heads, from 1; all by default.
         measure: `weight` (α), `norm` (‖αf(x)‖), `share` (the signed share in the attention output) or `score` (before the
-            softmax). Regions have the sums over their tokens, queries and keys; of scores, the mean over visible pairs.
-        reduce: `mean` or `max` over heads; each head by itself by default.
-        top: Keep only so many keys of every query, the strongest.
+            softmax). For a region, values are summed over its queries and keys; scores are averaged over visible pairs.
+        reduce: `mean` or `max` over heads; by default, each head separately.
+        top: Keep only this many keys for each query, the strongest ones.
 
     Returns:
-        `.values` and `.axes`, an array with named axes; `.table` has the same as a DataFrame, and `.save` writes it. For a list
-        of texts, or a BatchEncoding of several: a list of these.
+        An array with named axes, `.values` and `.axes`; `.table` is the same as a DataFrame, and `.save` writes that. For a
+        list of texts, or a BatchEncoding of several: a list of such results.
 
     Examples:
         >>> import normscope
         >>> model = normscope.load()
-        >>> found = normscope.attention(model, "A short text.", queries="last", keys="words", reduce="mean")
-        >>> found.values.shape, found.axes["key"]
+        >>> result = normscope.attention(model, "A short text.", queries="last", keys="words", reduce="mean")
+        >>> result.values.shape, result.axes["key"]
         ((6, 1, 6), ('[CLS]', 'a', 'short', 'text', '.', '[SEP]'))
 
     Raises:
-        InputError: If regions overlap, are empty or lie outside of the text; if a layer has no softmax attention; if the answer
+        InputError: If regions overlap, are empty or lie outside the text; if a layer has no softmax attention; if the result
             does not fit into memory; or if the text is too long for the model.
     """
     with in_terms_of_arguments({"model.name": "model"}):
@@ -151,7 +150,7 @@ def attention(
 
 
 class Asked(NamedTuple):
-    """What is asked of every layer."""
+    """What is requested of each layer."""
 
     layers: Sequence[int]
     heads: Sequence[int]
@@ -168,7 +167,7 @@ def asked_of(
     reduce: str | None,
     top: int | None,
 ) -> Asked:
-    """Layers, heads, the measure, and what is kept of several heads and keys.
+    """The layers, heads and measure, and which heads and keys are kept.
 
     Raises:
         InputError: If there is no such layer, head or measure.
@@ -212,8 +211,8 @@ def _attention(
     observer = Observer(model.model, model.layout, asked.layers)
     if asked.measure is PairMeasure.score and not model.layout.registry:
         raise InputError(
-            "measure=score: this model computes attention in its own code, which shows its weights and not its scores; choose "
-            "weight, norm or share"
+            "measure=score: this model computes attention in its own code, which returns weights but no scores; choose weight, "
+            "norm or share"
         )
     found = []
     for number in range(batch.sequences):
@@ -231,8 +230,8 @@ def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: 
     """The text that queries (side 0) or keys (side 1) read.
 
     Args:
-        text: As it was given; None if only tokens are known.
-        words: Whether words are asked for.
+        text: The text as given; None if only its tokens are known.
+        words: Whether words are requested.
     """
     if batch.source is not None and isinstance(
         text, tuple
@@ -246,7 +245,7 @@ def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: 
 def _of_text(
     model: LoadedModel, observer: Observer, batch: Batch, asked: Asked, queries: Regions, keys: Regions
 ) -> AttentionValues:
-    """The answer for one text."""
+    """The result for one text."""
     heads = 1 if asked.reduction else len(asked.heads)
     columns = len(keys.names) if asked.top is None else min(asked.top, len(keys.names))
     dtype = torch.promote_types(model.dtype, torch.float32)
@@ -306,25 +305,25 @@ def array_of(
 
 
 def _check_size(shape: Sequence[int], dtype: torch.dtype, *, indices: bool) -> None:
-    """Refuse an answer that cannot fit into memory, before the model runs."""
+    """Refuse a result that cannot fit into memory, before the model runs."""
     size = math.prod(shape) * (dtype.itemsize + 4 * indices)
     free = _free_memory()
     if size > _LARGEST_SHARE * free:
         layers, heads, queries, keys = (f"{number:,}" for number in shape)
         raise InputError(
-            f"queries: expected an answer that fits into {free / 2**30:,.1f} GiB of free memory, got {layers} layers × {heads} "
+            f"queries: expected a result that fits into {free / 2**30:,.1f} GiB of free memory, got {layers} layers × {heads} "
             f"heads × {queries} queries × {keys} keys, {size / 2**30:,.1f} GiB; choose fewer layers, heads, queries or keys, "
-            "regions, reduce='mean' or top=K"
+            "or set regions, reduce='mean' or top=K"
         )
 
 
 def _free_memory() -> int:
-    """Bytes of memory that are free."""
+    """Free memory, in bytes."""
     return int(psutil.virtual_memory().available)
 
 
 def _spread(count: int) -> Int[Tensor, " chosen"]:
-    """At most so many numbers below a count as rows are compared, spread evenly, with the last."""
+    """At most `_COMPARED` numbers below a count, spread evenly and including the last."""
     return torch.linspace(0, count - 1, min(count, _COMPARED)).round().long()
 
 

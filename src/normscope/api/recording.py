@@ -1,4 +1,4 @@
-"""What each new token receives from regions of the text, while the user's own model generates with its cache."""
+"""What each new token receives from regions of the text while the user's own model generates with its cache."""
 
 import contextlib
 import dataclasses
@@ -38,10 +38,10 @@ from normscope.models.wrapping import check_eager, wrap_model
 from normscope.running.token_maps import texts_of
 
 _EAGER = "eager_attention_forward"
-"""The attention of a family's own file, which transformers' registry does not hold."""
+"""The attention function in a family's own file, which is not in transformers' registry."""
 
 _KEYS_AT_ONCE = 8192
-"""Keys that are read in float32 at once, where the cache has half of its precision."""
+"""Keys that are converted to float32 at once if the cache has half precision."""
 
 
 @checked
@@ -57,17 +57,17 @@ def record_attention(
     reduce: str | None = None,
     top: int | None = None,
 ) -> Iterator[list[AttentionValues]]:
-    """Record what each new token receives from regions, while a model generates with its cache.
+    """Record what each new token receives from regions while a model generates with its cache.
 
-    The model is your own, with its attention kernel and its cache: beside each call of the kernel, one row of α is computed
-    from the same queries and keys. The first row is that of the prompt's last token, which predicts the first new one.
+    The model is your own, and keeps its attention kernel and its cache. Alongside each call of the kernel, one row of α is
+    computed from the same queries and keys. The first row is that of the prompt's last token, which predicts the first new one.
 
     Args:
-        model: A causal language model of transformers, whose `generate` you call inside of the context; or what `load` or
-            `wrap` returns, whose `next_token_head` you call.
-        tokenizer: Its tokenizer, for names of tokens and for words.
-        keys: Which tokens or regions of the prompt, as in `attention`; spans are those of tokens. `"prompt"` is all of it,
-            `"answer"` the tokens generated so far, `"tokens"` every token of both by itself.
+        model: A causal language model of transformers, whose `generate` you call within the context; or what `load` or `wrap`
+            returns, whose `next_token_head` you call.
+        tokenizer: The model's tokenizer, for words and the names of tokens.
+        keys: Which tokens or regions of the prompt, as in `attention`; spans are spans of tokens. `"prompt"` is the whole
+            prompt, `"answer"` the tokens generated so far, `"tokens"` each token of both separately.
         layers: Which layers, from 1; all by default.
         heads: Which heads, from 1; all by default.
         measure: See `attention`.
@@ -75,8 +75,8 @@ def record_attention(
         top: See `attention`.
 
     Yields:
-        A list, which gets what `attention` returns for each call of `generate`, with a query for every new token; or, of a
-        loop of your own, for all its passes when the context ends.
+        A list. Each call of `generate` appends a result as `attention` returns it, with one query for each new token; a
+        generation loop of your own appends one for all its passes when the context ends.
 
     Examples:
         >>> import normscope, torch, transformers
@@ -90,9 +90,9 @@ def record_attention(
         ((2, 4, 2), ('prompt', 'answer'))
 
     Raises:
-        InputError: If the model is compiled, is no causal language model or computes attention in code of its own; if layers
-            have no softmax attention; if regions overlap, are empty or lie outside of the prompt; if several texts, or
-            beams, are generated at once; or if the cache is that of another model.
+        InputError: If the model is compiled, is not a causal language model or computes attention in its own code; if layers
+            have no softmax attention; if regions overlap, are empty or lie outside the prompt; if several texts or beams are
+            generated at once; or if the cache belongs to another model.
     """
     with in_terms_of_arguments({"model.name": "model"}):
         recorder = _Recorder(model, tokenizer, keys, layers, heads, measure, reduce, top)
@@ -102,18 +102,18 @@ def record_attention(
 
 
 class _Answer:
-    """What has been recorded of one text.
+    """What has been recorded for one text.
 
     Args:
         prompt: The number of its tokens before the first new one.
         keys: The regions of the prompt's tokens.
-        grows: The region of new tokens; None if every new token is a region of its own; −1 if they are in none.
+        grows: The region of new tokens; None if every new token is a region of its own; −1 if new tokens are in no region.
     """
 
     def __init__(self, prompt: int, keys: Regions, grows: int | None) -> None:
         self.prompt, self.keys, self.grows = prompt, keys, grows
         self.rows: dict[int, dict[int, Float[Tensor, "head region"]]] = {}
-        """Values by the place of the query, and by layer."""
+        """Values by the position of the query, then by layer."""
 
     def owners(self, count: int) -> Int[Tensor, " token"]:
         """The region of every token of a text of this length."""
@@ -131,21 +131,21 @@ class _Answer:
 
 @dataclasses.dataclass
 class _Pass:
-    """The pass that is running."""
+    """The current pass."""
 
     begins: int
-    """The place of its first token in the text."""
+    """The position of its first token in the text."""
     rows: range
-    """The places of the queries that are recorded."""
+    """The positions of the recorded queries."""
     owners: Int[Tensor, " token"]
-    """The region of each token; the number of regions for tokens that are in none."""
+    """The region of each token; for tokens in no region, the number of regions."""
     regions: int
     held: dict[int, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
-    """α and values of layers whose output projection is yet to run, for shares."""
+    """For shares: α and values of layers whose output projection has not run yet."""
 
 
 class _Recorder:
-    """Sits beside the attention function of a model, and keeps rows of what it computes."""
+    """Wraps the attention function of a model, and keeps rows of what it computes."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Recorder:
         self.ids: list[int] = []
         """The tokens of the text so far."""
         self.length: int | None = None
-        """The number of tokens that `generate` was given; None outside of it."""
+        """The number of tokens that `generate` was given; None outside `generate`."""
         self.answer: _Answer | None = None
         self.running: _Pass | None = None
         self.parameters: dict[int, BlockParameters] = {}
@@ -186,10 +186,10 @@ class _Recorder:
     def _check(self) -> None:
         layout = self.loaded.layout
         if layout.stack is not None or not self.loaded.causal:
-            raise InputError(f"model: expected a causal language model, which generates, got {self.loaded.name}")
+            raise InputError(f"model: expected a causal language model, which can generate, got {self.loaded.name}")
         if not layout.registry:
             raise InputError(
-                f"model: {layout.family} computes attention in code of its own, beside which nothing can be recorded; call "
+                f"model: {layout.family} computes attention in its own code, which cannot be recorded; call "
                 "normscope.attention on the finished text"
             )
         if layout.is_gated and self.asked.measure in (PairMeasure.norm, PairMeasure.share):
@@ -197,11 +197,11 @@ class _Recorder:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Context in which passes of the model are recorded; it is left as it was."""
+        """Context in which passes of the model are recorded; the model is left as it was."""
         name = self.implementation
         before = ALL_ATTENTION_FUNCTIONS.get(name, None)
         if isinstance(getattr(before, "__self__", None), _Recorder):
-            raise InputError("model: another recording is running; end that first")
+            raise InputError("model: another recording is running; end that one first")
         self._before: Callable[..., Any] | None = before
         with contextlib.ExitStack() as stack:
             stack.callback(self._remove, name, before)
@@ -217,7 +217,7 @@ class _Recorder:
     def _remove(name: str, before: Callable[..., Any] | None) -> None:
         del ALL_ATTENTION_FUNCTIONS[name]
         if before is not None and ALL_ATTENTION_FUNCTIONS.get(name) is not before:
-            ALL_ATTENTION_FUNCTIONS[name] = before  # someone else's, which was there
+            ALL_ATTENTION_FUNCTIONS[name] = before  # the one that was there before
 
     def _hooks(self) -> Iterator[Any]:
         yield self.outer.register_forward_pre_hook(self._begin, with_kwargs=True)
@@ -227,12 +227,12 @@ class _Recorder:
                 yield module.register_forward_hook(functools.partial(self._take_output, layer))
 
     def _generate(self, generate: Callable[..., Any], inputs: Tensor | None = None, *args: Any, **keywords: Any) -> Any:
-        """The model's own `generate`, whose answer is one recording."""
+        """The model's own `generate`, which makes one recording."""
         given = inputs if inputs is not None else keywords.get("input_ids")
         self.finish()
         self.length = None if given is None else given.shape[-1]
         self.ids = [] if given is None else given.reshape(-1).tolist()
-        keywords.setdefault("disable_compile", True)  # nothing can be read inside of a compiled pass
+        keywords.setdefault("disable_compile", True)  # nothing can be read inside a compiled pass
         result = generate(inputs, *args, **keywords)
         sequences = getattr(result, "sequences", result)
         self.finish(int(sequences.shape[-1]) if isinstance(sequences, Tensor) else None)
@@ -242,16 +242,16 @@ class _Recorder:
         """A pass begins."""
         ids = args[0] if args else keywords.get("input_ids")
         if not isinstance(ids, Tensor):
-            raise InputError("input_ids: expected the ids of tokens, got vectors (inputs_embeds); pass ids")
+            raise InputError("input_ids: expected token ids, got vectors (inputs_embeds); pass ids")
         if len(ids) != 1:
             raise InputError(
-                f"input_ids: expected one text at a time, got {len(ids)}; generate one text, without beams or several answers"
+                f"input_ids: expected one text at a time, got {len(ids)}; generate one answer to one text, without beams"
             )
         past = self._past(keywords.get("past_key_values"))
         new = ids[0].tolist()
         if (
             past == 0 and self.length is None and self.ids != new[: len(self.ids)]
-        ):  # another text of a loop of the user's own
+        ):  # the user's own loop begins another text
             self.finish()
         if self.answer is None:
             self._begin_text(past, new)
@@ -271,7 +271,7 @@ class _Recorder:
         """The number of tokens in the cache.
 
         Raises:
-            InputError: If the cache cannot be that of this text and model.
+            InputError: If the cache cannot belong to this text and model.
         """
         if cache is None:
             return 0
@@ -286,16 +286,16 @@ class _Recorder:
                     f"past_key_values: expected the cache of {self.loaded.name}, {self.loaded.layers} layers with "
                     f"{layout.sites[0].attention.key_heads} heads of keys, and fewer than the text's {len(self.ids)} tokens; "
                     f"got {len(cache.layers)} layers with {', '.join(str(heads) for _, heads in sorted(shapes))} heads and "
-                    f"{past} tokens; pass a cache that this model has filled with the beginning of this text, or none"
+                    f"{past} tokens; pass a cache that this model has filled with the beginning of this text, or no cache"
                 )
         return past
 
     def _begin_text(self, past: int, new: list[int]) -> None:
-        """Find the regions of a prompt, which are those of all later passes."""
+        """Find the regions of a prompt, which hold for all later passes."""
         ids = self.ids if self.length is not None else [*self.ids[:past], *new]
         if len(ids) < past + len(new):
             raise InputError(
-                "past_key_values: the text in the cache is not known; call generate with all of its tokens"
+                "past_key_values: the text in the cache is unknown; call generate with all tokens of that text"
             )
         words = asks_for_words(self.named_keys)
         with in_terms_of_arguments({"model.name": "model"}):
@@ -323,7 +323,7 @@ class _Recorder:
         *args: Any,
         **keywords: Any,
     ) -> Any:
-        """The attention function of any model, and beside it the rows of ours."""
+        """Any model's attention function; our rows are computed alongside."""
         before = self._before or getattr(sys.modules[type(module).__module__], _EAGER)
         result = before(module, query, key, value, attention_mask, *args, **keywords)
         layer = self.layers.get(id(module))
@@ -342,16 +342,16 @@ class _Recorder:
         mask: Any,
         keywords: Mapping[str, Any],
     ) -> None:
-        """Compute the rows that are recorded."""
+        """Compute the rows to record."""
         unknown = [name for name in keywords.keys() - _KNOWN if keywords[name] is not None]
         if unknown or not (mask is None or isinstance(mask, Tensor)):
             what = ", ".join(sorted(unknown)) or type(mask).__name__
             raise InputError(
-                f"model: its attention is given {what}, which changes it in a way that is not known; use sdpa"
+                f"model: its attention function gets {what}, whose effect is unknown; load the model with sdpa attention"
             )
         count = len(running.owners)
-        first = max(0, count - key.shape[2])  # a window's cache has dropped the keys before
-        last = min(count - first, key.shape[2])  # a static cache has room behind the text
+        first = max(0, count - key.shape[2])  # a sliding cache has dropped the earlier keys
+        last = min(count - first, key.shape[2])  # a static cache has free slots after the text
         rows = slice(query.shape[2] - len(running.rows), query.shape[2])
         places = slice(first, first + last), slice(running.rows.start, count)
         window = None if mask is not None and mask.ndim > 2 else keywords.get("sliding_window")
@@ -381,7 +381,7 @@ class _Recorder:
     def _norms_of(
         self, layer: int, value: Float[Tensor, "batch kv_head key size"], first: int
     ) -> Float[Tensor, "head key"]:
-        """‖f(x_j)‖ of the keys that attention is given; those of earlier passes are known."""
+        """‖f(x_j)‖ of the keys that attention is given; the norms from earlier passes are known."""
         parameters = self._parameters(layer)
         groups = len(parameters.output_weight) // value.shape[1]
         known = self.norms.get(layer)
@@ -389,13 +389,13 @@ class _Recorder:
         made = full_precision(value[:, :, begin:]).repeat_interleave(groups, dim=1)
         new = transformed_norms(made, parameters.norm_factors.to(made))[0]
         before = new.new_zeros(len(new), first) if known is None else known
-        if before.shape[1] < first:  # what a window has dropped is not asked for again
+        if before.shape[1] < first:  # keys that a window has dropped are not needed again
             before = _widened(before, first, 0)
         self.norms[layer] = torch.cat([before[:, : first + begin], new], dim=1)
         return self.norms[layer][:, first:]
 
     def _take_output(self, layer: int, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """The output of W_O, along which shares are read out."""
+        """Take the output of W_O, along which shares are measured."""
         running = self.running
         if running is None or layer not in running.held:
             return
@@ -437,7 +437,7 @@ class _Recorder:
         """End a recording, if one has begun.
 
         Args:
-            length: The number of tokens in the end, the last of which no pass has read; the last may also have been dropped.
+            length: The final number of tokens. No pass has read the last token, which may also have been dropped.
         """
         answer, ids = self.answer, self.ids
         self.answer, self.length, self.ids = None, None, []
@@ -481,7 +481,7 @@ def _models(
     if isinstance(model, LoadedModel):
         outer = model.next_token_head
         if outer is None:
-            raise InputError(f"model: expected a causal language model, which generates, got {model.name}")
+            raise InputError(f"model: expected a causal language model, which can generate, got {model.name}")
         return outer, model.model, model
     check_eager(model)
     given = without_peft(model)
@@ -492,11 +492,11 @@ def _models(
 
 
 _known: "weakref.WeakKeyDictionary[nn.Module, tuple[LoadedModel, object]]" = weakref.WeakKeyDictionary()
-"""Models that have been recorded, with their tokenizers: to find out where a model attends takes a second or more."""
+"""Models that have been recorded, with their tokenizers: finding out where a model attends takes a second or more."""
 
 
 def _wrapped(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, keep: bool) -> LoadedModel:
-    """What is known of a model's attention. It is found out again if the model has changed since.
+    """What is known of a model's attention, found out again if the model has changed since.
 
     Args:
         keep: Whether to keep it for the next recording, as far as it does not hold the model itself.
@@ -513,7 +513,7 @@ def _wrapped(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, kee
 
 
 def _seen(keys: slice, queries: slice, window: int | None, device: torch.device) -> Bool[Tensor, "row key"] | None:
-    """Which keys a causal model's queries see; None if they see all.
+    """Which keys a causal model's queries see; None if they see all keys.
 
     Args:
         window: How many keys a query sees, if the kernel is told so and no mask says it.
@@ -528,7 +528,7 @@ def _seen(keys: slice, queries: slice, window: int | None, device: torch.device)
 def _term(
     seen: Bool[Tensor, "row key"] | None, mask: Tensor | None, rows: slice, keys: int, bias: Tensor | None
 ) -> Float[Tensor, "#head row key"] | None:
-    """The term that is added to the scores of some rows; None if nothing is.
+    """The term that is added to the scores of some rows; None if there is none.
 
     Args:
         mask: What the model gives its kernel: True where visible, or numbers to add; of padding alone if it has two axes.
@@ -551,7 +551,7 @@ def _term(
 def _scores(
     query: Float[Tensor, "head row size"], key: Float[Tensor, "kv_head key size"], scale: float
 ) -> Float[Tensor, "head row key"]:
-    """scale · q·k, where several heads of queries may share one of keys."""
+    """scale · q·k, where several query heads may share one key head."""
     grouped = (query * scale).reshape(len(key), -1, query.shape[-1])
     parts = [grouped @ full_precision(key[:, part]).mT for part in pieces(slice(0, key.shape[1]), _KEYS_AT_ONCE)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).view(*query.shape[:2], -1)
@@ -560,11 +560,11 @@ def _scores(
 def _sums(
     values: Float[Tensor, "head row key"], owners: Int[Tensor, " key"], regions: int
 ) -> Float[Tensor, "head row region"]:
-    """The sums over each region; what is in none comes last, and goes."""
+    """The sums over each region. Tokens in no region come last, and are dropped."""
     sums = values.new_zeros(*values.shape[:2], regions + 1)
     return sums.scatter_add_(2, owners[: values.shape[-1]].expand_as(values), values)[..., :regions]
 
 
 def _widened(values: Float[Tensor, "head region"], regions: int, fill: float) -> Float[Tensor, "head wider"]:
-    """The values of a text that had fewer tokens, in which later ones were not visible."""
+    """Values of a shorter text, filled up for regions that were not visible yet."""
     return torch.nn.functional.pad(values, (0, regions - values.shape[-1]), value=fill)

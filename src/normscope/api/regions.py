@@ -19,20 +19,20 @@ NAMED = ("last", "tokens", "words", "texts", "messages", "prompt", "answer", "im
 """What a string stands for."""
 
 _IMAGE = ("image_token_id", "image_token_index")
-"""Where configs and tokenizers have the id of the tokens that stand for an image."""
+"""Where configs and tokenizers store the id of the tokens that stand for an image."""
 
 
 class Regions(NamedTuple):
-    """The regions along one axis, in the order in which they were asked for; a single token is a region, too."""
+    """The regions along one axis, in the requested order; a single token is also a region."""
 
     names: tuple[str, ...]
     """The token or word that a region consists of, or its name."""
     owners: Int[Tensor, " token"]
-    """The region of each token; −1 for tokens outside of all."""
+    """The region of each token; −1 for tokens outside all regions."""
 
     @property
     def tokens(self) -> Int[Tensor, " chosen"]:
-        """The places of all tokens that are in a region, in the order of the text."""
+        """The positions of all tokens in any region, in text order."""
         return (self.owners >= 0).nonzero().flatten()
 
     @property
@@ -42,7 +42,7 @@ class Regions(NamedTuple):
 
     @property
     def starts(self) -> list[int]:
-        """The place of each region's first token in the text, from 0."""
+        """The position of each region's first token in the text, from 0."""
         first = torch.full((len(self.names),), len(self.owners))
         first.scatter_reduce_(0, self.owners[self.tokens], self.tokens, "amin")
         return first.tolist()
@@ -54,30 +54,30 @@ class Regions(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What one side of attention reads: a text, as the model's tokens."""
+    """The text that one side of attention reads, as the model's tokens."""
 
     model: LoadedModel
     text: object
-    """The text, as it was given; None if only its tokens are known."""
+    """The text as given; None if only its tokens are known."""
     batch: Batch
-    """The same as a batch of one, in CPU memory; with the word of each token if words are asked for."""
+    """The text as a batch of one, in CPU memory; with the word of each token if words are requested."""
     tokens: Sequence[str]
     words: Sequence[str]
-    """What each word spells; empty unless words are asked for."""
+    """The words; empty unless words are requested."""
     image: int | None = None
-    """The id of the tokens that stand for an image, if neither the model's config nor its tokenizer has it."""
+    """The id of the tokens that stand for an image, if neither the model's config nor its tokenizer states it."""
     is_prompt: bool = False
-    """Whether an answer is yet to be generated. Its region has no token so far."""
+    """Whether the answer is yet to be generated. Its region has no tokens so far."""
 
 
 def asks_for_words(asked: object) -> bool:
-    """Whether words are among the regions that are asked for."""
+    """Whether words are among the requested regions."""
     several = asked if isinstance(asked, list | tuple) else asked.values() if isinstance(asked, Mapping) else (asked,)
     return any(isinstance(each, str) and each == "words" for each in several)
 
 
 def regions_of(argument: str, asked: object, read: Read) -> Regions:
-    """The regions that were asked for.
+    """The requested regions.
 
     Args:
         argument: The name of the argument, for messages.
@@ -85,7 +85,7 @@ def regions_of(argument: str, asked: object, read: Read) -> Regions:
         read: The text of this side.
 
     Raises:
-        InputError: If regions overlap, are empty or lie outside of the text, or the text has no such part.
+        InputError: If regions overlap, are empty or lie outside the text, or the text has no such part.
     """
     count = read.batch.input_ids.shape[1]
     if asked is None or (isinstance(asked, str) and asked == "tokens"):
@@ -105,7 +105,7 @@ def regions_of(argument: str, asked: object, read: Read) -> Regions:
 
 
 def _named(argument: str, asked: object) -> Iterable[tuple[str | None, Any]]:
-    """Single things that were asked for, with their names if they have any."""
+    """The requested items one by one, with their names if they have any."""
     if isinstance(asked, Mapping):
         return [(str(name), each) for name, each in asked.items()]
     asked = asked.tolist() if isinstance(asked, Tensor | np.ndarray) else asked
@@ -122,7 +122,7 @@ def _is_span(asked: object) -> bool:
 
 
 def _places(argument: str, name: str | None, asked: object, read: Read) -> list[tuple[str, list[int]]]:
-    """The tokens of what was asked for: one region, or all of a kind."""
+    """The tokens of a requested item: one region, or all regions of a kind."""
     count = len(read.tokens)
     if isinstance(asked, str):
         parts = _parts(argument, asked, read)
@@ -141,20 +141,20 @@ def _places(argument: str, name: str | None, asked: object, read: Read) -> list[
             (name, [place for each in asked for _, places in _places(argument, name, each, read) for place in places])
         ]
     raise InputError(
-        f"{argument}: expected places of tokens, spans (start, end), slices of tokens, or one of {', '.join(NAMED)}; got "
+        f"{argument}: expected token positions, spans (start, end), slices of tokens, or one of {', '.join(NAMED)}; got "
         f"{printable(repr(asked), 60)}"
     )
 
 
 def _of_range(argument: str, name: str | None, asked: slice | range, count: int) -> tuple[str, list[int]]:
-    """A slice of tokens as one region; unlike Python's, it may not leave the text."""
+    """A slice of tokens as one region. Unlike a Python slice, it must lie within the text."""
     if asked.step not in (None, 1):
-        raise InputError(f"{argument}: expected tokens that follow one another, got a step of {asked.step}")
+        raise InputError(f"{argument}: expected consecutive tokens, got a step of {asked.step}")
     ends = (0 if asked.start is None else asked.start, count if asked.stop is None else asked.stop)
     start, stop = (end + count if end < 0 else end for end in ends)
     shown = f"{ends[0]}:{ends[1]}"
     if not 0 <= start <= count or not 0 <= stop <= count:
-        raise InputError(f"{argument}={shown}: expected tokens inside of a text of {count}; choose a part of 0:{count}")
+        raise InputError(f"{argument}={shown}: expected tokens within a text of {count}; choose a part of 0:{count}")
     if start >= stop:
         raise InputError(f"{argument}={shown}: expected at least one token, got an empty region")
     return name or shown, list(range(start, stop))
@@ -182,13 +182,13 @@ def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
         case "images":
             image = image_token(read.model.model.config, read.model.tokenizer)
             found = _images(read.batch.input_ids[0].tolist(), read.image if image is None else image)
-            return found or _refuse(argument, kind, "a text with the tokens of images")
+            return found or _refuse(argument, kind, "a text that contains image tokens")
         case _:
             raise InputError(f"{argument}={kind[:60]!r}: expected one of {', '.join(NAMED)}")
 
 
 def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
-    """The messages of a conversation, its last answer, or all before it; for a pair of texts, the second is the answer."""
+    """The messages of a conversation, its last answer, or all before that; in a pair of texts, the second is the answer."""
     if isinstance(read.text, tuple) and kind != "messages":
         (_, first), (_, second) = _parts(argument, "texts", read)
         return [(kind, second if kind == "answer" else first)]
@@ -202,7 +202,7 @@ def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, li
         return [(name, places) for name, places in parts if places]
     answers = [places for role, (_, places) in zip(roles, parts, strict=True) if role == "assistant" and places]
     if not answers:
-        _refuse(argument, kind, "a conversation with an answer, a message whose role is assistant")
+        _refuse(argument, kind, "a conversation with an answer, that is, a message with the role assistant")
     return [(kind, answers[-1] if kind == "answer" else list(range(answers[-1][0])))]
 
 
@@ -230,13 +230,13 @@ def image_token(config: Any, tokenizer: Any) -> int | None:
 
 
 def _images(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]]:
-    """The tokens of each image, which follow one another."""
+    """The tokens of each image, which are consecutive."""
     runs = [[*run] for found, run in itertools.groupby(range(len(ids)), lambda at: ids[at] == image) if found]
     return [(f"image {number}", run) for number, run in enumerate(runs, start=1)]
 
 
 def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: Read) -> dict[str, list[int]]:
-    """The tokens of spans: of characters in a text, of tokens in a list of ids or where only tokens are known."""
+    """The tokens of spans, which are spans of characters in a text, and of tokens in ids or where only tokens are known."""
     text = plain_ids(read.text)
     text = text if isinstance(text, str) or is_ids(text) else read.batch.input_ids[0].tolist()
     try:

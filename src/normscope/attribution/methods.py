@@ -76,7 +76,7 @@ def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
     if layout.without_attention:
         return f"layers {numbered(layout.without_attention)} have no softmax attention; use decompx"
     if any(site.inner for site in layout.sites):
-        return "more than a network follows the attention block of a layer; use decompx"
+        return "more than one network follows the attention block of a layer; use decompx"
     if layout.stream.convolution is not None:
         return "a convolution beside its first layer mixes tokens past attention; use decompx"
     if method is MapMethod.ROLLOUT:
@@ -90,7 +90,7 @@ def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
             "its layers have no feed-forward network that can be observed; use rollout, norm_rollout, alti or decompx"
         )
     if method is MapMethod.VALUE_ZEROING and layout.stream.end is not None:
-        return "it runs layers again, but no module runs a whole layer; use rollout, norm_rollout, alti or decompx"
+        return "it reruns layers, but no module runs a whole layer; use rollout, norm_rollout, alti or decompx"
     if method is MapMethod.GLOBENC and layout.norm_positions != ("post",):
         return (
             "it needs layer normalisations that follow both residual connections (post-LN), and this family normalises "

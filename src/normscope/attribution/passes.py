@@ -50,7 +50,7 @@ class Stage:
 
 
 class Bound(NamedTuple):
-    """What rounding explains."""
+    """The largest error that rounding explains."""
 
     name: str
     """The model's, for messages."""
@@ -62,7 +62,7 @@ class Bound(NamedTuple):
 
         Args:
             what: The parts.
-            error: How far they miss what they should add up to, relative to their size; NaN if the model gives NaN.
+            error: The difference from what they should add up to, relative to their size; NaN if the model returns NaN.
 
         Raises:
             InputError: If they do not.
@@ -71,9 +71,7 @@ class Bound(NamedTuple):
             return
         largest = float(error.max())
         if not math.isfinite(largest):
-            raise InputError(
-                f"{self.name} cannot be attributed on these texts: it gives numbers that are NaN or infinite"
-            )
+            raise InputError(f"{self.name} cannot be attributed on these texts: it returns NaN or infinity")
         if largest >= self.bound:
             raise InputError(
                 f"{self.name} cannot be attributed on these texts: {what} miss it by {largest:.1e} (relative, at most "
@@ -102,7 +100,7 @@ class Effects(NamedTuple):
     networks: Float[Tensor, " token"]
     """At what the feed-forward networks add."""
     bypass: Float[Tensor, " token"]
-    """At the layer's input, by all ways but through attention."""
+    """At the layer's input, along all paths except through attention."""
     bias: Float[Tensor, ""]
     """What constants add that come after the values."""
 
@@ -170,7 +168,7 @@ class HeldPass:
             target: A scalar that autograd has recorded from `output`.
 
         Raises:
-            InputError: If it does not depend on anything that is affine in the tokens' vectors.
+            InputError: If the scalar does not depend on anything that is affine in the tokens' vectors.
         """
         leaves = [leaf for _, leaf in self._affine]
         if not target.requires_grad:
@@ -229,7 +227,7 @@ class HeldPass:
 
         Args:
             gradients: Those at what the model returns; see `at_output`.
-            direct: Whether they go back along the residual connections and their norms alone.
+            direct: Whether gradients go back only along the residual connections and their norms.
         """
         return [effects for effects, _ in self._staged(gradients, direct=direct)][::-1]
 
@@ -297,14 +295,14 @@ class _Gradients(NamedTuple):
         return cls(found[0], None if stage.values is None else rest.pop(0), rest, found[-1])
 
     def plus(self, other: "_Gradients") -> "_Gradients":
-        """Both together."""
+        """The sum of both."""
         values = self.values if self.values is None or other.values is None else self.values + other.values
         networks = [one + two for one, two in zip(self.networks, other.networks, strict=True)]
         return _Gradients(self.inputs + other.inputs, values, networks, self.ones + other.ones)
 
 
 def not_affine(name: str, why: str) -> NotAffineError:
-    """The refusal of a model whose output is no affine map of its tokens' vectors.
+    """The refusal of a model whose output is not an affine map of its tokens' vectors.
 
     Args:
         name: The model's.
@@ -336,7 +334,7 @@ def held_pass(
         through: Whether attention weights are followed as well, instead of held; see `HeldFixed`.
 
     Raises:
-        InputError: If what the model returns is no affine map, or some of its weights are not on its device.
+        InputError: If what the model returns is not an affine map, or some of its weights are not on its device.
     """
     whole = model if head is None else head
     if is_offloaded(whole):
@@ -345,8 +343,8 @@ def held_pass(
         )
     if parts and (layout.without_attention or any(site.inner for site in layout.sites)):
         raise InputError(
-            f"effects of heads and networks need layers of one attention block and one feed-forward network, which those of "
-            f"this {layout.family} are not; leave out by="
+            f"by: effects of heads and networks need layers of one attention block and one feed-forward network, but some "
+            f"layers of this {layout.family} are different; leave out by="
         )
     recorder = _Recorder(model, layout, parts=parts)
     fused = [(model, reference_attention(model, layout))] if layout.registry else []
@@ -376,7 +374,7 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
         through: Whether attention weights are followed as well.
 
     Raises:
-        InputError: If what the model returns is no affine map.
+        InputError: If what the model returns is not an affine map.
     """
     encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
     recorders = [
@@ -413,7 +411,7 @@ class Carried(NamedTuple):
     vectors: Float[Tensor, "batch token model"]
     """The vectors themselves."""
     check: Bound
-    """What rounding explains."""
+    """The largest error that rounding explains."""
 
 
 def carried_pass(
@@ -435,12 +433,12 @@ def carried_pass(
         layout: Where its layers are.
         inputs: Keyword arguments of the model.
         own: 1 for the tokens whose vectors make up a source.
-        bias: Whether to carry, as one source more, what all biases contribute.
+        bias: Whether to carry what all biases contribute, as one more source.
         credited: Whether the value biases of the first layer belong to the tokens whose values they are added to.
         visit: Receives the parts after every layer.
 
     Raises:
-        InputError: If the vectors that the model returns are no affine map of its tokens' vectors.
+        InputError: If the vectors that the model returns are not an affine map of its tokens' vectors.
     """
     carrier = _Carrier(model, layout, own, visit, bias=bias, credited=credited)
     mode = HeldFixed(model, carries=True, bias=bias, values=carrier.values if credited else None)
@@ -558,7 +556,7 @@ def _run(
         through: Whether attention weights are followed as well.
 
     Raises:
-        NotAffineError: If nothing of what it returns is affine.
+        NotAffineError: If nothing that the model returns is affine.
     """
     like: dict[str, Any] = {"dtype": whole.dtype, "device": inputs["input_ids"].device, "requires_grad": True}
     ones, absorbed = torch.ones((), **like), torch.ones((), **like)

@@ -1,1 +1,1 @@
-"""The model's own code as an affine map of its tokens' vectors: everything held fixed that is not linear."""
+"""The model's own code as an affine map of its tokens' vectors, with everything that is not linear held fixed."""

@@ -1,4 +1,4 @@
-"""Attention weights that are held, and computed again wherever they are needed: never as a whole where they are fused."""
+"""Attention weights that are held, and recomputed where they are needed; those of fused attention never all at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ class HeldAttention:
         query: Queries, as the model passes them.
         key: Keys, one head for each head of queries.
         mask: True where a query sees a key, or a term that is added to the scores.
-        causal: Whether a query sees no later key.
+        causal: Whether queries do not see later keys.
         scale: Factor on q·k; one over the root of the dimension by default.
     """
 
@@ -51,14 +51,14 @@ class HeldAttention:
             yield rows, scores.softmax(dim=-1).masked_fill_(blind, 0.0)
 
     def transposed(self, gradient: Float[Tensor, "*batch query dimension"]) -> Float[Tensor, "*batch key dimension"]:
-        """The gradient at the values."""
+        """The gradient with respect to the values."""
         parts = [weights.transpose(-1, -2) @ gradient[..., rows, :] for rows, weights in self.strips()]
         return sum(parts[1:], parts[0])
 
     def stacked(
         self, values: Float[Tensor, "source *batch key dimension"]
     ) -> Float[Tensor, "source *batch query dimension"]:
-        """What each source's values add up to."""
+        """The weighted sums of each source's values."""
         strips = [side_by_side(weights, values) for _, weights in self.strips()]
         return strips[0] if len(strips) == 1 else torch.cat(strips, dim=-2)
 
@@ -66,7 +66,7 @@ class HeldAttention:
 def side_by_side(
     weights: Float[Tensor, "*batch query key"], values: Float[Tensor, "source *batch key dimension"]
 ) -> Float[Tensor, "source *batch query dimension"]:
-    """α v of every source. Side by side, the sources need one product for each head."""
+    """α v for every source. Side by side, all sources take one product per head."""
     sources, width = len(values), values.shape[-1]
     beside = values.movedim(0, -2).flatten(-2)
     return (weights @ beside).unflatten(-1, (sources, width)).movedim(-2, 0)
@@ -75,17 +75,17 @@ def side_by_side(
 def by_head(
     name: str, args: Sequence[Any], place: int, texts: int | None, change: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Let what attention adds up be changed, with the axes (text, head, key, dimension) in which every model has it.
+    """Change the values that attention adds up, presented with the axes (text, head, key, dimension) for every model.
 
     Args:
         name: The function that multiplies weights and values.
         args: Its arguments.
-        place: That of the values among them.
+        place: The index of the values among them.
         texts: Number of texts.
         change: Returns what replaces the values.
 
     Returns:
-        The values for the function; those it was given if it is not attention by heads.
+        The values for the function; unchanged if it is not attention by heads.
     """
     values: Tensor = args[place]
     if name == "einsum":

@@ -1,9 +1,9 @@
-"""What a layer makes of parts of its vectors after attention, by the model's own code with everything held fixed.
+"""What a layer makes of parts of its vectors after attention, by the model's own code with everything nonlinear held fixed.
 
-While the layer runs, two tensors of its residual connection are taken for sums of parts: what enters the block, and what its
-attention adds. All that follows is an affine map of the two (see `rules.py`), whatever norms, networks, experts and gates the
-layer has. What a network adds is known by having passed weights or activations on its way from the residual connection.
-Parts are computed when they are asked for, and any number of times.
+While the layer runs, two tensors of its residual connection are treated as sums of parts: what enters the block, and what its
+attention adds. Everything after them is an affine map of the two (see `rules.py`), whatever norms, networks, experts and gates
+the layer has. What a network adds is recognised by having passed through weights or activations on its way from the residual
+connection. Parts are computed on request, as often as needed.
 """
 
 import dataclasses
@@ -19,20 +19,20 @@ class Given(NamedTuple):
     """Parts of the two tensors that a layer's residual connection starts with, (source, *tensor) or `Factored`."""
 
     inputs: Tensor | Factored
-    """Of what enters the block."""
+    """Parts of what enters the block."""
     attention: Tensor | Factored
-    """Of what attention adds: the output of W_O."""
+    """Parts of what attention adds, the output of W_O."""
 
 
 class Followed(NamedTuple):
-    """A tensor that is an affine map of the two."""
+    """A tensor that is an affine map of these two."""
 
     value: Tensor
     stack: Stack
 
     @classmethod
     def of(cls, vectors: Tensor) -> "Followed":
-        """One that the model has computed."""
+        """A tensor that the model has computed."""
         return cls(vectors, stack_of(vectors))
 
 
@@ -41,7 +41,7 @@ class Added(NamedTuple):
 
     added: Followed
     unnormed: Followed
-    """The same before a norm of its own, if it has one."""
+    """The same before the network's own norm, if it has one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class FollowedLayer:
     attention: Followed
     """What attention adds."""
     residual: Followed
-    """What the first network's output is added to."""
+    """The vectors to which the first network's output is added."""
     networks: tuple["Added", ...]
     """What each network adds."""
     before_norm: Followed | None
@@ -62,7 +62,7 @@ class FollowedLayer:
     """What leaves the layer."""
 
     def parts(self, of: Sequence[Followed], given: Given, *, bias: bool = False) -> list[Tensor]:
-        """What tensors of the layer take from given parts, (source, *tensor).
+        """What tensors of the layer take from the given parts, (source, *tensor).
 
         Args:
             of: The tensors.
@@ -88,7 +88,7 @@ class FollowedLayer:
 
 
 class LayerFollower:
-    """Follows the vectors of the layers of a model that runs in a mode of `rules.py`, one layer at a time."""
+    """Follows vectors through a model that runs in a mode of `rules.py`, one layer at a time."""
 
     def __init__(self) -> None:
         self._inputs: Tensor | None = None
@@ -97,17 +97,17 @@ class LayerFollower:
         self._added: list[Added] = []
 
     def enter(self, vectors: Tensor) -> None:
-        """What the residual connection carries past attention, as the model has it."""
+        """Take what the residual connection carries past attention, with the model's axes."""
         self.forget()
         self._inputs = _start(vectors)
 
     def attend(self, vectors: Tensor) -> None:
-        """The output of W_O, as the model has it."""
+        """Take the output of W_O, with the model's axes."""
         if self._inputs is not None:
             self._attention = _start(vectors)
 
     def add(self, vectors: Tensor, residual: Tensor) -> Tensor:
-        """What is added to the residual connection."""
+        """Take what is added to the residual connection."""
         if self._attention is not None:
             self._residual = self._residual or Followed.of(residual)
             added, before = Followed.of(vectors), way_of(vectors).before_norm
@@ -115,7 +115,7 @@ class LayerFollower:
         return vectors
 
     def leave(self, vectors: Tensor) -> FollowedLayer | None:
-        """What leaves the layer; None if that is no affine map of what entered it, or no network has added anything."""
+        """The layer, given what leaves it; None if that is not an affine map of what entered, or no network added anything."""
         if kind_of(vectors) is not Kind.LINEAR or self._residual is None:
             return None
         assert self._inputs is not None
@@ -131,13 +131,13 @@ class LayerFollower:
         )
 
     def forget(self) -> None:
-        """Let go of the layer."""
+        """Release the layer."""
         self._inputs = self._attention = self._residual = None
         self._added = []
 
 
 def _start(vectors: Tensor) -> Tensor:
-    """Let what is made of a tensor be followed from there."""
+    """Follow what is made of a tensor from here on."""
     marked(vectors, Kind.LINEAR)
     vectors._stack, vectors._way = Stack(None), Way(residual=True, origin=object())  # type: ignore[attr-defined]
     return vectors

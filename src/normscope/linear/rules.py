@@ -34,14 +34,14 @@ from normscope.maths.activations import Activation, Logistic, activation_of
 
 
 class Kind(Enum):
-    """What a tensor is, seen from the tokens' vectors."""
+    """How a tensor depends on the tokens' vectors."""
 
     LINEAR = "linear"
     HELD = "held"
 
 
 class NotAffineError(InputError):
-    """What a model returns is no affine map of its tokens' vectors, even with everything held fixed that is not linear."""
+    """What a model returns is not an affine map of its tokens' vectors, even with everything nonlinear held fixed."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -81,7 +81,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def marked(values: Any, kind: Kind) -> Any:
-    """The same tensor or tensors, with a kind. Numbers of tokens or experts have none."""
+    """The same tensor or tensors, with a kind. Ids of tokens or experts have none."""
     for each in _tensors(values):
         if each.is_floating_point() or each.is_complex():
             each._kind = kind  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ def _mapped(values: Any, of: Callable[[Tensor], Any]) -> Any:
 
 
 def still(value: Any) -> Any:
-    """A tensor at its value, through which nothing goes back; anything else as it is."""
+    """A tensor detached at its value; anything else unchanged."""
     return value.detach() if isinstance(value, Tensor) and kind_of(value) else value
 
 
@@ -119,27 +119,27 @@ class Step:
     """A function as an affine map of its linear operands."""
 
     apply: Linear
-    """The function itself, of its linear operands and then of its constants; everything else in it is held."""
+    """The function, called with its linear operands and then its constants; everything else in it is held."""
     operands: Sequence[Tensor]
     constants: Sequence[Tensor] = ()
-    """What is added that comes from no token."""
+    """The terms that come from no token."""
     stacked: Linear | None = None
     """The linear part for stacks of operands, (source, *operand). By default, `apply` under vmap, without constants."""
     activation: tuple[Tensor, Activation] | None = None
-    """What an activation was applied to, and which it is: the gate of a gated product."""
+    """The input of an activation, and the activation: the gate of a gated product."""
     constant_part: Callable[[], Tensor] | None = None
-    """What the constants add. By default, what `apply` makes of zeros."""
+    """Returns what the constants add. By default, `apply` of zeros."""
     makes_new: bool = False
-    """Whether what `stacked` gives is one tensor that shares no memory with its operands."""
+    """Whether `stacked` returns one tensor that shares no memory with its operands."""
     mixes: bool = False
-    """Whether dimensions are mixed or bent, as by weights and activations, and not only moved, scaled or added."""
+    """Whether dimensions are mixed or bent, as by weights and activations, rather than just moved, scaled or added."""
     factored: Callable[..., "Factored | None"] | None = None
-    """The linear part for `Factored` parts of the operands; None if they do not stay factored."""
+    """The linear part for `Factored` parts of the operands; None if the result is not factored."""
     factor: object = None
-    """What the only operand is multiplied with."""
+    """The factor on the only operand."""
     over: Linear | None = None
-    """`stacked`, written over its first argument: for large stacks, new memory takes longer than the numbers. The arguments are
-    the operands in any order."""
+    """`stacked`, written over its first argument: for large stacks, allocating memory takes longer than computing. The operands
+    may come in any order."""
 
     def parts(self, stacks: Sequence[Tensor]) -> Any:
         """The linear part of each source.
@@ -156,7 +156,7 @@ class Step:
         """The linear part of each source, and the constants.
 
         Args:
-            parts: Those of the operands.
+            parts: The parts of the operands.
             bias: Whether the constants belong to the last source.
         """
         adds = bias and bool(self.constants)
@@ -170,7 +170,7 @@ class Step:
         return _with_constant(made, self.constant(), new=self.makes_new) if adds else made
 
     def made_over(self, *parts: Tensor, bias: bool) -> Any:
-        """The same, written over the first of the parts, which are those of the operands in any order."""
+        """The same, written over the first argument. The parts of the operands may come in any order."""
         assert self.over is not None
         made = self.over(*parts)
         return _with_constant(made, self.constant(), new=True) if bias and self.constants else made
@@ -183,7 +183,7 @@ class Step:
 
 
 def _with_constant(made: Tensor, constant: Tensor, *, new: bool) -> Tensor:
-    """The parts of sources, to the last of which a constant is added."""
+    """The parts of sources, with a constant added to the last source."""
     if not new or torch.promote_types(made.dtype, constant.dtype) is not made.dtype:
         return torch.cat([made[:-1], (made[-1] + constant).unsqueeze(0)])
     made[-1].add_(constant)
@@ -191,7 +191,7 @@ def _with_constant(made: Tensor, constant: Tensor, *, new: bool) -> Tensor:
 
 
 class Factored(NamedTuple):
-    """Parts of sources that are sums of few vectors, each with a factor for every token: cheap to map, as biases are."""
+    """Parts of sources that are sums of few vectors, each with a factor for every token. They are as cheap to map as biases."""
 
     factors: Float[Tensor, "source text token rank"]
     vectors: Float[Tensor, "source #text rank size"]
@@ -201,11 +201,11 @@ class Factored(NamedTuple):
         return self.factors @ self.vectors
 
     def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Factored":
-        """Those of a linear map of every token's vector."""
+        """The parts after a linear map of each token's vector."""
         return Factored(self.factors, linear(self.vectors))
 
     def plus(self, other: "Factored") -> "Factored":
-        """The sum of both."""
+        """The sum of both parts."""
         vectors = torch.broadcast_tensors(self.vectors[..., :1, :1], other.vectors[..., :1, :1])
         both = [
             each.expand(*like.shape[:-2], -1, -1)
@@ -214,32 +214,32 @@ class Factored(NamedTuple):
         return Factored(torch.cat([self.factors, other.factors], dim=-1), torch.cat(both, dim=-2))
 
     def times(self, factor: Tensor | float) -> "Factored | None":
-        """Those times a factor for every token, or for every dimension; None for any other factor."""
+        """The parts times a factor for each token or each dimension; None for any other factor."""
         if not isinstance(factor, Tensor) or factor.ndim == 0 or (factor.shape[-1] == 1 and factor.ndim < 4):
             return self._replace(factors=self.factors * factor)
         return self._replace(vectors=self.vectors * factor) if factor.ndim == 1 else None
 
     def with_row(self, row: Float[Tensor, " size"]) -> "Factored":
-        """Those with one vector more, the same for every token."""
+        """The parts with one more vector, the same for every token."""
         ones = self.factors.new_ones(*self.factors.shape[:-1], 1)
         rows = row.to(self.vectors).expand(*self.vectors.shape[:2], 1, -1)
         return Factored(torch.cat([self.factors, ones], dim=-1), torch.cat([self.vectors, rows], dim=-2))
 
 
 def dense(parts: "Tensor | Factored") -> Any:
-    """The parts of sources, whichever way they are kept."""
+    """The parts of sources as a tensor, whichever way they are stored."""
     return parts.dense() if isinstance(parts, Factored) else parts
 
 
 class Stack:
-    """What each source contributes to a linear tensor, computed when it is first asked for: for queries and keys, never.
+    """What each source contributes to a linear tensor, computed on first use, which never happens for queries and keys.
 
     Args:
-        function: Makes the parts of those of the operands.
-        operands: What they are made of.
+        function: Computes the parts from those of the operands.
+        operands: The stacks that the parts are computed from.
         bias: Whether constants belong to the last source.
         over: The same function of dense parts without constants, written over its first argument.
-        is_new: Whether it shares no memory with another stack.
+        is_new: Whether the result shares no memory with another stack.
     """
 
     def __init__(
@@ -259,22 +259,22 @@ class Stack:
 
     @classmethod
     def given(cls, parts: Any) -> "Stack":
-        """One that is known."""
+        """A stack whose parts are known."""
         stack = cls(None)
         stack._made, stack._is_made = parts, True
         return stack
 
     @property
     def is_spare(self) -> bool:
-        """Whether its only reader may write over it."""
+        """Whether the only reader may write over the parts."""
         return self.is_new and self.readers == 1 and not self._is_made
 
     def at(self, number: int) -> "Stack":
-        """That of one of several tensors that a function gives."""
+        """The stack of one of several tensors that a function returns."""
         return Stack(lambda parts, *, bias: parts[number], [self])  # noqa: ARG005
 
     def __call__(self) -> Any:
-        """(source, *tensor). What it is made of is let go."""
+        """The parts, (source, *tensor). The operands are released."""
         if not self._is_made:
             self._made, self._is_made = self._make(), True
             self._function = self._over = None
@@ -285,29 +285,29 @@ class Stack:
         spare = None if self._over is None else next((each for each in self._operands if each.is_spare), None)
         if spare is not None and self._over is not None:
             others = [each() for each in self._operands if each is not spare]
-            # Another reader, who comes later, makes it again.
+            # A later reader recomputes it.
             return self._over(spare._make(), *others, bias=self._bias)
         assert self._function is not None
         return self._function(*(each() for each in self._operands), bias=self._bias)
 
     def made_of(self) -> tuple[Sequence["Stack"], Linear | None, Linear | None]:
-        """What it is made of, and how: `function` and `over`."""
+        """The operands, `function` and `over`."""
         return self._operands, self._function, self._over
 
 
 def parts_from(known: Mapping[Stack, "Tensor | Factored"], targets: Sequence[Stack], *, bias: bool) -> list[Any]:
-    """The parts of some stacks, for given parts of what they are made of.
+    """The parts of some stacks, given parts of the stacks that they are computed from.
 
     Args:
-        known: Parts, (source, *tensor) or `Factored`, of stacks that were made without.
-        targets: Stacks that are made of these.
+        known: Parts, (source, *tensor) or `Factored`, of stacks that have no operands.
+        targets: Stacks that are computed from these.
         bias: Whether constants belong to the last source.
     """
     return _Evaluation(known, targets, bias=bias).parts()
 
 
 class _Evaluation:
-    """Nothing is kept longer than it is read."""
+    """Computes stacks, and keeps none longer than it is needed."""
 
     def __init__(self, known: Mapping[Stack, Any], targets: Sequence[Stack], *, bias: bool) -> None:
         self._known, self._targets, self._bias = known, targets, bias
@@ -336,7 +336,7 @@ class _Evaluation:
         operands, function, over = stack.made_of()
         assert function is not None
         parts = [self._of(each) for each in operands]
-        # Whoever still needs an operand counts as its reader, so the only one may write over it.
+        # All that still need an operand count as its readers, so an only reader may write over it.
         spare = [place for place, each in enumerate(operands) if self._readers[each] == 1 and each.is_new]
         if over is not None and spare and not any(isinstance(each, Factored) for each in parts):
             parts.insert(0, parts.pop(spare[0]))
@@ -376,26 +376,26 @@ _KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
 
 
 class Way(NamedTuple):
-    """How a linear tensor came from what the residual connection carries."""
+    """How a linear tensor was made from what the residual connection carries."""
 
     residual: bool
-    """Whether it is that, only moved, scaled and added up: no weights or activations between."""
+    """Whether the tensor is just that, moved, scaled and summed, without weights or activations in between."""
     origin: object
     """The same for tensors that are each other's multiples, token by token or dimension by dimension."""
     before_norm: Tensor | None = None
-    """What the last norm was applied to, if nothing but multiples has come since."""
+    """The input of the last norm, if only multiples have followed."""
     uncentred: Tensor | None = None
-    """What its mean was subtracted from, likewise."""
+    """The tensor whose mean was subtracted, likewise."""
 
 
 def way_of(tensor: Tensor) -> Way:
-    """The way of a linear tensor of a mode that follows."""
+    """The way of a linear tensor in a mode that follows."""
     way: Way = tensor._way  # type: ignore[attr-defined]
     return way
 
 
 class HeldFixed(TorchFunctionMode):
-    """Runs a model's code with everything held fixed that is not linear, and keeps the kinds of its tensors.
+    """Runs a model's code with everything nonlinear held fixed, and tracks the kinds of its tensors.
 
     Args:
         model: The model, whose activations are recognised by what they compute.
@@ -435,7 +435,7 @@ class HeldFixed(TorchFunctionMode):
         self._model, self.ones, self.carries, self._bias, self.values = model, ones, carries, bias, values
         self._replaced: list[nn.Module] = []
         self.explains = False
-        """Whether held tensors say which function, in which module, made them of linear ones."""
+        """Whether held tensors record which function, in which module, made them from linear tensors."""
         self.texts: int | None = None
         """Number of texts in the batch, for attention whose texts and heads share an axis."""
 
@@ -475,8 +475,8 @@ class HeldFixed(TorchFunctionMode):
         kinds = {kind_of(each) for each in given}
         if None in kinds and any(kind_of(each) is None and each.requires_grad and not each.is_leaf for each in given):
             raise NotAffineError(
-                f"{type(self._model).__name__} cannot be attributed: {self._reason(name, [])} reads a tensor of which it is "
-                "not known whether it is linear in the tokens' vectors; its attention blocks can still be measured"
+                f"{type(self._model).__name__} cannot be attributed: {self._reason(name, [])} reads a tensor that may or may "
+                "not be linear in the tokens' vectors; its attention blocks can still be measured"
             )
         if kinds <= {None}:
             return function(*args, **kwargs)
@@ -503,7 +503,7 @@ class HeldFixed(TorchFunctionMode):
         return made
 
     def done(self, step: Step) -> Any:
-        """What a step gives, marked as linear."""
+        """The result of a step, marked as linear."""
         # What the step may change in place lies before it.
         whole = self.stack(step) if self.carries else None
         constants = step.constants
@@ -521,7 +521,7 @@ class HeldFixed(TorchFunctionMode):
         return made
 
     def way(self, step: Step) -> Way:
-        """The way of what a step gives."""
+        """The way of a step's result."""
         ways = [way_of(each) for each in step.operands]
         if step.mixes:
             return Way(residual=False, origin=object())
@@ -536,7 +536,7 @@ class HeldFixed(TorchFunctionMode):
         return way._replace(residual=residual)
 
     def joined(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """Two linear tensors that are added up: what a network adds to a residual connection may be replaced."""
+        """Two linear tensors about to be added. What a network adds to a residual connection may be replaced."""
         if self.added is None or way_of(one).residual is way_of(other).residual:
             return one, other
         if way_of(one).residual:
@@ -553,19 +553,19 @@ class HeldFixed(TorchFunctionMode):
         """A constant as a multiple of `ones`."""
         assert self.ones is not None
         if self.absorbed is not None:
-            # Where a score is masked, it adds nothing, but 0 times infinity would.
+            # A masked score adds nothing, but 0 times infinity would give NaN.
             masked = constant <= _lowest(constant)
             return torch.where(masked, constant, constant.masked_fill(masked, 0) * self.ones.to(constant.dtype))
         return constant * self.ones.to(constant.dtype)
 
     def stack(self, step: Step) -> Stack:
-        """What each source contributes to what a step gives."""
+        """What each source contributes to a step's result."""
         stacks = [stack_of(each) for each in step.operands]
         over = None if step.over is None else step.made_over
         return Stack(step.made_of, stacks, bias=self._bias, over=over, is_new=step.makes_new)
 
     def wrote(self, tensor: Tensor, stack: Stack | None, way: Way | None = None) -> None:
-        """Note that linear vectors have been written into a tensor, and so into the tensor that it is a part of.
+        """Note that linear vectors have been written into a tensor, and so into the tensor that this is a part of.
 
         Args:
             stack: What each source contributes to the tensor, if the mode carries.
@@ -588,11 +588,11 @@ class HeldFixed(TorchFunctionMode):
             tensor._stack = stack  # type: ignore[attr-defined]
 
     def _with_part(self, whole: Tensor, part: Tensor, stack: Stack) -> Stack:
-        """The stack of a tensor of which a part has been written."""
+        """The stack of a tensor after one of its parts has been written."""
         if not whole.is_contiguous():
             raise NotAffineError(
-                f"{type(self._model).__name__} cannot be attributed: it writes vectors into a part of a tensor whose elements "
-                "are not in order; its attention blocks can still be measured"
+                f"{type(self._model).__name__} cannot be attributed: it writes vectors into part of a tensor whose elements "
+                "are not contiguous; its attention blocks can still be measured"
             )
         before = [stack_of(whole)] if kind_of(whole) is Kind.LINEAR else []
         offset, place = part.storage_offset() - whole.storage_offset(), (part.shape, part.stride())
@@ -608,7 +608,7 @@ class HeldFixed(TorchFunctionMode):
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Context in which functions that a rule calls have rules themselves."""
+        """Context in which rules also apply to the functions that a rule calls."""
         super().__enter__()
         try:
             yield
@@ -616,7 +616,7 @@ class HeldFixed(TorchFunctionMode):
             super().__exit__(None, None, None)
 
     def _reason(self, name: str, given: Sequence[Tensor]) -> str:
-        """Why a tensor is held: the function that made it of linear ones, or that of the held one it was made of."""
+        """Why a tensor is held: the function that made it, or a held tensor it was made from, out of linear ones."""
         earlier = [each._because for each in given if hasattr(each, "_because")]
         if earlier:
             return str(earlier[0])
@@ -640,7 +640,7 @@ def _may_be_an_activation(module: nn.Module) -> bool:
 
 
 def _origin(tensor: Tensor) -> object:
-    """What a linear or held tensor is a multiple, or a function, of; None if that is more than one."""
+    """The tensor that a linear or held tensor is a multiple or a function of; None if there are several."""
     way: Way | None = getattr(tensor, "_way", None)
     return getattr(tensor, "_origin", None) if way is None else way.origin
 
@@ -650,7 +650,7 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def stack_of(tensor: Tensor) -> Stack:
-    """The stack of a linear tensor of a mode that carries, for one reader more."""
+    """The stack of a linear tensor in a mode that carries, for one more reader."""
     stack: Stack = tensor._stack  # type: ignore[attr-defined]
     stack.readers += 1
     return stack
@@ -1081,7 +1081,7 @@ def _recognised(function: Callable[[Tensor], Tensor], like: Tensor) -> Activatio
     probe = torch.empty(0, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     try:
         return activation_of(function, probe)
-    except Exception:  # somebody else's function, which is none of single numbers
+    except Exception:  # a foreign function, which does not take single numbers
         return None
 
 
@@ -1113,7 +1113,7 @@ def _is_elementwise(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
     try:
         made, other = function(given.clone()), function(given + changed)
         return made.shape == shape and torch.allclose(made[~changed], other[~changed], rtol=1e-5, atol=1e-7)
-    except Exception:  # somebody else's function, which takes something else
+    except Exception:  # a foreign function, which takes something else
         return False
 
 

@@ -69,7 +69,7 @@ class Answers:
         heads = values * (7 + layout.heads) <= _LARGEST and not (layout.is_gated or layout.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
         if not heads:
-            why = f"{self.limit.name} is too large for them"
+            why = f"{self.limit.name} is too large to show them"
             if layout.is_gated or layout.heads_differ:
                 why = "its heads are gated" if layout.is_gated else "its layers differ in their number of heads"
             notes.append(f"{model.name} is shown without single heads: {why}.")

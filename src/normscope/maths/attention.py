@@ -229,7 +229,7 @@ def attention_scores(
     scale: float,
     cap: float | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """What the softmax takes, in float32 or better: scale·q·k, capped, plus the mask's term."""
+    """The input of the softmax, in float32 or better: scale·q·k, capped, plus the mask's term."""
     accumulation = torch.promote_types(query.dtype, torch.float32)
     # Scaling the queries scales the scores; the queries are smaller by a factor of head_dim / keys.
     scores = ((query * scale) @ key.transpose(-1, -2)).to(accumulation)

@@ -194,13 +194,13 @@ class AttentionWeights:
         return weights.scatter_(-1, places, own)
 
     def scores(self, queries: Int[Tensor, " chosen"]) -> Float[Tensor, "batch head chosen key"]:
-        """What the softmax of some queries takes, with any cap and positional bias; −∞ at invisible keys.
+        """The input of the softmax for some queries, with any cap and positional bias; −∞ at invisible keys.
 
         Raises:
-            ValueError: If the model's own code gave α, which says nothing of scores but their differences.
+            ValueError: If the model's own code gave α, which determines scores only up to their differences.
         """
         if self.given is not None:
-            raise ValueError("α is given, so its scores are not known")
+            raise ValueError("α is given, so its scores are unknown")
         lengths, mask = self.seen.lengths, self.seen.mask
         every, query = slice(0, lengths[2]), self.query[:, :, queries]
         term = None if mask is None else mask.chosen_term(slice(None), queries, every, lengths, query)

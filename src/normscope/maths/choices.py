@@ -31,20 +31,20 @@ class AnswerMeasure(enum.StrEnum):
 
 
 class PairMeasure(enum.StrEnum):
-    """What is measured between a query and a key, of each head."""
+    """What is measured between a query and a key, for each head."""
 
     weight = enum.auto()
     """α."""
     norm = enum.auto()
     """‖αf(x)‖."""
     share = enum.auto()
-    """The signed share of αf(x) in the query's attention output; those of all heads and keys add up to 1, less that of b_O."""
+    """The signed share of αf(x) in the query's attention output. All heads and keys add up to 1 minus the share of b_O."""
     score = enum.auto()
-    """What the softmax takes: scale · q·k, with any cap and positional bias."""
+    """The input of the softmax: scale · q·k, with any cap and positional bias."""
 
 
 class HeadReduction(enum.StrEnum):
-    """What is kept of the values of several heads."""
+    """How the values of several heads are reduced."""
 
     mean = "mean"
     max = "max"

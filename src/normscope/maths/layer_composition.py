@@ -1,6 +1,6 @@
 """The parts of a whole layer's output: from the token itself, from the other tokens, and from no token.
 
-Row vectors. With T_ij for what the attention block of token i takes from token j at its last stage (see `composition.py`), the
+Row vectors. With T_ij for what token i takes from token j at the last stage of the attention block (see `composition.py`), the
 feed-forward network adds up to three stages:
 
     FF_ij                                          the network alone
@@ -60,7 +60,7 @@ LAYER_STAGES: Mapping[NormPosition, tuple[LayerStage, ...]] = {
 """The stages of a layer, by the position of the norm of its feed-forward half."""
 
 WHOLE_LAYER = "layer"
-"""The name of a family's last stage, whichever it is, where a stage is chosen."""
+"""The option value that stands for a family's last stage, whichever that is."""
 
 
 class Parts(NamedTuple):
@@ -70,7 +70,7 @@ class Parts(NamedTuple):
     others: Float[Tensor, "batch token model"]
     constant: Float[Tensor, "batch token model"]
     whole: Float[Tensor, "batch token model"]
-    """The vector, as the model computed it."""
+    """The vector as the model computed it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class LayerComposition:
     attention: Composition
     """The attention block."""
     later: Mapping[LayerStage, Parts]
-    """The parts at the stages after it, in order."""
+    """The parts at the stages after the attention block, in order."""
 
     @property
     def stages(self) -> tuple[LayerStage, ...]:

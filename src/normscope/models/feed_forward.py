@@ -21,18 +21,18 @@ from normscope.models.layer_rerun import LayerRerun
 from normscope.models.layout import ModelLayout, Point
 
 PAIR_ENTRIES = {"cpu": 2**19}
-"""Entries of pairs' vectors to make at once, by device. The network makes several times as many on its way."""
+"""Entries of pairs' vectors to make at once, by device. The network makes several times as many along the way."""
 
 PAIR_ENTRIES_ON_ACCELERATORS = 2**24
-"""The same on other devices, which need large pieces of work to be busy."""
+"""The same on other devices, which need large pieces of work to stay busy."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeedForwardBlock:
     """What a layer has made of its attention block.
 
-    It lives while its layer is being left and must not be kept: it holds the layer's activations. Everything is computed on
-    first use. Rows of padding hold meaningless finite numbers everywhere.
+    It is valid only while the model leaves the layer, and must not be kept: it holds the layer's activations. Everything is
+    computed on first use. Rows of padding hold finite but meaningless numbers.
     """
 
     attention: AttentionBlock
@@ -53,7 +53,7 @@ class FeedForwardBlock:
 
     @property
     def layout(self) -> ModelLayout:
-        """The model's."""
+        """The layout of the model."""
         return self.modules.layout
 
     @property
@@ -70,7 +70,7 @@ class FeedForwardBlock:
     def _tensors(self) -> dict[LayerStage, Sequence[Followed]]:
         """The tensors whose sum is the vector at a stage.
 
-        Where norms of the network stand elsewhere than those of the block, they are part of the stage at whose end they stand.
+        If norms of the network are placed differently from those of the block, they are part of the stage that they end.
         """
         followed, normed = self.followed, LayerStage.NORMALISED in self.stages
         networks = [network.unnormed if normed else network.added for network in followed.networks]
@@ -103,7 +103,7 @@ class FeedForwardBlock:
         return [self.followed.residual] if stage is LayerStage.BLOCK else self._tensors[stage]
 
     def error(self) -> Float[Tensor, "batch token"]:
-        """How far the sum of all parts misses what leaves the layer, relative to the largest of them; 0 at padding."""
+        """The difference between the sum of all parts and what leaves the layer, relative to the largest; 0 at padding."""
         block, last = self.attention, [*self._tensors][-1:]
         bias = block.parameters.output_bias
         attended = block.attention_output if bias is None else block.attention_output - bias
@@ -117,29 +117,29 @@ class FeedForwardBlock:
 
     @cached_property
     def last_norm(self) -> tuple[Normalisation, Float[Tensor, "batch token"]]:
-        """The norm whose output leaves the layer, and its deviations; `post` layers have one."""
+        """The norm whose output leaves the layer, and its deviations. Only `post` layers have one."""
         assert self.followed.before_norm is not None
         read = self._by_token(self.followed.before_norm.value.to(self.attention.inputs)[None])[0]
         norm = self.layout.normalisation(self.modules.output_norm, read.device)
         return norm, norm.deviation(read)
 
     def untouched(self, text: int) -> Float[Tensor, "1 query model"]:
-        """What leaves the layer when it runs again with nothing missing.
+        """What leaves the layer when it is rerun with nothing missing.
 
         Args:
-            text: Its place in the batch.
+            text: The text's index in the batch.
         """
         return self._again(text, self.attention.attention_output[text].unsqueeze(0))
 
     def without_values(
         self, text: int, keys: slice, weights: Float[Tensor, "head query key"]
     ) -> Float[Tensor, "key query model"]:
-        """What leaves the layer without the value of each key: it runs again, with attention outputs that lack F_ij.
+        """What leaves the layer without the value of each key: the layer is rerun with attention outputs that lack F_ij.
 
         Args:
-            text: Its place in the batch.
+            text: The text's index in the batch.
             keys: The keys.
-            weights: Their α.
+            weights: α of these keys.
         """
         block, weight = self.attention, self.attention.parameters.output_weight
         vectors = torch.bmm(block.value[text, :, keys].to(weight), weight).transpose(0, 1)
@@ -162,7 +162,7 @@ class FeedForwardBlock:
 
         Args:
             stages: The stages to measure; all by default.
-            in_double: Whether to compute in float64 where the device can, or as the model does.
+            in_double: True computes in float64 if the device supports it, False in the model's precision.
         """
         tokens = self.attention.value.shape[2]
         keys = torch.arange(tokens, device=self.attention.value.device).view(1, -1, 1)
@@ -175,7 +175,7 @@ class FeedForwardBlock:
 
         Args:
             stages: The stages to measure; all by default.
-            in_double: Whether to compute in float64 where the device can, or as the model does.
+            in_double: True computes in float64 if the device supports it, False in the model's precision.
         """
         groups = groups.like(self.attention.value)
         order = groups.columns.transpose(1, 2).to(torch.int8)
@@ -264,13 +264,13 @@ class FeedForwardBlock:
         return self._given(nothing, Factored(ones, self._unscaled(bias.view(1, 1, 1, -1))))
 
     def _unscaled(self, vectors: Tensor) -> Tensor:
-        """What W_O gives, from what the block is given of it. What a factor of 0 removes does not matter."""
+        """The output of W_O, from the scaled attention output of the block. What a factor of 0 removes does not matter."""
         if not isinstance(self.modules.scale, Tensor) and self.modules.scale == 1:
             return vectors
         return (vectors / self.modules.scale).nan_to_num(0.0, 0.0, 0.0)
 
     def _given(self, inputs: Tensor | Factored, attention: Tensor | Factored) -> Given:
-        """Parts with the axes of the model. Dense ones of attention have its factor."""
+        """Parts with the axes of the model. Dense parts of attention include its factor."""
         attention = attention if isinstance(attention, Factored) else self._unscaled(attention)
         return Given(
             self._by_model(inputs, self.followed.inputs, "stream"),

@@ -61,7 +61,7 @@ class StopForward(Exception):
 
 
 class NotFollowedError(InputError):
-    """What leaves a layer is no affine map of what its attention block gives.
+    """What leaves a layer is not an affine map of what its attention block gives.
 
     Args:
         layer: Its number.
@@ -141,9 +141,9 @@ class ForwardPass:
     block: AttentionBlock | None = None
     """The attention block of the current layer, until the model leaves it, if the layer is followed."""
     explains: bool = False
-    """Whether the pass is there to say why a layer cannot be followed."""
+    """Whether the purpose of the pass is to say why a layer cannot be followed."""
     paused: bool = False
-    """Whether a layer runs once more, which is not observed."""
+    """Whether a layer is being rerun, which is not observed."""
     _called: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
     """The current layer and its arguments, if it is followed."""
     _left: Tensor | None = None
@@ -200,7 +200,7 @@ class ForwardPass:
         return None if replaced is None else with_vectors(args, kwargs, given)
 
     def _follow(self, vectors: Tensor) -> None:
-        """Follow the layer that begins from what it is given, if it is to be followed."""
+        """Follow the layer that begins, from what it is given, if it is to be followed."""
         assert self.follower is not None
         self.follower.forget()
         if self.attention is None or self.passed not in self.targets.followed:

@@ -22,7 +22,7 @@ class Layer(NamedTuple):
     block: InferredBlock
     call: Call
     """The call of the module that runs the layer. If none does, a stand-in for everything from the first module that reads
-    the layer's input onwards; its `module` is that one."""
+    the layer's input onwards; its `module` is that first module."""
     gathered: bool
     """Whether no module runs the layer."""
     inner: bool = False
@@ -63,7 +63,7 @@ def check_lists(graph: Graph, paths: Collection[str]) -> None:
 
 
 def _has_more_than_a_network(graph: Graph, layer: Layer) -> bool:
-    """Whether anything else follows the block of a layer, besides one feed-forward network and a norm."""
+    """Whether anything besides one feed-forward network and a norm follows the block of a layer."""
     network = layer.block.network
     if not isinstance(network, InferredNetwork):
         return False
@@ -100,7 +100,7 @@ def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None
 
 
 def _layer(graph: Graph, layer: Layer, stack: Stack | None) -> Layer:
-    """A layer without a network that belongs to another layer; and whether more follows its block than a network."""
+    """The layer, without a network that belongs to another layer; `inner` says if more than one network follows its block."""
     network = layer.block.network
     if not isinstance(network, InferredNetwork):
         return layer
@@ -121,8 +121,8 @@ def _layer(graph: Graph, layer: Layer, stack: Stack | None) -> Layer:
 
 
 def _siblings(graph: Graph, calls: Sequence[Call]) -> list[Call] | None:
-    """The calls of layers with attention, and of the layers between, before and after them that have none; None if they are no
-    chain.
+    """The calls of layers with attention, and of the layers between, before and after them that have none; None if they do
+    not form a chain.
 
     Such a layer is in the same list of modules, reads what the layer before it returns, and returns what the next one reads.
     """
@@ -246,7 +246,7 @@ def _gathered(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call]:
         sum(call.module is module for call in graph.trace.calls) != sum(each is module for each in entered)
         for module in entered
     ):
-        raise NotInferredError("no module runs a whole layer, and none begins each layer")
+        raise NotInferredError("no module runs a whole layer, and no module begins each layer")
     leaving = [
         _leaving(block) or (None if following is None else following.stream.carried)
         for block, following in itertools.zip_longest(blocks, blocks[1:])
@@ -254,7 +254,7 @@ def _gathered(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call]:
     last = leaving[-1]
     if last is None:
         network = blocks[-1].network
-        raise NotInferredError(f"no module runs a whole layer, and where the last one ends is not known: {network}")
+        raise NotInferredError(f"no module runs a whole layer, and the end of the last layer is unknown: {network}")
     assert last.source is not None
     ends = [*(call.first for call in begins[1:]), last.source.number + 1]
     return [
@@ -277,7 +277,7 @@ def _entry(graph: Graph, block: InferredBlock, blocks: Sequence[InferredBlock]) 
             return call
         moved = moved or call
     if moved is None:
-        raise NotInferredError("no module runs a whole layer, and none reads its input")
+        raise NotInferredError("no module runs a whole layer, and no module reads the layer's input")
     return moved
 
 

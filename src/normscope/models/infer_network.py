@@ -22,14 +22,14 @@ class NoNetworkError(NotInferredError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InferredNetwork:
-    """The feed-forward network of a layer, whatever it is made of."""
+    """The feed-forward network of a layer, whatever its form."""
 
     leaving: Value
     """The output of the layer."""
     scales: str | None
-    """The parameter that holds a factor for each dimension of its output (LayerScale)."""
+    """The parameter that scales each dimension of its output (LayerScale)."""
     modules: frozenset[str]
-    """The paths of the modules that make what is added to the residual connection."""
+    """The paths of the modules that compute what is added to the residual connection."""
 
 
 def network_of(
@@ -68,7 +68,7 @@ def _is_scaling(node: Node) -> bool:
 
 
 def _next_branch(graph: Graph, stream: Value) -> tuple[Value, Value]:
-    """What is added to the residual next, and the sum."""
+    """What is added to the residual connection next, and the sum."""
     sums = [
         (node, value)
         for node, value in graph.forward(stream, lambda node: is_movement(node) or factor_of(node) is not None)

@@ -90,7 +90,7 @@ class SiteFinder:
         return max(heads, len(block.value.columns)) if isinstance(block.value, Heads) else heads
 
     def _number_of_key_heads(self, heads: int) -> int:
-        """The number of heads of keys and values; that of queries if no linear layer makes either."""
+        """The number of heads of keys and values; the number of query heads if no linear layer makes either."""
         parts = (self._block.scores.key, self._block.value)
         found = {len(each.columns) for each in parts if isinstance(each, Heads)}
         if len(found) > 1:
@@ -98,7 +98,7 @@ class SiteFinder:
         return found.pop() if found else heads
 
     def _heads(self, letter: str, heads: Heads | NotInferredError | None) -> HeadsSite | None:
-        """Where W_Q, W_K or W_V is; None if it is no linear layer."""
+        """Where W_Q, W_K or W_V is; None if there is no such linear layer."""
         if not isinstance(heads, Heads):
             return None
         if len(heads.biases) > 1:
@@ -109,7 +109,7 @@ class SiteFinder:
         return HeadsSite(self._path(heads.path), columns, self._noted(heads.biases[0]) if heads.biases else None)
 
     def _gate(self, gate: InferredGate) -> GateSite:
-        # Some gates have a single factor for each head.
+        # Some gates have one factor per head.
         shared = bool((gate.columns == gate.columns[:, :1]).all())
         columns = Columns.of(gate.columns[:, :1] if shared else gate.columns)
         if columns is None:
@@ -164,7 +164,7 @@ class SiteFinder:
         return None if norm is None else self._path(norm.path)
 
     def _bottleneck(self, carried: Value) -> str | None:
-        """The module that returns what the residual connection carries, if that is no vector of the stream."""
+        """The module that returns what the residual connection carries, if that is not a vector of the stream."""
         made = self._layer.bottleneck(self._graph, carried)
         return None if made is None else self._path(made.path)
 

@@ -1,4 +1,4 @@
-"""Runs a layer once more on one text, with other attention outputs."""
+"""Reruns a layer on one text, with other attention outputs."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from normscope.models.layout import ModelLayout
 
 
 class _Silent:
-    """In place of attention whose output is replaced."""
+    """Stands in for attention whose output is replaced."""
 
     masks_on_host = ()
 
@@ -24,7 +24,7 @@ class _Silent:
 
 
 class LayerRerun(NamedTuple):
-    """A layer as the model has called it."""
+    """A layer as the model called it."""
 
     layer: nn.Module
     args: tuple[Any, ...]
@@ -34,16 +34,16 @@ class LayerRerun(NamedTuple):
     layout: ModelLayout
     texts: int
     paused: Callable[[], AbstractContextManager[None]]
-    """Context in which the hooks of the observer do nothing."""
+    """Returns a context in which the hooks of the observer do nothing."""
 
     def outputs(
         self, text: int, attention: Float[Tensor, "variant token model"]
     ) -> Float[Tensor, "variant token model"]:
-        """What leaves the layer for a text whose attention outputs are replaced, in the model's type.
+        """What leaves the layer for a text whose attention outputs are replaced, in the model's dtype.
 
         Args:
-            text: Its place in the batch.
-            attention: Outputs of W_O, as many as are wanted.
+            text: The text's index in the batch.
+            attention: Outputs of W_O, one for each variant.
         """
         args, kwargs = (_of_text(given, text, self.texts, len(attention)) for given in (self.args, dict(self.kwargs)))
         vectors = self.layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(len(attention), -1, -1)
@@ -64,7 +64,7 @@ class LayerRerun(NamedTuple):
 
 
 def _of_text(given: Any, text: int, texts: int, copies: int) -> Any:
-    """Arguments of a layer for copies of one of the texts: their first axis, if they have more, counts texts."""
+    """The arguments of a layer for copies of one text. The first axis of an argument counts texts if it has others as well."""
     if isinstance(given, tuple | list) and not hasattr(given, "_fields"):
         return type(given)(_of_text(each, text, texts, copies) for each in given)
     if isinstance(given, dict):

@@ -104,7 +104,7 @@ class ModelLayout:
         return vectors.clone() if self.stream.changes_in_place else vectors
 
     def entries(self, model: Any) -> list[nn.Module]:
-        """The module whose input is that of each layer, in order. A layer that runs twice appears twice.
+        """The modules whose inputs are the layers' inputs, in order. A layer that runs twice appears twice.
 
         Raises:
             InputError: If the model does not have its layers where the layout says.

@@ -1,4 +1,4 @@
-"""What one attention block carries between chosen tokens and regions of a text, never for all pairs of tokens at once."""
+"""What one attention block carries between chosen tokens and regions of a text, without ever holding all pairs of tokens."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from normscope.maths.tensors import pieces
 from normscope.models.block import AttentionBlock
 
 _AT_ONCE = 256
-"""Tokens whose sums by region are computed at once, so that the matrix of members stays small."""
+"""Tokens to sum by region at once, so that the membership matrix stays small."""
 
 _VECTORS_AT_ONCE = 2**22
-"""Numbers that one call of the fused kernel may return: 16 MiB in float32."""
+"""The most numbers that one call of the fused kernel may return: 16 MiB in float32."""
 
 _TILE_AT_ONCE = 4096
 """The same where whole rows stand for tiles."""
 
 _TILED = 0.5
-"""The share of a text's rows from which on tiles, which leave out what no query sees, cost less than whole rows."""
+"""The share of a text's rows above which tiles, which skip what no query sees, cost less than whole rows."""
 
 Rows = slice | Int[Tensor, " row"]
 
@@ -35,7 +35,7 @@ class Members(NamedTuple):
     regions: Rows
     """The regions that have some of the tokens."""
     matrix: Float[Tensor, "token region"] | None
-    """1 where a token belongs to a region; None if every token is the next region by itself."""
+    """1 where a token belongs to a region; None if each token is a region of its own, in order."""
 
     def sums(self, values: Float[Tensor, "*other token"]) -> Float[Tensor, "*other region"]:
         """The sums over the tokens of each region."""
@@ -46,7 +46,7 @@ def members(owners: Int[Tensor, " token"]) -> Members | None:
     """The regions of some tokens; None if no token is in any.
 
     Args:
-        owners: The region of each token; −1 for tokens outside of all.
+        owners: The region of each token; −1 for tokens outside all regions.
     """
     regions = owners[owners >= 0].unique()
     if not len(regions):
@@ -60,10 +60,10 @@ def members(owners: Int[Tensor, " token"]) -> Members | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RegionSums:
-    """What one block carries between the regions of a text: sums over their tokens, of scores the mean over visible pairs.
+    """What one block carries between the regions of a text: sums over their tokens, or means over visible pairs for scores.
 
     Args:
-        queries: The region of each query; −1 for tokens outside of all.
+        queries: The region of each query; −1 for tokens outside all regions.
         keys: The region of each key, likewise.
         heads: Which heads; None for all.
     """
@@ -75,7 +75,7 @@ class RegionSums:
     heads: Int[Tensor, " chosen"] | None = None
 
     def rows(self) -> Iterator[tuple[Rows, Float[Tensor, "head some region"]]]:
-        """Values of some regions of queries and all regions of keys, with the numbers of the former.
+        """Values for some query regions and all key regions, with the indices of the query regions.
 
         Where every region of queries is one token, only a few rows are held at a time.
         """
@@ -174,7 +174,7 @@ class RegionSums:
 
     @cached_property
     def _gated(self) -> bool:
-        """Whether a norm is that of another vector for every pair, which takes all keys and heads."""
+        """Whether each pair has the norm of a different vector, which takes all keys and heads."""
         return self.measure is PairMeasure.norm and self.block.gate is not None
 
     @cached_property

@@ -12,7 +12,7 @@ from normscope.models.linear_layers import Columns
 from normscope.models.rotary import Planes
 
 BESIDE = ", "
-"""Separates the paths of linear layers that together stand for one, as when every head has its own."""
+"""Separates the paths of linear layers that together stand for one, for example if every head has its own."""
 
 
 class HeadsSite(NamedTuple):
@@ -21,7 +21,7 @@ class HeadsSite(NamedTuple):
     projection: str
     """W and b. If every head has a linear layer of its own, their paths, joined by `BESIDE`."""
     columns: Columns | None = None
-    """Its outputs by head; None if it has these heads alone, one after the other."""
+    """Its outputs by head; None if its outputs are just these heads, one after the other."""
     bias: str | None = None
     """b, if it is a separate parameter."""
 
@@ -49,9 +49,9 @@ class HeadNorms(NamedTuple):
     query: str | None
     """The norm of the queries, likewise."""
     by_head: bool
-    """Whether that of the keys reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
+    """Whether the norm of the keys reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
     turned: bool
-    """Whether the two come after the rotation, not before it."""
+    """Whether both norms come after the rotation instead of before it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +73,13 @@ class AttentionSite:
     key_heads: int
     """Number of heads of keys and values."""
     reader: str | None = None
-    """A module that reads what attention reads, if W_K does not; None if no linear layer does."""
+    """A module that reads what attention reads, if W_K does not; None if no linear layer reads that."""
     gate: GateSite | None = None
     """The gate on the outputs of the heads; None without one."""
     head_norms: HeadNorms | None = None
     """The norms of queries and keys; None if there are none."""
     rotation: Planes | None = None
-    """The planes in which positions turn queries and keys; None if they do not."""
+    """The planes in which positions turn queries and keys; None if positions do not turn them."""
     scale: float | None = None
     """The factor on q·k in the score; None if scores are not a multiple of q·k plus other terms."""
 
@@ -107,11 +107,11 @@ class ResidualSite:
     carried: str | None = None
     """The module whose input the residual connection carries; None if that is the layer's input."""
     bottleneck: str | None = None
-    """The module that returns what the residual connection carries, if that is no vector of the stream (MobileBERT)."""
+    """The module that returns what the residual connection carries, if that is not a vector of the stream (MobileBERT)."""
     scaling: str | None = None
-    """The parameter by whose elements the attention output is multiplied (LayerScale); `parameters` has it in W_O and b_O."""
+    """The parameter whose elements scale the attention output (LayerScale); `parameters` includes it in W_O and b_O."""
     scaling_of_network: str | None = None
-    """The same for the output of the feed-forward network."""
+    """Likewise for the output of the feed-forward network."""
     scale: float = 1.0
     """A factor on what attention and the feed-forward network add to the residual connection."""
 
@@ -127,7 +127,7 @@ class ResidualSite:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One layer with softmax attention. Its parts are paths from the base model, or from the encoder if that is observed."""
+    """One layer with softmax attention. Parts are paths from the base model, or from the encoder if that is observed."""
 
     layer: int
     """Counted from 1."""

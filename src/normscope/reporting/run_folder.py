@@ -181,8 +181,8 @@ class RunFolder:
             ) from error
         if status == Status.COMPLETED:
             raise InputError(
-                f"resume={self.path}: the run is already complete; `normscope page {self.path}` makes its figures and its "
-                "report"
+                f"resume={self.path}: the run is already complete; to remake its figures and report, run "
+                f"`normscope page {self.path}`"
             )
 
     def write(self, name: str, content: bytes) -> Path:
@@ -201,7 +201,7 @@ class RunFolder:
         self.ended = True
 
     def save_facts(self, result: Result) -> None:
-        """Write how the run has ended.
+        """Write how the run ended.
 
         Raises:
             InputError: If the folder cannot be written to.

@@ -1,4 +1,4 @@
-"""What runs, models and data are called, what Weights & Biases is told of them, and what its environment variables say."""
+"""The names of runs, models and data, what Weights & Biases is told about them, and what its environment variables say."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from normscope.reporting.terminal import say
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, object]:
-    """What of a description's config numbers depend on, flat: no options of analyses that are not enabled.
+    """The part of a description's config that numbers depend on, flat: no options of analyses that are not enabled.
 
     For trackers that show parameters as columns.
     """

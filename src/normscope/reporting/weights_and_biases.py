@@ -90,11 +90,11 @@ class _Outage:
             self.note(error)
 
     def give_up(self) -> None:
-        """Leave W&B alone, which has not done what it should: calls that still wait for its service fail."""
+        """Abandon W&B, which did not finish in time: calls that still wait for its service fail."""
         self.lost = True
         self.report(
-            f"Weights & Biases has not finished within {_END_SECONDS} s; the run ends without it, and what it has is in "
-            f"{self._folder / 'wandb'} for `wandb sync`"
+            f"Weights & Biases has not finished within {_END_SECONDS} s; the run ends without it; use `wandb sync` to "
+            f"upload what it saved in {self._folder / 'wandb'}"
         )
         logging.getLogger("wandb").propagate = False  # its threads complain of the service that is gone
         for process in psutil.Process().children():

@@ -20,7 +20,7 @@ METHODS = {
 """Titles of the five methods of mixing ratios."""
 
 STREAM = "residual stream"
-"""The unit of norms and values of vectors that are added to the residual stream or read from it."""
+"""The unit of vectors, and of their norms, that are added to the residual stream or read from it."""
 NATS = "nats"
 
 TOKEN_ID = Axis("token_id", "Number of the token in the vocabulary.", kind="whole")

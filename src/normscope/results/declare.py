@@ -1,7 +1,7 @@
-"""What an analysis publishes, declared once: tables with named axes, and the numbers and curves that are rolled up from them.
+"""What an analysis publishes, declared once: tables with named axes, and the numbers and curves rolled up from those tables.
 
-Documentation, the page, the terminal, trackers, comparisons and the completeness of the oracles follow from it. Nothing here
-imports torch or pandas, to keep `--help` and shell completion instant.
+Documentation, the page, the terminal, trackers, comparisons and the completeness of the oracles follow from the declaration.
+Nothing here imports torch or pandas, to keep `--help` and shell completion instant.
 """
 
 import dataclasses

@@ -134,7 +134,7 @@ class Profiles:
         return {panel: (float(low), float(high)) for panel, low, high in ends.itertuples()}
 
     def labels(self) -> pd.DataFrame:
-        """The rows that labels point at: of each labelled dimension in each panel, the value furthest from zero.
+        """The rows that labels point at: for each labelled dimension in each panel, the value furthest from zero.
 
         Values nearer to zero than a twentieth of the panel's range cannot be seen, and have no label.
         """
@@ -205,7 +205,7 @@ class WordMaps:
     frame: str = "frame"
     """Column with `sure` for cells with a solid frame and `possible` for cells with a dashed frame."""
     largest: float | None = None
-    """Where the colour scale ends on both sides of zero, for values of both signs; None if no value is negative."""
+    """The end of the colour scale on both sides of zero, for values of both signs; None if no value is negative."""
     digits: int | None = None
     """Decimals of the values that are written into the cells; None writes none."""
     measure: str = ""
@@ -234,7 +234,7 @@ class TextPair:
     matrix: Float[np.ndarray, "a b"]
     """The last row and column are those of the biases."""
     measure: str = "cosine similarity"
-    """What all of it adds up to."""
+    """What all cells add up to."""
 
     @classmethod
     def of(cls, figure: WordMaps) -> "TextPair":
@@ -306,7 +306,7 @@ def write_figure(stream: BinaryIO, figure: Figure) -> None:
 
 
 def read_figure(path: Path) -> Figure:
-    """Read what `write_figure` has written.
+    """Read what `write_figure` wrote.
 
     Raises:
         InputError: If the file is damaged, or holds something else.
@@ -327,7 +327,7 @@ def read_figure(path: Path) -> Figure:
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON, in which keys of mappings are texts alone: mappings are lists of pairs."""
+    """A value for JSON, whose keys can only be texts: mappings become lists of pairs."""
     match value:
         case Mapping():
             return {"pairs": [[_plain(key), _plain(item)] for key, item in value.items()]}

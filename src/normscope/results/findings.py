@@ -24,7 +24,7 @@ class Sentence(str):
     surprising: bool
     """Whether it contradicts what attention weights suggest, or what one would expect."""
     analysis: str
-    """The analysis that says so; empty as long as the sentence is part of its own results."""
+    """The analysis that the finding is from; empty while the sentence is still among that analysis's own results."""
 
     def __new__(
         cls,
@@ -36,7 +36,7 @@ class Sentence(str):
         surprising: bool = False,
         analysis: str = "",
     ) -> "Sentence":
-        """The text, with the names of what shows it."""
+        """The text, with the names of the figure and the table that show it."""
         sentence = super().__new__(cls, text)
         sentence.figure, sentence.table, sentence.measure = figure, table, measure
         sentence.surprising, sentence.analysis = surprising, analysis
@@ -44,7 +44,7 @@ class Sentence(str):
 
     @classmethod
     def of(cls, text: str) -> "Sentence":
-        """A sentence, also of a plain string."""
+        """The text as a sentence; a plain string gets no links."""
         return text if isinstance(text, Sentence) else cls(text)
 
     @classmethod
@@ -52,7 +52,7 @@ class Sentence(str):
         """The sentence that a file of results holds.
 
         Raises:
-            InputError: If it is something else.
+            InputError: If the content is not a sentence.
         """
         try:
             return cls(**content)
@@ -65,7 +65,7 @@ class Sentence(str):
 
 
 MOST_ON_TOP = 5
-"""Number of findings at the top of a report."""
+"""The most findings at the top of a report."""
 
 
 def ranked(sentences: Sequence[Sentence]) -> tuple[list[Sentence], list[Sentence]]:
@@ -90,9 +90,9 @@ class Summary:
 
     table: pd.DataFrame
     digits: int = 2
-    """Decimals."""
+    """Number of decimals."""
     caption: str = ""
-    """What it shows, in a few words."""
+    """What the table shows, in a few words."""
 
     def __str__(self) -> str:
         return self.table.to_string(float_format=f"{{:.{self.digits}f}}".format, na_rep="")
@@ -112,10 +112,10 @@ class Summary:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Summary":
-        """What `plain` has returned.
+        """The summary from what `plain` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: If it is something else.
+            KeyError, TypeError, ValueError: If the content is not a summary.
         """
         rows, columns = _index(plain["rows"]), _index(plain["columns"])
         if len(plain["values"]) != len(columns):

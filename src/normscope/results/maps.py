@@ -53,12 +53,12 @@ HEAD_MEASURES = ("attn_w", "attn_n")
 
 @dataclasses.dataclass(frozen=True)
 class DependencyTree:
-    """The tree of an annotated sentence. Words are numbered as in `TokenMaps.query_words`."""
+    """The dependency tree of an annotated sentence. Words are numbered as in `TokenMaps.query_words`."""
 
     words: tuple[int, ...]
-    """All but special tokens."""
+    """All words except special tokens."""
     arcs: tuple[tuple[int, int, str], ...]
-    """Dependent, head and relation, without the root's and those inside of words that share their tokens."""
+    """Dependent, head and relation, without the arcs of the root and those inside words that share their tokens."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class TokenMaps:
     is_cross_attention: bool
     """Whether the keys belong to another sequence."""
     layers: tuple[int, ...]
-    """Layers, counted from 1; 0 stands for all of them together."""
+    """Layers, counted from 1; 0 stands for all layers together."""
     single_heads: bool
     """Whether there are maps of single heads besides those of the block."""
     weights: np.ndarray | None
@@ -97,7 +97,7 @@ class TokenMaps:
 
     @property
     def heads(self) -> int:
-        """Number of heads with maps of their own."""
+        """Number of heads that have their own maps."""
         of_heads = [values for values in (self.weights, *self.head_maps.values()) if values is not None]
         return int(of_heads[0].shape[1]) if self.single_heads and of_heads else 0
 
@@ -120,7 +120,7 @@ class TokenMaps:
 
     @property
     def of_targets(self) -> bool:
-        """Whether rows are numbers that a model computes, instead of tokens or words."""
+        """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
     def pairs(self) -> pd.DataFrame:
@@ -174,7 +174,7 @@ def write_maps(stream: BinaryIO, maps: Sequence[TokenMaps], identity: Mapping[st
 
 
 def _norms(text: TokenMaps) -> np.ndarray:
-    """‖f(x)‖ of each pair's key, for single heads alone."""
+    """‖f(x)‖ of each pair's key, for single heads only."""
     values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=np.float32)
     if text.norms is not None:
         values[1:] = text.norms.swapaxes(0, 1)[:, :, None, :]
@@ -182,7 +182,7 @@ def _norms(text: TokenMaps) -> np.ndarray:
 
 
 def _text(text: TokenMaps) -> dict[str, Any]:
-    """All of a text that is no number."""
+    """Everything about a text that is not a number."""
     plain = (
         "title",
         "queries",
@@ -205,7 +205,7 @@ def _text(text: TokenMaps) -> dict[str, Any]:
 
 
 def read_maps(path: Path) -> list[TokenMaps]:
-    """Read what `write_maps` has written.
+    """Read what `write_maps` wrote.
 
     Raises:
         InputError: If the file is damaged, or holds something else.
@@ -223,7 +223,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMaps:
     queries, keys, layers = (tuple(text[name]) for name in ("queries", "keys", "layers"))
     of_texts = (text["title"], text["unit"], *queries, *keys)
     if not all(isinstance(value, str) for value in of_texts) or not all(isinstance(layer, int) for layer in layers):
-        raise TypeError("the texts in its metadata are damaged")
+        raise TypeError("the texts in the metadata are damaged")
     heads, pairs = int(text["heads"]), (len(layers), len(queries), len(keys))
 
     def of_blocks(name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The parts of a run's analyses, joined."""
+"""Joins the results of a run's analyses."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,16 @@ from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 
 SEQUENCES = "sequences"
-"""The table of all analyses with the means of single sequences, so that comparisons of runs can resample them."""
+"""The shared table with the means of single sequences, which comparisons of runs resample."""
 
 _SEQUENCES = ["metric", "sequence", "count", "value"]
 _HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
 
 
 def rolled_up(name: str, published: Published, part: Result) -> Result:
-    """The part of an analysis with the declared numbers and curves, if it has not rolled up any itself.
+    """The part of an analysis, with the declared numbers and curves if it has not rolled up any itself.
 
-    Without a summary of its own, these numbers are the summary.
+    If the part has no summary of its own, these numbers are the summary.
     """
     if part.metrics or part.curves:
         return part
@@ -32,9 +32,9 @@ def rolled_up(name: str, published: Published, part: Result) -> Result:
 
 
 def joined(parts: Mapping[str, Result], depth: int) -> Result:
-    """The parts of several analyses as one result, in which every name begins with that of its analysis.
+    """The parts of several analyses as one result, in which every name starts with the name of its analysis.
 
-    The tables that all analyses share come last: `curves`, and `sequences` and `heatmaps` unless they are empty.
+    The tables that all analyses share come last: `curves`, then `sequences` and `heatmaps` unless empty.
 
     Args:
         parts: What each analysis has returned, by its name.
@@ -84,8 +84,8 @@ def tidy_sequences(means: pd.DataFrame) -> pd.DataFrame:
     """Means of single sequences as the table `sequences` of an analysis: one row per metric and sequence.
 
     Args:
-        means: The columns sequence (a number that depends on the tokens alone), count (of the terms) and metrics, each of which
-            is the mean of its column weighted by the counts.
+        means: The columns `sequence` (a number that depends only on the tokens), `count` (number of terms) and one per metric,
+            which is the mean of its column weighted by the counts.
     """
     metrics = [str(name) for name in means if name not in ("sequence", "count")]
     tables = [means[["sequence", "count"]].assign(metric=name, value=means[name]) for name in metrics]

@@ -1,4 +1,4 @@
-"""The results of a run: what an analysis returns a part of, what Python gets, and what a run folder holds."""
+"""The results of a run, to which each analysis contributes a part: what Python returns and what a run folder holds."""
 
 import dataclasses
 import html
@@ -33,16 +33,16 @@ from normscope.untrusted.writing import new_file, write_file
 class Result:
     """The results of a run, or the part of one of its analyses.
 
-    An analysis names its tables, metrics, curves and figures without a prefix. In the results of a run, the name of the
-    analysis comes first: `mixing_by_layer`, `mixing/attnresln_n/mean`.
+    An analysis names its tables, metrics, curves and figures without a prefix. In the results of a run, names start with the
+    name of the analysis: `mixing_by_layer`, `mixing/attnresln_n/mean`.
     """
 
     tables: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
-    """Tidy: one row per observation. A run that is read from its folder reads each table when it is first asked for."""
+    """Tidy tables: one row per observation. When a run is read from its folder, each table is read on first access."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Finite values by name. Those that an analysis declares are rolled up from its tables if it gives no numbers itself."""
+    """Finite values by name. An analysis that returns none has its declared metrics rolled up from its tables."""
     curves: "Mapping[str, pd.Series[float]]" = dataclasses.field(default_factory=dict)
-    """Values by layer, as with metrics."""
+    """Values by layer, likewise."""
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     maps: Sequence[TokenMaps] = ()
     """The token maps of the run's texts."""
@@ -70,15 +70,15 @@ class Result:
         ]
 
     def owned_by(self, analysis: str, names: Iterable[str]) -> list[str]:
-        """Those of the names of tables or figures that begin with the name of an analysis, and of no longer one."""
+        """The names of the tables or figures of an analysis: those that start with its name, but not with a longer one."""
         longer = [f"{name}_" for name in self.analyses if name.startswith(f"{analysis}_")]
         return [name for name in names if name.startswith(f"{analysis}_") and not name.startswith(tuple(longer))]
 
     def save(self, folder: str | Path) -> None:
-        """Write the results into a folder. `results.json` comes last: a folder that has it is complete.
+        """Write the results into a folder. `results.json` comes last: a folder that has this file is complete.
 
         Raises:
-            InputError: If something other than a file is in the place of one.
+            InputError: If something other than a file is where a file should go.
             OSError: If a file cannot be written.
         """
         folder = Path(folder)
@@ -123,8 +123,8 @@ class Result:
             ('completed', 'curves')
 
         Raises:
-            InputError: If this is not the folder of a finished run, a file is damaged, or another version of normscope
-                has written it. A damaged table, figure or file of maps is rejected when it is first read.
+            InputError: If this is not the folder of a finished run, a file is damaged, or another version of normscope wrote
+                the run. A damaged table, figure or file of maps is rejected when it is first read.
         """
         if not isinstance(folder, str | Path):
             raise InputError(f"run: expected the folder of a run, got {type(folder).__name__}")
@@ -150,7 +150,7 @@ class Result:
 
     @property
     def _identity(self) -> dict[str, object]:
-        """What distinguishes the numbers of this run from those of others. It is the same in every repetition of the run."""
+        """What distinguishes the numbers of this run from those of others, the same in every repetition of the run."""
         facts, dataset = self.facts, self.config.get("dataset", {})
         same = ("git_commit", "model", "model_revision", "model_sha256", "seed", "sequences", "tokens")
         names = [dataset.get("name"), Path(str(dataset.get("path") or "")).name, dataset.get("kind")]

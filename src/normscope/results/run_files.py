@@ -1,4 +1,4 @@
-"""The files of a run folder that are no tables: `results.json`, with the facts of the run, and `config.yaml`.
+"""The files of a run folder that are not tables: `results.json`, with the facts of the run, and `config.yaml`.
 
 A folder may come from someone else, or be damaged: everything is read with size limits and validated.
 """
@@ -24,7 +24,7 @@ Type = Literal["string", "integer", "number", "object", "array"]
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One fact. It may be null, and a run that failed early lacks most of them."""
+    """One fact. Its value may be null, and a run that failed early lacks most facts."""
 
     type: Type
     meaning: str
@@ -50,8 +50,10 @@ FACTS: Mapping[str, Fact] = {
     "seed": Fact("integer", "Seed of all random choices."),
     "examples": Fact("integer", "Number of examples read."),
     "skipped": Fact("object", "Number of examples skipped, by reason.", "integer"),
-    "remarks": Fact("object", "Number of examples used, by what was lost of them or is unusual about them.", "integer"),
-    "left_out": Fact("array", "Files in the folder of the corpus that are no part of it.", "string"),
+    "remarks": Fact(
+        "object", "Number of examples used, by what was lost from them or is unusual about them.", "integer"
+    ),
+    "left_out": Fact("array", "Files in the folder of the corpus that are not part of the corpus.", "string"),
     "not_shown": Fact("array", "What the token maps leave out to keep the page small.", "string"),
     "unknown_share": Fact(
         "number", "Share of the unknown token among the ordinary tokens; null without ordinary tokens."
@@ -83,14 +85,14 @@ FACTS: Mapping[str, Fact] = {
 """All facts, by name."""
 
 _MANY_UNKNOWN = 0.05
-"""From this share of unknown tokens on, numbers are about what the tokenizer does not know rather than about the texts."""
+"""Above this share of unknown tokens, numbers say more about the tokenizer's gaps than about the texts."""
 
 
 def lost(facts: Mapping[str, Any], longest: str = "the maximum number of tokens (dataset.max_length)") -> list[str]:
-    """What was lost of a corpus and what is unusual about it, in sentences.
+    """What was lost from a corpus and what is unusual about it, in sentences.
 
     Args:
-        facts: The facts of a run, of which those are read that say what became of the corpus.
+        facts: The facts of a run; only those about the corpus are read.
         longest: What examples were truncated to.
     """
     sentences = {f"truncated to {longest}": facts.get("cut", 0)}
@@ -102,7 +104,7 @@ def lost(facts: Mapping[str, Any], longest: str = "the maximum number of tokens 
         many = unknown > _MANY_UNKNOWN
         said.append(f"warning: {sentence}; do it and the texts share a language?" if many else sentence)
     if names := facts.get("left_out"):
-        said.append(f"files of the folder that were not read: {printable(', '.join(names), 300)}")
+        said.append(f"files in the folder that were not read: {printable(', '.join(names), 300)}")
     return said
 
 
@@ -142,7 +144,7 @@ def results_content(
     Args:
         status: How the run ended.
         metrics: Finite numbers.
-        facts: Where they come from.
+        facts: Where the numbers come from.
         error: Why the run failed, if it did.
         words: Names of tables and figures in their order, sentences, notes and summaries.
     """
@@ -167,7 +169,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     require(path, results, "schema", "a whole number")
     if results["schema"] != RUN_SCHEMA:
         raise InputError(
-            f"{path}: expected schema {RUN_SCHEMA}, got {results['schema']}: another version of normscope has written this run"
+            f"{path}: expected schema {RUN_SCHEMA}, got {results['schema']}: another version of normscope wrote this run"
         )
     require(path, results, "status", "a text")
     for key in ("metrics", "facts"):
@@ -184,7 +186,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder holds a run that has nothing left to do."""
+    """Whether a folder holds a completed run."""
     try:
         return bool(read_results(folder)["status"] == Status.COMPLETED)
     except InputError:
@@ -201,10 +203,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def require_run(folder: Path) -> None:
-    """Check that a folder holds a finished run; otherwise, the message says what it holds.
+    """Check that a folder holds a finished run.
 
     Raises:
-        InputError: If it does not.
+        InputError: If it does not; the message says what the folder holds instead.
     """
     name = printable(str(folder), 300)
     try:
@@ -219,7 +221,7 @@ def require_run(folder: Path) -> None:
         raise InputError(f"run={name}: expected the folder of a run: {error}") from error
     if jobs:
         raise InputError(
-            f"run={name}: expected the folder of one run, got the folder of several; read {jobs[0]}, for example"
+            f"run={name}: expected the folder of one run, got the folder of several; read one of them, such as {jobs[0]}"
         )
     if (folder / CONFIG).exists():
         raise InputError(f"run={name}: the run is unfinished; continue it with resume={name}, or wait until it ends")

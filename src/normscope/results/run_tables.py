@@ -1,4 +1,4 @@
-"""The tables that a run or a comparison writes whatever the analysis."""
+"""The tables that every run or comparison writes, whatever its analyses."""
 
 import json
 import re
@@ -91,12 +91,12 @@ MAPS = Table(
         "of a query add up to 1. Only for all heads together.",
         "attn_s": "The score before the softmax, in maps that `normscope attention` writes.",
         "atbff_n": in_stream(
-            "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
+            "‖FF‖: what the feed-forward network makes of T, if an analysis needs the networks. This and the next "
             "two are only for all heads together."
         ),
         "atbffres_n": in_stream("‖FF + T‖: with the network's residual connection."),
         "atbffresln_n": in_stream("‖LN(FF + T)‖: with the network's layer normalisation, so for the whole layer."),
-        "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input up to the layer.",
+        "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input to the layer.",
         "norm_rollout": "Rollout of norms.",
         "globenc": "GlobEnc.",
         "alti": "ALTI.",
@@ -169,23 +169,23 @@ _BESIDE = {
     "training.parquet": TRAINING,
     "crossings.csv": CROSSINGS,
 }
-"""Tables outside the folder `tables/` of a run, those of sweeps among them, by the names of their files."""
+"""Tables outside the folder `tables/` of a run, including those of sweeps, by file name."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 
 
 def tables_of(infos: Iterable[AnalysisInfo]) -> dict[str, Table]:
-    """The tables in the folder `tables/` of a run, by the names of their files."""
+    """The tables in the folder `tables/` of a run, by file name."""
     own = {f"{info.name}_{name}": table for info in infos for name, table in info.published.tables.items()}
     return own | RUN_TABLES
 
 
 def metadata(name: str, columns: Iterable[str], identity: Mapping[str, object]) -> dict[str, str]:
-    """What a Parquet file says about itself, as keys and values.
+    """The metadata of a Parquet file, as keys and values.
 
     Args:
-        name: Its table, as in `tables_of`, or the name of another file.
-        columns: The columns that it has.
+        name: The name of its table, as in `tables_of`, or of another file.
+        columns: The columns of the table.
         identity: What distinguishes its run from others.
     """
     table = (tables_of(analyses().values()) | _BESIDE).get(name)
@@ -198,7 +198,7 @@ def metadata(name: str, columns: Iterable[str], identity: Mapping[str, object]) 
 
 
 def _described(table: Table, name: str) -> dict[str, str]:
-    """Type, unit and meaning of a column; empty if it is not declared."""
+    """Type, unit and meaning of a column; empty if the column is not declared."""
     declared = next((one for one in table.columns if re.fullmatch(_pattern(one), name)), None)
     if declared is None:
         return {}
@@ -207,5 +207,5 @@ def _described(table: Table, name: str) -> dict[str, str]:
 
 
 def _pattern(name: str) -> str:
-    """The regular expression of a name in which a part such as `<method>` stands for several."""
+    """A regular expression for a name in which a part such as `<method>` stands for several."""
     return "[^/]+".join(map(re.escape, _PLACEHOLDER.split(name)))

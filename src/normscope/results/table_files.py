@@ -1,4 +1,4 @@
-"""Tables as files: Parquet whose metadata says what the columns mean, and CSV in which no spreadsheet finds a formula."""
+"""Tables as files: Parquet whose metadata explains the columns, and CSV in which spreadsheets find no formulas."""
 
 import csv
 import re
@@ -15,7 +15,7 @@ from normscope.untrusted.tables import Columns, table
 from normscope.untrusted.writing import new_file, write_file
 
 CSV_ROWS = 20_000
-"""Longer tables are written as Parquet alone."""
+"""Longer tables are written only as Parquet."""
 
 _LEAST = {"curves": {"layer": 0, "depth": 0}, "sequences": {"count": 1}, "heatmaps": {}}
 _COLUMNS = {
@@ -40,7 +40,7 @@ def write_table(folder: Path, name: str, rows: pd.DataFrame, identity: Mapping[s
 
 
 def read_table(name: str, path: Path) -> pd.DataFrame:
-    """Read what `write_table` has written.
+    """Read what `write_table` wrote.
 
     Raises:
         InputError: If the file is damaged, or holds something else.
@@ -48,7 +48,7 @@ def read_table(name: str, path: Path) -> pd.DataFrame:
     rows = table(path, _COLUMNS.get(name))
     declared = tables_of(analyses().values()).get(name)
     kinds = {} if declared is None else declared.kinds
-    # Whole numbers are not decimal numbers because some are missing.
+    # Missing values do not make whole numbers decimal.
     missing = [
         column
         for column in map(str, rows)
@@ -63,7 +63,7 @@ def write_parquet(stream: BinaryIO, table: pd.DataFrame, about: Mapping[str, str
     from pyarrow import parquet
 
     rows = pa.Table.from_pandas(table, preserve_index=False)
-    # Exponents of measured numbers are alike, their last digits are not: apart, they take a third less than in snappy.
+    # Measured numbers have similar exponents but not last digits: split apart, they take a third less than with snappy.
     measured = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
     others = [name for name in rows.column_names if name not in measured]
     encoding = dict.fromkeys(measured, "BYTE_STREAM_SPLIT")
@@ -75,10 +75,10 @@ def write_parquet(stream: BinaryIO, table: pd.DataFrame, about: Mapping[str, str
 
 
 def parquet_metadata(path: Path) -> dict[str, str]:
-    """The keys and values in the metadata of a file that has been read as a table already.
+    """The keys and values in the metadata of a file that has already been read as a table.
 
     Raises:
-        ValueError: If one is no text.
+        ValueError: If one of them is not text.
     """
     from pyarrow import parquet
 
@@ -87,19 +87,19 @@ def parquet_metadata(path: Path) -> dict[str, str]:
 
 
 _FORMULA = re.compile(r"[=+\-@\t\r\n\0]")
-"""What a formula begins with, or what spreadsheets skip in front of one. The pages' own files: `dom.js`."""
+"""What a formula begins with, or what spreadsheets skip before one. `dom.js` has the same for files that pages save."""
 
 
 def as_csv(table: pd.DataFrame) -> str:
     """A table as CSV for people and spreadsheets.
 
-    Tokens, labels and names come from corpora and models: opened in a spreadsheet, a token `=HYPERLINK(…)` would be a formula.
-    An apostrophe in front of such text, in cells and headers, makes it text again. Numbers stay as they are, to all digits.
+    Tokens, labels and names come from corpora and models: a spreadsheet would read the token `=HYPERLINK(…)` as a formula. An
+    apostrophe before such text, in cells and headers, keeps it text. Numbers are unchanged, with all digits.
 
     Source: OWASP, CSV Injection (https://owasp.org/www-community/attacks/CSV_Injection).
     """
     texts = table[[name for name in table if not pd.api.types.is_numeric_dtype(table[name])]]
-    # Python's writer leaves a carriage return without quotes, and spreadsheets begin a row there.
+    # Python's writer does not quote a carriage return, and spreadsheets begin a row there.
     returns = any("\r" in str(cell) for row in (table.columns, *texts.to_numpy()) for cell in row)
     quoting: Literal[0, 2] = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
     harmless = table.assign(**{str(name): texts[name].map(_harmless) for name in texts}).rename(columns=_harmless)
@@ -114,12 +114,12 @@ T = TypeVar("T")
 
 
 class LazyFiles(Mapping[str, T], Generic[T]):
-    """What Parquet files hold, by their names. Each is read once, when it is first asked for.
+    """The contents of Parquet files, by name. Each file is read once, on first access.
 
     Args:
         folder: The folder of the files; it need not exist.
         read: Reads one, given its name and its path.
-        order: Names in their order; others follow.
+        order: The first names, in order; others follow.
     """
 
     def __init__(self, folder: Path, read: Callable[[str, Path], T], order: Iterable[str] = ()) -> None:
@@ -146,7 +146,7 @@ class LazyFiles(Mapping[str, T], Generic[T]):
 
 
 class LazyItems(Sequence[T], Generic[T]):
-    """What one file holds, read when it is first asked for.
+    """The items of one file, read on first access.
 
     Args:
         read: Reads all items.

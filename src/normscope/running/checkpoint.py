@@ -314,12 +314,12 @@ def header(path: Path) -> dict[str, Any]:
 
 
 def _opened(path: Path) -> Any:
-    """Open a file of tensors. Not a pipe, which could block for ever, nor a file larger than the free memory."""
+    """Open a file of tensors, but not a pipe, which could block forever, or a file larger than the free memory."""
     if not path.is_file():
         raise ValueError("it is not a file")
     size, memory = path.stat().st_size, psutil.virtual_memory().available
     if size > memory:
-        raise ValueError(f"it has {size:,} bytes, and {memory:,} bytes of memory are free")
+        raise ValueError(f"it has {size:,} bytes, but only {memory:,} bytes of memory are free")
     return safetensors.safe_open(path, framework="pt")
 
 

@@ -223,8 +223,8 @@ def _refuse_missing_feed_forward(
         if requirements.feed_forward and not model.has_feed_forward:
             if model.layout is not None and model.layout.stack is None:
                 raise InputError(
-                    f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but a "
-                    f"layer has none, or its attention lies inside a bottleneck; set another model.name, or leave out "
+                    f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but "
+                    f"one layer has none, or has its attention inside a bottleneck; set another model.name, or leave out "
                     f"analysis={kind.info.name}"
                 )
             raise InputError(

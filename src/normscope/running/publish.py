@@ -49,8 +49,8 @@ def save(run: Run, folder: RunFolder) -> Result:
 
 
 def publish(run: Run, result: Result, folder: RunFolder, tracker: Tracker) -> None:
-    """Make every view of the results. One that fails is a line on stderr: the results are on disk, and it can be made again."""
-    look, again = run.plan.look, f"`normscope page {folder.path}` makes it again"
+    """Make every view of the results. A view that fails is a line on stderr: the results are on disk, and it can be remade."""
+    look, again = run.plan.look, f"run `normscope page {folder.path}` to retry"
     with _contained("the figures were not drawn", again):
         for name, content in figure_files(result.figures, look):
             folder.write(name, content)
@@ -77,7 +77,7 @@ def _contained(what: str, then: str) -> Iterator[None]:
     """Print whatever goes wrong with a view."""
     try:
         yield
-    except Exception as error:  # of a library, of a full disk, or ours: none of them makes the results wrong
+    except Exception as error:  # a library's, ours, or a full disk: the results are right all the same
         print(message(RuntimeError(f"{what}: {one_line(error)}; {then}")), file=sys.stderr)
 
 

@@ -94,9 +94,9 @@ def attention_page(
 
     Args:
         title: The model and the text.
-        what: What is measured, and over what its means are.
-        strongest: Some queries, each with its strongest keys: the mean, where it is largest, and the name.
-        maps: What was asked for.
+        what: What is measured, and what means are taken over.
+        strongest: Some queries, each with its strongest keys: the mean, the largest value and where it is, and the name.
+        maps: The requested map.
         note: What is left out of the page; may be empty.
     """
     return (
