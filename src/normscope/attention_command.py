@@ -64,6 +64,10 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     Raises:
         InputError: If the text is empty or too long, or does not have the requested parts.
     """
+    if "top" in asked and asked.get("measure") == "score":
+        raise InputError(
+            f"top={asked['top']}: scores are shown with those of all other keys; leave out top, or choose weight"
+        )
     model = load(options.model, options.device)
     found = attention(
         model,

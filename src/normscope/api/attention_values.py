@@ -128,7 +128,7 @@ def attention(
         measure: `weight` (α), `norm` (‖αf(x)‖), `share` (the signed share in the attention output) or `score` (before the
             softmax). For a region, values are summed over its queries and keys; scores are averaged over visible pairs.
         reduce: `mean` or `max` over heads; by default, each head separately.
-        top: Keep only this many keys for each query, the strongest ones.
+        top: Keep only this many keys for each query, those with the largest values.
 
     Returns:
         An array with named axes, `.values` and `.axes`; `.table` is the same as a DataFrame, and `.save` writes that. For a
@@ -180,7 +180,7 @@ def asked_of(
         layout.check_attends("layers", layer)
     if layout.heads_differ and (heads is not None or reduce is None):
         raise InputError(
-            f"heads: the layers of {model.name} differ in their number of heads; leave heads out, and set reduce=mean or max"
+            f"reduce: the layers of {model.name} differ in their number of heads; set reduce=mean or max, and leave heads out"
         )
     of_heads = whole_numbers("heads", heads, 1, layout.heads) or list(range(1, layout.heads + 1))
     return Asked(
@@ -273,7 +273,8 @@ def _of_text(
         observer.run(inputs, visit, on_host=on_host, check=Check.SOME)
     if asked.measure is not PairMeasure.score and not bool(values.sum().isfinite()):
         model.require_finite_weights()
-        raise InputError(f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try float32")
+        wider = "float64" if model.dtype is torch.float32 else "float32"
+        raise InputError(f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try {wider}")
     text = str(model.tokenizer.decode(batch.input_ids[0].tolist(), skip_special_tokens=True))
     return array_of(values, strongest, asked, queries, keys, text)
 
@@ -307,12 +308,12 @@ def array_of(
 def _check_size(shape: Sequence[int], dtype: torch.dtype, *, indices: bool) -> None:
     """Refuse a result that cannot fit into memory, before the model runs."""
     size = math.prod(shape) * (dtype.itemsize + 4 * indices)
-    free = _free_memory()
-    if size > _LARGEST_SHARE * free:
+    largest = _LARGEST_SHARE * _free_memory()
+    if size > largest:
         layers, heads, queries, keys = (f"{number:,}" for number in shape)
         raise InputError(
-            f"queries: expected a result that fits into {free / 2**30:,.1f} GiB of free memory, got {layers} layers × {heads} "
-            f"heads × {queries} queries × {keys} keys, {size / 2**30:,.1f} GiB; choose fewer layers, heads, queries or keys, "
+            f"queries: expected a result that fits into {largest / 2**30:,.1f} GiB of free memory, got {layers} layers × "
+            f"{heads} heads × {queries} queries × {keys} keys, {size / 2**30:,.1f} GiB; choose fewer layers, heads, queries or keys, "
             "or set regions, reduce='mean' or top=K"
         )
 
