@@ -313,8 +313,8 @@ def _check_size(shape: Sequence[int], dtype: torch.dtype, *, indices: bool) -> N
         layers, heads, queries, keys = (f"{number:,}" for number in shape)
         raise InputError(
             f"queries: expected a result that fits into {largest / 2**30:,.1f} GiB of free memory, got {layers} layers × "
-            f"{heads} heads × {queries} queries × {keys} keys, {size / 2**30:,.1f} GiB; choose fewer layers, heads, queries or keys, "
-            "or set regions, reduce='mean' or top=K"
+            f"{heads} heads × {queries} queries × {keys} keys, {size / 2**30:,.1f} GiB; choose fewer layers, heads, queries "
+            "or keys, or set regions, reduce='mean' or top=K"
         )
 
 
