@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import normscope
+from normscope.errors import InputError
 from normscope.models.observer import Observer
 
 TOKENS, WIDTH, HEADS, LAYERS = 61, 32, 4, 3
@@ -117,7 +118,11 @@ def test_weights_and_vectors_are_those_that_the_module_computes(name):
     torch.manual_seed(0)
     model = MODELS[name]().double()
     wrapped = normscope.wrap(model)
-    assert wrapped.layers_verification.error < 1e-14
+    if "without norms" in name:  # the first operation of a layer reads a view of what the residual connection carries
+        with pytest.raises(InputError, match="a layer cannot be followed as a whole: its residual connection"):
+            _ = wrapped.layers_verification
+    else:
+        assert wrapped.layers_verification.error < 1e-14
     model.alpha.clear()
     model.added.clear()
     with torch.no_grad():

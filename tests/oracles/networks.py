@@ -5,6 +5,7 @@ w = y V + c. A mixture of experts is one such network with the neurons of all ex
 router gives its expert.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normscope.maths.activations import ACTIVATIONS
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.linear_layers import weight_and_bias
 from normscope.models.norm_weights import normalisation
@@ -98,7 +98,7 @@ def form_of(layout: Any, layer: nn.Module) -> Form:
         number = 2 if layout.stack == "cross" else 1
         return _t5(number, gated=hasattr(layer.layer[number].DenseReluDense, "wi_0"))  # type: ignore[union-attr,index]
     form = FORMS[layout.family]
-    if layout.family in ("falcon", "stablelm") and not hasattr(layer, form.norm or ""):
+    if layout.family in ("falcon", "stablelm") and getattr(layer, form.norm or "", None) is None:
         parallel = layout.norm_positions == ("parallel",)
         return form._replace(norm="input_layernorm" if parallel else "post_attention_layernorm")
     return form
@@ -159,7 +159,7 @@ class NetworkBlock:
 
     @property
     def _activation(self) -> Callable[[Tensor], Tensor]:
-        return self._part(self.form.activation) or ACTIVATIONS["gelu"].value
+        return copy.deepcopy(self._part(self.form.activation)).to(self.inputs.dtype)
 
     @property
     def pre_activations(self) -> Tensor:

@@ -91,8 +91,8 @@ class LayerFollower:
     """Follows vectors through a model that runs in a mode of `rules.py`, one layer at a time."""
 
     def __init__(self) -> None:
-        self._inputs: Tensor | None = None
-        self._attention: Tensor | None = None
+        self._inputs: Followed | None = None
+        self._attention: Followed | None = None
         self._residual: Followed | None = None
         self._added: list[Added] = []
 
@@ -122,8 +122,8 @@ class LayerFollower:
         assert self._attention is not None
         before = way_of(vectors).before_norm
         return FollowedLayer(
-            Followed.of(self._inputs),
-            Followed.of(self._attention),
+            self._inputs,
+            self._attention,
             self._residual,
             tuple(self._added),
             None if before is None else Followed.of(before),
@@ -136,8 +136,8 @@ class LayerFollower:
         self._added = []
 
 
-def _start(vectors: Tensor) -> Tensor:
-    """Follow what is made of a tensor from here on."""
+def _start(vectors: Tensor) -> Followed:
+    """Let what is made of a tensor be followed from there. The model may change the tensor later."""
     marked(vectors, Kind.LINEAR)
     vectors._stack, vectors._way = Stack(None), Way(residual=True, origin=object())  # type: ignore[attr-defined]
-    return vectors
+    return Followed.of(vectors)

@@ -334,7 +334,11 @@ class _Evaluation:
 
     def _computed(self, stack: Stack) -> Any:
         operands, function, over = stack.made_of()
-        assert function is not None
+        if function is None:
+            raise NotAffineError(
+                "a layer cannot be followed as a whole: its residual connection carries another tensor than the one that its "
+                "first module reads; its attention block can still be measured"
+            )
         parts = [self._of(each) for each in operands]
         # All that still need an operand count as its readers, so an only reader may write over it.
         spare = [place for place, each in enumerate(operands) if self._readers[each] == 1 and each.is_new]
@@ -372,6 +376,8 @@ def _held(value: Callable[[], Tensor], back: Callable[[Tensor], Any], *operands:
 _KNOWN: "weakref.WeakKeyDictionary[nn.Module, Activation]" = weakref.WeakKeyDictionary()
 _ELEMENTWISE: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 """Whether modules that are not known activations are applied element by element."""
+_MULTIPLIES: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
+"""Whether modules multiply by a number."""
 _KNOWN_FUNCTIONS: dict[object, Activation | None] = {}
 
 
@@ -454,6 +460,11 @@ class HeldFixed(TorchFunctionMode):
     def _activation(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(type(module).forward, module)
         if len(args) == 1 and not kwargs and kind_of(args[0]) is Kind.LINEAR:
+            with torch._C.DisableTorchFunction():
+                if module not in _MULTIPLIES:
+                    _MULTIPLIES[module] = _is_multiple(own, args[0])
+            if _MULTIPLIES[module]:  # a factor, which is no activation
+                return own(*args)
             with torch._C.DisableTorchFunction():
                 if module not in _KNOWN and (found := _recognised(own, args[0])) is not None:
                     _KNOWN[module] = found
@@ -1114,6 +1125,16 @@ def _is_elementwise(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
         made, other = function(given.clone()), function(given + changed)
         return made.shape == shape and torch.allclose(made[~changed], other[~changed], rtol=1e-5, atol=1e-7)
     except Exception:  # a foreign function, which takes something else
+        return False
+
+
+def _is_multiple(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
+    """Whether a function multiplies its argument by a number."""
+    given = torch.linspace(-2, 3, like.shape[-1]).to(like.detach())
+    try:
+        made = function(given.clone())
+        return made.shape == given.shape and torch.allclose(made * given[0], given * made[0], rtol=1e-6, atol=0)
+    except Exception:  # somebody else's function, which takes something else
         return False
 
 

@@ -14,6 +14,7 @@ from normscope.linear.rules import Factored, dense
 from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.shares import Shares, layer_shares
+from normscope.maths.tensors import to_device
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.block_modules import BlockModules
@@ -178,11 +179,11 @@ class FeedForwardBlock:
             in_double: True computes in float64 if the device supports it, False in the model's precision.
         """
         groups = groups.like(self.attention.value)
-        order = groups.columns.transpose(1, 2).to(torch.int8)
+        order = groups.host.columns.transpose(1, 2).to(torch.int8)
         most = int(order.sum(dim=-1).max())
         # The keys of each unit first; −1 stands for none.
         members = order.argsort(dim=-1, descending=True, stable=True)[..., :most]
-        members = members.masked_fill(order.gather(-1, members) == 0, -1)
+        members = to_device(members.masked_fill(order.gather(-1, members) == 0, -1), self.attention.value.device)
         return self._norms(members, groups.rows, stages, in_double=in_double)
 
     def _norms(

@@ -277,7 +277,12 @@ class ForwardPass:
                 modules = self.targets.layers[self.passed]
                 assert self._called is not None
                 rerun = LayerRerun(
-                    *self._called, modules.output, self.targets.layout, len(self.token_mask), self._paused
+                    *self._called,
+                    modules.output,
+                    self.targets.layout,
+                    len(self.token_mask),
+                    modules.site.attention.heads,
+                    self._paused,
                 )
                 block = FeedForwardBlock(attention, followed, modules, rerun)
                 if self.check is not None:

@@ -33,6 +33,8 @@ class LayerRerun(NamedTuple):
     """W_O."""
     layout: ModelLayout
     texts: int
+    heads: int
+    """Of its attention: some arguments have them side by side with texts."""
     paused: Callable[[], AbstractContextManager[None]]
     """Returns a context in which the hooks of the observer do nothing."""
 
@@ -45,7 +47,9 @@ class LayerRerun(NamedTuple):
             text: The text's index in the batch.
             attention: Outputs of W_O, one for each variant.
         """
-        args, kwargs = (_of_text(given, text, self.texts, len(attention)) for given in (self.args, dict(self.kwargs)))
+        args, kwargs = (
+            _of_text(given, text, self.texts, self.heads, len(attention)) for given in (self.args, dict(self.kwargs))
+        )
         vectors = self.layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(len(attention), -1, -1)
         args, kwargs = with_vectors(args, kwargs, self.layout.by_text(vectors))
 
@@ -63,12 +67,14 @@ class LayerRerun(NamedTuple):
         return self.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
 
 
-def _of_text(given: Any, text: int, texts: int, copies: int) -> Any:
-    """The arguments of a layer for copies of one text. The first axis of an argument counts texts if it has others as well."""
+def _of_text(given: Any, text: int, texts: int, heads: int, copies: int) -> Any:
+    """The arguments of a layer for copies of one text. The first of several axes counts texts, or texts and their heads."""
     if isinstance(given, tuple | list) and not hasattr(given, "_fields"):
-        return type(given)(_of_text(each, text, texts, copies) for each in given)
+        return type(given)(_of_text(each, text, texts, heads, copies) for each in given)
     if isinstance(given, dict):
-        return {name: _of_text(each, text, texts, copies) for name, each in given.items()}
-    if not isinstance(given, Tensor) or isinstance(given, MaskTensor) or given.ndim < 2 or len(given) != texts:
+        return {name: _of_text(each, text, texts, heads, copies) for name, each in given.items()}
+    if not isinstance(given, Tensor) or isinstance(given, MaskTensor) or given.ndim < 2:
         return given
-    return given[text : text + 1].expand(copies, *given.shape[1:])
+    if given.ndim == 3 and len(given) == texts * heads and heads > 1:
+        return given[text * heads : (text + 1) * heads].repeat(copies, 1, 1)
+    return given if len(given) != texts else given[text : text + 1].expand(copies, *given.shape[1:])

@@ -102,6 +102,8 @@ class Observer:
         self._model, self._layout = model, layout
         self._layers = bind_blocks(model, layout)
         wanted = frozenset(layout.attends if layers is None else layers)
+        if feed_forward:
+            _require_networks(layout, wanted)
         modules = {modules.layer: modules for modules in self._layers if modules.layer in wanted}
         self._targets = Targets(
             layout=layout,
@@ -330,3 +332,16 @@ class Observer:
         finally:
             active.reset(token)
             self.current = None
+
+
+def _require_networks(layout: ModelLayout, layers: Collection[int]) -> None:
+    """Check that layers have feed-forward networks.
+
+    Raises:
+        InputError: If one has none.
+    """
+    for site in layout.sites:
+        if site.layer in layers and not site.has_network:
+            raise InputError(
+                f"model: layer {site.layer} of this {layout.family} has no feed-forward network; leave out what needs one"
+            )
