@@ -26,7 +26,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     assert outcome.status == 0, outcome.err
     figures = {path.name for path in (folder / "figures").iterdir()}
     names = ("mixing_by_layer", "mixing_heatmap", "mixing_shares")
-    assert figures == {f"{name}.{extension}" for name in names for extension in ("pdf", "svg", "txt")}
+    assert figures == {f"{name}.{extension}" for name in names for extension in ("pdf", "svg", "txt", "parquet")}
     svg = (folder / "figures/mixing_by_layer.svg").read_text()
     assert 'width="241.2pt"' in svg
     assert "#123456" in svg
@@ -43,7 +43,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     repeated = run_here(capsys, monkeypatch, f"reproduce={folder}", "figures.format=[svg]", "tracking=disabled",
                         f"output_dir={tmp_path / 'again'}")  # fmt: skip
     assert repeated.status == 0, repeated.err
-    assert {path.suffix for path in (tmp_path / "again/figures").iterdir()} == {".svg", ".txt"}
+    assert {path.suffix for path in (tmp_path / "again/figures").iterdir()} == {".svg", ".txt", ".parquet"}
     first, again = (json.loads((path / "results.json").read_text()) for path in (folder, tmp_path / "again"))
     assert first["metrics"] == again["metrics"]
 

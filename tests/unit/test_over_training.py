@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 import yaml
 
+from normscope import viewing
 from normscope.config.sections import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
@@ -150,7 +151,7 @@ def test_the_first_step_beyond_a_threshold(values, thresholds):
 
 
 @pytest.mark.slow
-def test_the_page_of_checkpoints(tmp_path, capsys):
+def test_the_page_of_checkpoints(tmp_path):
     for number, (seed, step) in enumerate((seed, step) for seed in range(2) for step in STEPS):
         saved(
             tmp_path / str(number),
@@ -160,8 +161,10 @@ def test_the_page_of_checkpoints(tmp_path, capsys):
             value=float(seed + step),
             curve=(float(step), 1.0),
         )
-    assert compare.main([str(tmp_path), "--threshold", "mixing/attn_n/mean=40"]) == 0
-    page = (tmp_path / "comparison.html").read_text()
+    words = ["compare", str(tmp_path), "--threshold"]
+    written = viewing.command([*words, "mixing/attn_n/mean=40"], "normscope")
+    assert written == tmp_path / "comparison.html"
+    page = written.read_text()
     assert "<h1>4 checkpoints × 2 seeds of run on the sample corpus</h1>" in page
     assert 'id="training"' in page
     assert 'id="layers"' not in page, "the same curves are not shown twice"
@@ -181,9 +184,8 @@ def test_the_page_of_checkpoints(tmp_path, capsys):
     table = pd.read_csv(tmp_path / "crossings.csv")
     assert table.query("layer == 0")[["threshold", "crossed", "step"]].to_numpy().tolist() == [[40, 2, 100]]
     assert len(pd.read_parquet(tmp_path / "training.parquet")) == 4 * (3 + 2)
-    capsys.readouterr()
-    assert compare.main([str(tmp_path), "--threshold", "mixing/attn/mean=40"]) == 2
-    assert "no run has this metric; expected one such as mixing/attn_n/mean" in capsys.readouterr().err
+    with pytest.raises(InputError, match="no run has this metric; expected one such as mixing/attn_n/mean"):
+        viewing.command([*words, "mixing/attn/mean=40"], "normscope")
 
 
 def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):

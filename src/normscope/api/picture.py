@@ -72,6 +72,6 @@ def draw(figure: Drawing) -> Picture:
         >>> picture = normscope.draw(result.figures["mixing_by_layer"])
         >>> picture.save("by_layer.pdf")
         >>> picture.description.y_label
-        'mixing ratio (%)'
+        'mean mixing ratio (%)'
     """
     return Picture(figure)

@@ -90,7 +90,7 @@ def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any
             normscope.run,
             {"analyses": "norms", "texts": [(TEXT, OTHER)], "model": stock.translator},
         ),
-        "read": (normscope.read, {"run": RUN}),
+        "read": (normscope.read, {"folder": RUN}),
         "Callback": (normscope.Callback, {"analyses": "mixing", "texts": [TEXT], "tokenizer": stock.tokenizer}),
         "Callback.figure": (callback.figure, {"metric": "mixing"}),
         "Label": (_attribute(stock.wrapped, normscope.Label), {"label": 0}),
