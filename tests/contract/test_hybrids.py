@@ -43,7 +43,7 @@ GATED = ["afmoe", "bailing_hybrid", "qwen3_5_text", "lfm3", "qwen3_next"]
 LATENT = ["bailing_hybrid", "kimi_linear", "youtu", "deepseek_v2", "deepseek_v3"]
 SOME_LAYERS = ["llama4_text"]
 """Only layers 1 and 3 rotate queries and keys, and have norms of them."""
-BOTTLENECK = ["mobilebert", "minimax"]
+BOTTLENECK = ["mobilebert"]
 """The residual connection carries what the layer makes of its input: in a bottleneck, or by a norm."""
 UNUSUAL = {
     "norms of queries and keys with biases": FAMILY_CONFIGS["phi"] | {"qk_layernorm": True},

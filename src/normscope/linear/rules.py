@@ -1045,7 +1045,7 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
     if plain:
 
         def stacked(vectors: Tensor) -> Tensor:
-            return torch.vmap(put)(before.new_zeros(len(vectors), *before.shape), vectors)
+            return torch.vmap(put)(before.new_zeros(len(vectors), *before.shape, dtype=vectors.dtype), vectors)
 
         step = Step(lambda vectors, to: put(to, vectors), written, [before], stacked=stacked)
     else:
@@ -1357,8 +1357,14 @@ def _of_experts(_mode: HeldFixed, call: _Call) -> Any:
     kwargs = {name: still(value) for name, value in call.kwargs.items()}
 
     def product(v: Tensor) -> Tensor:
-        made: Tensor = call.function(v, weight.to(v.dtype), *rest, **kwargs)
-        return made
+        ends = kwargs.get("offs", rest[0] if rest else None)
+        if v.dtype is weight.dtype or ends is None:
+            made: Tensor = call.function(v, weight, *rest, **kwargs)
+            return made
+        sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()  # the function takes few types
+        sizes.append(len(v) - sum(sizes))
+        groups = [group @ matrix.to(v.dtype) for group, matrix in zip(v.split(sizes), weight, strict=False)]
+        return torch.cat([*groups, v.new_zeros(sizes[-1], weight.shape[-1])])
 
     return Step(
         product, [call.args[0]], stacked=lambda stack: torch.stack([product(each) for each in stack]), mixes=True
