@@ -64,7 +64,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     Raises:
         InputError: If the text is empty or too long, or does not have the requested parts.
     """
-    if "top" in asked and asked.get("measure") == "score":
+    if "top" in asked and asked.get("measure") == PairMeasure.score:
         raise InputError(
             f"top={asked['top']}: scores are shown with those of all other keys; leave out top, or choose weight"
         )

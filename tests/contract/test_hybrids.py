@@ -413,7 +413,7 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
             {},
             "score is not defined for .* no single linear layer maps .* to the queries or keys",
         ),
-        ("mobilebert", "feedforward", {}, "or its attention lies inside a bottleneck"),
+        ("mobilebert", "feedforward", {}, "one layer has none, or has its attention inside a bottleneck"),
         ("bamba", "mixing", {"layers": [1]}, "layer 1 of this bamba has no softmax attention"),
     ],
 )

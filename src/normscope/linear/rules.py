@@ -447,15 +447,24 @@ class HeldFixed(TorchFunctionMode):
 
     def __enter__(self) -> "HeldFixed":
         self._replaced = [module for module in self._model.modules() if _may_be_an_activation(module)]
-        for module in self._replaced:
-            module.forward = functools.partial(self._activation, module)
-        super().__enter__()
+        try:
+            for module in self._replaced:
+                module.forward = functools.partial(self._activation, module)
+            super().__enter__()
+        except BaseException:  # even an interrupt leaves the model as it was
+            self._restore()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
+        try:
+            super().__exit__(*exception)
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
         for module in self._replaced:
-            del module.forward
+            vars(module).pop("forward", None)
 
     def _activation(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(type(module).forward, module)

@@ -224,5 +224,5 @@ def other_models(stock: Stock) -> Iterator[Call]:
     experts = normscope.wrap(mixture, tokenizer)
     cross = normscope.wrap(seq2seq, tokenizer, stack="cross")
     for name, function in _CALLS.items():
-        yield Call(f"{name} of a mixture of experts", lambda function=function: function(experts))
+        yield Call(f"{name} of a mixture of experts", lambda function=function: function(experts), surely=False)
         yield Call(f"{name} of one text by cross-attention", lambda function=function: function(cross))
