@@ -30,6 +30,7 @@ def run(finished, tmp_path) -> Path:
 
 @pytest.mark.draws
 @pytest.mark.reports
+@pytest.mark.slow
 def test_a_page_that_is_made_again_is_the_same(capsys, monkeypatch, run):
     first = run_here(capsys, monkeypatch, "page", str(run))
     assert (first.status, first.out, first.err) == (0, f"{run / 'report.html'}\n", "")
