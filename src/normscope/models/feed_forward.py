@@ -83,10 +83,9 @@ class FeedForwardBlock:
         """The parts of the layer's output."""
         block, stages = self.attention.composition, [*self._tensors]
         own = self._parts(stages, self._given(block.inputs[None], block.preserving[None]))
-        constant = self._parts(stages, self._constants(), bias=True)
         later = {}
         for stage in stages:
-            whole, mine, none = self.vectors(stage), own[stage][0], constant[stage][0]
+            whole, mine, none = self.vectors(stage), own[stage][0], self._constants[stage][0]
             if any(self.followed.reads_attention(each) for each in self._tensors[stage]):
                 later[stage] = Parts(mine, (whole - mine).sub_(none), none, whole)
             else:
@@ -105,13 +104,12 @@ class FeedForwardBlock:
 
     def error(self) -> Float[Tensor, "batch token"]:
         """The difference between the sum of all parts and what leaves the layer, relative to the largest; 0 at padding."""
-        block, last = self.attention, [*self._tensors][-1:]
+        block, last = self.attention, self.stages[-1]
         bias = block.parameters.output_bias
         attended = block.attention_output if bias is None else block.attention_output - bias
-        (all_parts,) = self._parts(last, self._given(block.inputs[None], attended[None])).values()
-        (constant,) = self._parts(last, self._constants(), bias=True).values()
-        whole = self.vectors(last[0])
-        made = torch.cat([all_parts, constant])
+        from_tokens = self._parts([last], self._given(block.inputs[None], attended[None]))[last]
+        whole = self.vectors(last)
+        made = torch.cat([from_tokens, self._constants[last]])
         size = torch.linalg.vector_norm(torch.cat([made, whole[None]]), dim=-1).amax(dim=0)
         error = torch.linalg.vector_norm(made.sum(dim=0) - whole, dim=-1)
         return (error / size.clamp(min=torch.finfo(size.dtype).tiny)).masked_fill(~self.token_mask, 0)
@@ -253,8 +251,13 @@ class FeedForwardBlock:
         inputs = block.inputs.to(dtype)[text, at].unflatten(1, units.shape[1:]).transpose(0, 1)
         return self._given(Factored(by_unit(own), inputs), attention)
 
-    def _constants(self) -> Given:
-        """What comes from no token: b_O."""
+    @cached_property
+    def _constants(self) -> dict[LayerStage, Float[Tensor, "1 batch token model"]]:
+        """What the vectors at every stage take from no token."""
+        return self._parts([*self._tensors], self._of_no_token(), bias=True)
+
+    def _of_no_token(self) -> Given:
+        """What the block takes from no token: b_O."""
         block = self.attention
         ones = block.inputs.new_ones(1, *block.inputs.shape[:2], 1)
         size = block.inputs.shape[-1]

@@ -50,8 +50,6 @@ class Replacement(NamedTuple):
         return torch.where(self.tokens(full_precision(vectors), token_mask).unsqueeze(-1), changed, vectors)
 
 
-"""Keyword arguments of layers with the keys and values of earlier passes."""
-
 # The order of the visits to one layer.
 _ATTENTION, _FEED_FORWARD, _HIDDEN = range(3)
 
