@@ -219,6 +219,10 @@ class Factored(NamedTuple):
             return self._replace(factors=self.factors * factor)
         return self._replace(vectors=self.vectors * factor) if factor.ndim == 1 else None
 
+    def normed(self, scale: Tensor, weight: Tensor | None) -> "Factored":
+        """The parts times 1/σ of each token and the weight γ of each dimension."""
+        return Factored(self.factors * scale, self.vectors if weight is None else self.vectors * weight)
+
     def with_row(self, row: Float[Tensor, " size"]) -> "Factored":
         """The parts with one more vector, the same for every token."""
         ones = self.factors.new_ones(*self.factors.shape[:-1], 1)
@@ -1297,8 +1301,8 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
         return centred.mul_(scale if weight is None else weight * scale)
 
     def factored(parts: Factored) -> Factored:
-        vectors = parts.vectors - parts.vectors.mean(dim=-1, keepdim=True)
-        return Factored(parts.factors * scale, vectors if weight is None else vectors * weight)
+        centred = parts.vectors - parts.vectors.mean(dim=-1, keepdim=True)
+        return parts._replace(vectors=centred).normed(scale, weight)
 
     def back(gradient: Tensor) -> Any:
         centred = scaled(gradient)
@@ -1336,10 +1340,13 @@ def _rms_norm(_mode: HeldFixed, call: _Call) -> Any:
 
     value = call.function(fixed, shape, weight, eps)
 
-    def factored(parts: Factored) -> Factored:
-        return Factored(parts.factors * scale, parts.vectors if weight is None else parts.vectors * weight)
-
-    return Step(lambda v: _held(lambda: value, scaled, v), [x], stacked=scaled, factored=factored, factor=x)
+    return Step(
+        lambda v: _held(lambda: value, scaled, v),
+        [x],
+        stacked=scaled,
+        factored=lambda parts: parts.normed(scale, weight),
+        factor=x,
+    )
 
 
 @_rule("normalize")
