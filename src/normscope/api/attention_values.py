@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.api.arguments import chosen, in_terms_of_arguments, whole_numbers
-from normscope.api.calls import checked
+from normscope.api.calls import checked, refuse_overflow
 from normscope.api.regions import Read, Regions, asks_for_words, regions_of
 from normscope.data.batching import Batch
 from normscope.data.options import Level
@@ -25,7 +25,6 @@ from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.region_sums import RegionSums
-from normscope.models.stored_weights import number_format
 from normscope.models.text_batches import Text, batch_from_texts, is_single
 from normscope.models.text_check import Check
 from normscope.running.token_maps import texts_of
@@ -146,7 +145,8 @@ def attention(
             does not fit into memory; or if the text is too long for the model.
     """
     with in_terms_of_arguments({"model.name": "model"}):
-        return model.exclusively(lambda: _attention(model, text, queries, keys, layers, heads, measure, reduce, top))
+        asked = asked_of(model, layers, heads, measure, reduce, top)
+        return model.exclusively(lambda: _attention(model, text, queries, keys, asked))
 
 
 class Asked(NamedTuple):
@@ -197,13 +197,8 @@ def _attention(
     text: Any,
     queries: object,
     keys: object,
-    layers: Iterable[int] | None,
-    heads: Iterable[int] | None,
-    measure: str,
-    reduce: str | None,
-    top: int | None,
+    asked: Asked,
 ) -> AttentionValues | list[AttentionValues]:
-    asked = asked_of(model, layers, heads, measure, reduce, top)
     words = asks_for_words(queries) or asks_for_words(keys)
     batch = batch_from_texts(model, text, Level.word if words else Level.token)
     single = is_single(text) and batch.sequences == 1
@@ -272,9 +267,7 @@ def _of_text(
         inputs, on_host = batch.to(model.device).model_inputs(), batch.host.model_inputs()
         observer.run(inputs, visit, on_host=on_host, check=Check.SOME)
     if asked.measure is not PairMeasure.score and not bool(values.sum().isfinite()):
-        model.require_finite_weights()
-        wider = "float64" if model.dtype is torch.float32 else "float32"
-        raise InputError(f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try {wider}")
+        refuse_overflow(model)
     text = str(model.tokenizer.decode(batch.input_ids[0].tolist(), skip_special_tokens=True))
     return array_of(values, strongest, asked, queries, keys, text)
 

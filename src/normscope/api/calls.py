@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Union
+from typing import Any, NoReturn, ParamSpec, TypeVar, Union
 
 import numpy as np
 import torch
@@ -95,14 +95,21 @@ def exclusive(function: Callable[P, R]) -> Callable[P, R]:
                 model.require_finite_weights()  # the root of what numbers that are not finite led to
                 raise
             if not _is_finite(result):
-                model.require_finite_weights()
-                wider = "float64" if model.dtype is torch.float32 else "float32"
-                raise InputError(
-                    f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try {wider}"
-                )
+                refuse_overflow(model)
         return result
 
     return call
+
+
+def refuse_overflow(model: LoadedModel) -> NoReturn:
+    """Say why a result is not finite: a weight that is not, or the type of the model.
+
+    Raises:
+        InputError: Always.
+    """
+    model.require_finite_weights()
+    wider = "float64" if model.dtype is torch.float32 else "float32"
+    raise InputError(f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try {wider}")
 
 
 def _is_finite(result: Any) -> bool:

@@ -95,7 +95,8 @@ def record_attention(
             generated at once; or if the cache belongs to another model.
     """
     with in_terms_of_arguments({"model.name": "model"}):
-        recorder = _Recorder(model, tokenizer, keys, layers, heads, measure, reduce, top)
+        models = _models(model, tokenizer)
+        recorder = _Recorder(models, tokenizer, keys, asked_of(models[-1], layers, heads, measure, reduce, top))
     with recorder.installed():
         yield recorder.finished
         recorder.finish()
@@ -149,17 +150,13 @@ class _Recorder:
 
     def __init__(
         self,
-        model: LoadedModel | nn.Module,
+        models: tuple[PreTrainedModel, PreTrainedModel, LoadedModel],
         tokenizer: PreTrainedTokenizerBase | None,
         keys: object,
-        layers: Iterable[int] | None,
-        heads: Iterable[int] | None,
-        measure: str,
-        reduce: str | None,
-        top: int | None,
+        asked: Asked,
     ) -> None:
-        self.outer, base, self.loaded = _models(model, tokenizer)
-        self.asked: Asked = asked_of(self.loaded, layers, heads, measure, reduce, top)
+        self.outer, base, self.loaded = models
+        self.asked = asked
         self._check()
         bound = {modules.layer: modules for modules in bind_blocks(self.loaded.model, self.loaded.layout)}
         paths = {id(module): path for path, module in self.loaded.model.named_modules()}

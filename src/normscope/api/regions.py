@@ -47,11 +47,6 @@ class Regions(NamedTuple):
         first.scatter_reduce_(0, self.owners[self.tokens], self.tokens, "amin")
         return first.tolist()
 
-    @property
-    def are_tokens(self) -> bool:
-        """Whether every region is a single token."""
-        return len(self.tokens) == len(self.names)
-
 
 class Read(NamedTuple):
     """The text that one side of attention reads, as the model's tokens."""
