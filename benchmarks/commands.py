@@ -23,8 +23,8 @@ from normscope.data.corpora import sample_path
 if TYPE_CHECKING:
     from normscope.reporting.weights_and_biases import Tracker
     from normscope.results.result import Result
+    from normscope.running.loop import Run
     from normscope.running.options import RunOptions
-    from normscope.running.run import Run
 
 MODELS = ("MiniLM", "BERT-base")
 """The models, by their names in tables; the second has random weights."""

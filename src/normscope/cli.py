@@ -159,7 +159,7 @@ def _how_to_continue() -> str:
     run = _sweep.run if _sweep.folder is None else None
     if run is None or is_complete(run):
         return ""
-    from normscope.running.shares import CHECKPOINT  # imports torch, as the run has done
+    from normscope.running.checkpoint import CHECKPOINT  # imports torch, as the run has done
 
     if not (run / CHECKPOINT).exists():
         return ""

@@ -16,9 +16,9 @@ from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
 from normscope.models.token_block import TokenBlock
 from normscope.models.verification import verify
-from normscope.running.inputs import InputsInMemory
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
+from normscope.running.plan import InputsInMemory
 from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch
 from tests.treebank import TREEBANK
 from tests.varied_layers import VARIED, varied

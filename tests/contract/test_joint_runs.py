@@ -12,10 +12,10 @@ from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Example
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
-from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import BatchRunner
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
+from normscope.running.plan import InputsInMemory
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 from tests.treebank import TREEBANK
 

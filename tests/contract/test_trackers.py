@@ -24,8 +24,8 @@ from normscope.reporting.tracking import with_environment
 from normscope.results.figures import Lines
 from normscope.results.findings import Sentence
 from normscope.results.result import Result
+from normscope.running.facts import describe
 from normscope.running.options import RunOptions
-from normscope.running.status import describe
 from tests.end_to_end.wandb_file import run_of
 
 METRICS = {"mixing/attn_n/mean": 0.1 + 0.2, "norms/α [max]": 2.0}

@@ -11,7 +11,7 @@ from normscope.models.loading import OpenedModel
 from normscope.reporting.claim import LOCK
 from normscope.reporting.run_folder import RunFolder
 from normscope.running import pipeline
-from normscope.running.distributed import process_group
+from normscope.running.ranks import process_group
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import results, torchrun
 from tests.end_to_end.shell import ROOT, run_here
@@ -137,7 +137,7 @@ def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypa
 
 @pytest.mark.parametrize("dying", [0, 1])
 @pytest.mark.spread(1)
-def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dying):
+def test_a_process_that_dies_ends_the_others(tmp_path, saved_model, dying):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
         "from normscope.running import pipeline\n"
@@ -155,6 +155,9 @@ def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dyi
     survivor = outcomes[1 - dying]
     assert survivor.status == 2, survivor.err
     assert "ended before it sent its results" in survivor.err
+    if dying == 0:  # as a run of one process that is killed
+        assert not (tmp_path / "run/results.json").exists()
+        return
     assert results(tmp_path / "run")["status"] == "failed"
     assert results(tmp_path / "run")["error"]
 

@@ -19,8 +19,8 @@ from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
 from normscope.results.result import Result
 from normscope.running import pipeline
+from normscope.running.facts import describe
 from normscope.running.options import RunOptions
-from normscope.running.status import describe
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents, panels, run_of

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 
-from normscope.running.checkpoint import Checkpoint
-from normscope.running.shares import CHECKPOINT
+from normscope.running.checkpoint import CHECKPOINT, Checkpoint
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, results, torchrun
 from tests.end_to_end.forks import Fork

@@ -6,16 +6,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from normscope.analyses.base import Analysis, load_state, merge_state, state_of
+from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
-from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
-from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.results.result import Result
-from normscope.running import distributed
-from normscope.running.checkpoint import Checkpoint, Position, Reduction, SavedShare, checksum, received
-from normscope.running.distributed import ProcessGroup
-from normscope.running.shares import CHECKPOINT, Share
+from normscope.running.checkpoint import CHECKPOINT, Checkpoint, Position, checksum, remove_checkpoints
+from normscope.running.ranks import ProcessGroup
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans
@@ -57,7 +54,8 @@ class Counting(Analysis):
         self.accumulators["ranks"].update(0, torch.rand(1, 1, 3, generator=made), groups, [PairsPart(values)])
 
 
-HEADER = '{"shard": 0, "shards": 1, "identity": {"model.name": "tiny", "seed": 0}, "batches": 0, "digest": "", "counts": null}'
+IDENTITY = '{"the number of processes": 1, "model.name": "tiny", "seed": 0}'
+HEADER = f'{{"identity": {IDENTITY}, "batches": 0, "digest": ""}}'
 
 
 def same(left: dict, right: dict) -> bool:
@@ -73,7 +71,7 @@ def saved(tmp_path):
     analysis = Counting()
     for number in range(3):
         analysis.see(number)
-    checkpoint = Checkpoint(folder, CHECKPOINT, Share(0, 1), {"model.name": "tiny", "seed": 0}, 0.0)
+    checkpoint = Checkpoint(folder, ProcessGroup(), {"model.name": "tiny", "seed": 0}, 0.0)
     checkpoint.save([analysis], Position())
     yield checkpoint, analysis, tmp_path / CHECKPOINT
     folder.release()
@@ -111,9 +109,7 @@ def test_a_checkpoint_that_was_cut_is_refused(saved, length):
         checkpoint.resume([Counting()], iter(()))
 
 
-@pytest.mark.parametrize(
-    "header", ["[]", "{}", "null", HEADER.replace('{"model.name": "tiny", "seed": 0}', "[]"), "[" * 100_000]
-)
+@pytest.mark.parametrize("header", ["[]", "{}", "null", HEADER.replace(IDENTITY, "[]"), "[" * 100_000])
 def test_a_forged_header_is_refused(saved, header):
     checkpoint, analysis, path = saved
     tensors = state_of([analysis])
@@ -171,43 +167,30 @@ def test_a_new_accumulator_stays_new_while_it_is_merged():
     assert same(state_of([analysis]), state_of([other]))
 
 
-def test_the_main_process_collects_what_each_has(monkeypatch):
-    sent: dict[int, bytes] = {}
+def test_the_main_process_collects_what_the_others_have(monkeypatch):
+    sent: dict[int, object] = {}
     for rank in (2, 1):
-        monkeypatch.setattr(distributed, "_send", lambda content, _, rank=rank: sent.setdefault(rank, content))
-        assert not list(ProcessGroup(rank, 3).collected(b"of %d" % rank))
-    monkeypatch.setattr(distributed, "_received", sent.pop)
-    assert list(ProcessGroup(0, 3).collected(b"of 0")) == [b"of 0", b"of 1", b"of 2"]
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                torch.distributed, "send_object_list", lambda values, _, rank=rank: sent.update({rank: values})
+            )
+            assert not list(ProcessGroup(rank, 3).collected(f"of {rank}"))
+    monkeypatch.setattr(
+        torch.distributed, "recv_object_list", lambda values, rank: values.__setitem__(slice(None), sent.pop(rank))
+    )
+    assert list(ProcessGroup(0, 3).collected("of 0")) == ["of 1", "of 2"]
     assert not sent
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8])
-def test_states_are_merged_as_a_tree_would(size):
-    """In the order of their numbers and without building an analysis, with few states in memory."""
-    states, merged = [Counting() for _ in range(size)], Counting()
-    for number, analysis in enumerate(states):
-        analysis.see(number)
-        analysis.see(number + 100)
-    built, reduction = Counting.built, Reduction([merged])
-    for number, analysis in enumerate(states):
-        reduction.add(state_of([analysis]), CorpusCounts(read=number))
-        assert len(reduction._left) == (number + 1).bit_count()
-    assert reduction.finish().read == sum(range(size))
-    assert Counting.built == built
-    while len(states) > 1:
-        pairs = [states[place : place + 2] for place in range(0, len(states), 2)]
-        for left, *right in pairs:
-            for other in right:
-                merge_state([left], state_of([other]))
-        states = [pair[0] for pair in pairs]
-    assert same(state_of(states), state_of([merged]))
-
-
-def test_a_state_that_was_sent_is_the_state():
-    analysis, other = Counting(), Counting()
-    analysis.see(4)
-    saved = SavedShare(Share(1, 3), {"seed": 0}, Position(2, "ab"), CorpusCounts(tokens=5))
-    content, state = received(saved.packed(state_of([analysis])))
-    assert SavedShare.of(content) == saved
-    load_state([other], state)
-    assert same(state_of([other]), state_of([analysis]))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_is_resumed_with_as_many_processes(tmp_path, rank):
+    """Each continues from its own file."""
+    folder = PeerFolder(tmp_path)
+    Checkpoint(folder, ProcessGroup(rank, 2), {}, 0.0).save([Counting()], Position())
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(
+        InputError, match="^resume: the number of processes was 2 when the run was stopped and is 3 now"
+    ):
+        Checkpoint(folder, ProcessGroup(rank, 3), {}, 0.0).resume([Counting()], iter(()))
+    remove_checkpoints(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.run_folder import RunFolder
 from normscope.results.result import Result
-from normscope.running import provenance as provenance
+from normscope.running import facts
 from normscope.running.options import RunOptions
 
 
@@ -202,14 +202,14 @@ def test_a_run_takes_no_lock_in_the_users_checkout(tmp_path, monkeypatch):
     commands = []
     output = "# branch.oid 0123\n# branch.head main\n"
     (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(facts, "CHECKOUT", tmp_path)
     monkeypatch.setattr(
         subprocess, "run", lambda command, **_: commands.append(command) or SimpleNamespace(stdout=output)
     )
-    assert provenance.git_commit.__wrapped__() == "0123"
+    assert facts.git_commit.__wrapped__() == "0123"
     assert all("--no-optional-locks" in command for command in commands)
     assert any("status" in command for command in commands)
     output += "1 .M N... 100644 100644 100644 0123 0123 README.md\n"
-    assert provenance.git_commit.__wrapped__() == "0123+"
+    assert facts.git_commit.__wrapped__() == "0123+"
     output = "# branch.oid (initial)\n# branch.head main\n"
-    assert provenance.git_commit.__wrapped__() is None
+    assert facts.git_commit.__wrapped__() is None

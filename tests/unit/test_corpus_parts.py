@@ -14,7 +14,7 @@ from normscope.data.corpora import open_corpus
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.resources import Readers, Resource, ResourceContext, prepare_resources
 from normscope.errors import InputError
-from normscope.running.shares import Share
+from normscope.running.ranks import ProcessGroup
 
 TEXTS = [f"sentence {number} of the {'naïve ' * (number % 7)}corpus" if number % 5 else "" for number in range(60)]
 
@@ -120,13 +120,13 @@ def test_corpora_that_need_their_start_are_not_divided(tmp_path):
 def test_every_part_belongs_to_one_share_or_to_several_that_share_it(parts, shares):
     portions = collections.defaultdict(list)
     for number in range(shares):
-        mine = list(Share(number, shares).portions(parts))
+        mine = list(ProcessGroup(number, shares).portions(parts))
         assert len(mine) <= parts // shares + 1
         for index, share in mine:
             portions[index].append(share)
     assert sorted(portions) == list(range(parts))
     for found in portions.values():
-        assert found == [Share(number, len(found)) for number in range(len(found))]
+        assert found == [ProcessGroup(number, len(found)) for number in range(len(found))]
     assert all(len(found) <= -(-shares // max(1, parts % shares)) for found in portions.values())
 
 
@@ -163,7 +163,7 @@ def test_shares_count_the_tokens_of_the_corpus_once(tmp_path, ending):
     alone = prepare_resources({"letters": Letters()}, context, lambda _: whole)["letters"]
     sent = []
     for number in range(3):
-        readers = Readers(Share(number, 3).windows, gathered=lambda states: sent.append(states) or sent)
+        readers = Readers(ProcessGroup(number, 3).windows, gathered=lambda states: sent.append(states) or sent)
         together = prepare_resources({"letters": Letters()}, context, lambda _: whole, readers)["letters"]
     assert together.value == alone.value
     assert sum(states["letters"]["counts"][0] > 0 for states in sent) == (3 if ending == ".txt" else 1)

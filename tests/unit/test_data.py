@@ -19,7 +19,7 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
-from normscope.running.shares import Share
+from normscope.running.ranks import ProcessGroup
 
 EXAMPLES = [Example("A first, short one."), Example("Left side", "right side"), Example("naïve — café")]
 
@@ -260,19 +260,18 @@ def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch,
     for rank in range(size):
         counts = CorpusCounts()
         read = partial(batching.batches_of_window, encoder=encoder(tokenizer), batch_tokens=20)
-        shown = Share(rank, size).batches(corpus, read, counts)
+        shown = ProcessGroup(rank, size).batches(corpus, read, counts)
         found += [batch.fingerprints for batch, mine in shown if mine]
-        together.add(CorpusCounts.unpacked(counts.packed()))  # as it travels
+        together.add(counts)
     assert sorted(found) == sorted(expected)
     assert together == alone
 
 
-def test_counts_of_compared_pairs_travel_and_add_up():
+def test_counts_of_compared_pairs_are_copied_and_add_up():
     counts = CorpusCounts(read=3, used=2, tokens=9)
     counts.of_compared().add(CorpusCounts(read=3, used=1, tokens=5, skipped=Counter({"no pair": 2})))
-    assert CorpusCounts.unpacked(counts.packed()) == counts
     copied = counts.copy()
+    assert copied == counts
     counts.add(copied)
-    assert copied == CorpusCounts.unpacked(copied.packed())
     assert counts.compared == CorpusCounts(read=6, used=2, tokens=10, skipped=Counter({"no pair": 4}))
     assert (copied.all_tokens, counts.all_tokens) == (14, 28)

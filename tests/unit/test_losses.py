@@ -60,7 +60,6 @@ def test_the_share_of_unknown_tokens(model, named):
     added = counts.copy()
     added.add(few)
     assert (added.ordinary, added.unknown) == (9 + 49, 3)
-    assert CorpusCounts.unpacked(added.packed()) == added
 
 
 def test_no_token_is_unknown_where_the_unknown_token_ends_texts():

@@ -21,8 +21,8 @@ from normscope.models.options import DeviceMap, DeviceOptions, MaxMemory, ModelO
 from normscope.models.stored_weights import execution_device, is_offloaded, offloaded_to, weights_present
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
-from normscope.running.distributed import ProcessGroup, device_share
 from normscope.running.options import RunOptions, check
+from normscope.running.ranks import ProcessGroup, device_share
 from tests.tiny import FAMILY_CONFIGS, INPUTS, layout_of, tiny_model
 
 CPU = torch.device("cpu")

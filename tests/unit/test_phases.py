@@ -6,7 +6,7 @@ import pytest
 
 from normscope.reporting.terminal import PhaseLine
 from normscope.running.options import run_options
-from normscope.running.phases import Phase, Phases, coming
+from normscope.running.progress import Phase, Phases, coming
 
 ALL = ["start", "model", "corpus", "pass", "interventions", "results", "maps", "publishing"]
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from normscope.reporting.terminal import CorpusBar, Throughput, duration, say, show_table, steps_bar
-from normscope.running.phases import Phase, Phases
+from normscope.running.progress import Phase, Phases
 
 
 def state(seconds: float = 10.0, total: int | None = 500) -> Throughput:

@@ -15,7 +15,7 @@ from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.running import batch_stream
 from normscope.running.batch_stream import BatchStream, read_ahead
-from normscope.running.shares import Share
+from normscope.running.ranks import ProcessGroup
 from tests.unit.test_data import Reader
 
 CPU = torch.device("cpu")
@@ -86,20 +86,15 @@ def test_whoever_leaves_early_leaves_nothing_running(taken, error):
     assert not workers()
 
 
-def test_reading_until_something_is_found_takes_nothing_from_the_stream(opened):
-    plain, looked = CorpusCounts(), CorpusCounts()
-    expected, stream = seen(opened(Rows(9), plain), plain), opened(Rows(9), looked)
-    asked: list[Batch] = []
-    assert stream.read_until(lambda batch: bool(asked.append(batch))) is None  # never true, and the corpus goes on
+def test_an_empty_corpus_is_noticed_and_nothing_is_taken_from_another(opened):
+    expected = seen(opened(Rows(9), plain := CorpusCounts()), plain)
+    stream = opened(Rows(9), looked := CorpusCounts())
+    assert stream.counts_if_empty() is None
     assert looked == CorpusCounts()
-    first_window = {name for names, _ in expected[: len(asked) - 1] for name in names}
-    assert len(first_window) == 3  # of four rows, one is empty
-    assert stream.read_until(lambda batch: batch.fingerprints == expected[1][0]) is None
     assert seen(stream, looked) == expected
-    counts = opened(Rows(3), CorpusCounts()).read_until(lambda _: False)
+    counts = opened(Rows(1), CorpusCounts()).counts_if_empty()
     assert counts is not None
-    assert counts.used == 2
-    assert opened(Rows(3), CorpusCounts()).read_until(lambda _: True) is None
+    assert (counts.read, counts.used) == (1, 0)
 
 
 class Rows(Corpus):
@@ -130,13 +125,13 @@ def opened(tokenizer, monkeypatch, tmp_path):
 
     def opened(rows: Rows, counts: CorpusCounts) -> BatchStream:
         window = partial(batching.batches_of_window, encoder=encoder, batch_tokens=12)
-        return BatchStream(lambda read: Share(0, 1).batches(rows, window, read), counts)
+        return BatchStream(lambda read: ProcessGroup(0, 1).batches(rows, window, read), counts)
 
     return opened
 
 
-def seen(stream: BatchStream, counts: CorpusCounts) -> list[tuple[tuple[int, ...], str]]:
-    return [(batch.fingerprints, counts.packed()) for batch, _ in stream]
+def seen(stream: BatchStream, counts: CorpusCounts) -> list[tuple[tuple[int, ...], CorpusCounts]]:
+    return [(batch.fingerprints, counts.copy()) for batch, _ in stream]
 
 
 @pytest.mark.parametrize("size", [0, 1, 22])
@@ -156,7 +151,7 @@ def test_a_stream_read_ahead_continues_where_it_was(opened):
     whole, counts = CorpusCounts(), CorpusCounts()
     expected = seen(opened(Rows(22), whole), whole)
     stream = opened(Rows(22), counts)
-    first = [(next(stream)[0].fingerprints, counts.packed()) for _ in range(5)]
+    first = [(next(stream)[0].fingerprints, counts.copy()) for _ in range(5)]
     with stream.ahead_of(CPU):
         assert first + seen(stream, counts) == expected
 

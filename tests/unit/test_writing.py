@@ -123,7 +123,8 @@ def test_the_umask_holds_for_every_file(tmp_path, umask):
     before = os.umask(umask)
     try:
         results = RunFolder(tmp_path / "run")
-        results.begin(plain(RunOptions()), {"checkpoint.safetensors": b"x"})
+        results.begin(plain(RunOptions()))
+        results.write("checkpoint.safetensors", b"x")
         results.save(Result({"x": _TABLE}, figures={"y": CURVES}))
         results.write("figures/x.png", b"x")
         results.write("tables/x.tex", b"x")

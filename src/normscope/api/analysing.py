@@ -23,9 +23,9 @@ from normscope.models.options import ModelStack
 from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.results.result import Result
-from normscope.running.inputs import InputsInMemory
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
+from normscope.running.plan import InputsInMemory
 
 
 @checked

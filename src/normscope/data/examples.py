@@ -3,8 +3,6 @@
 import abc
 import collections
 import dataclasses
-import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -110,37 +108,6 @@ class CorpusCounts:
             "tokens": self.tokens,
             "unknown_share": self.unknown / self.ordinary if self.ordinary else None,
         }
-
-    def packed(self) -> str:
-        """The counts as JSON, for another process."""
-        return json.dumps(self, default=vars)
-
-    @classmethod
-    def unpacked(cls, text: str) -> "CorpusCounts":
-        """The counts that `packed` has written.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        try:
-            return cls._of(json.loads(text))
-        except RecursionError as error:
-            raise ValueError("expected the counts of a corpus") from error
-
-    @classmethod
-    def _of(cls, fields: Any) -> "CorpusCounts":
-        if not isinstance(fields, dict) or fields.keys() != vars(cls()).keys():
-            raise ValueError("expected the counts of a corpus")
-        compared = None if fields["compared"] is None else cls._of(fields["compared"])
-        by_name = {name: fields[name] for name in _BY_NAME}
-        if not all(isinstance(numbers, dict) for numbers in by_name.values()):
-            raise ValueError("expected the counts of a corpus by reason and category")
-        single = {name: number for name, number in fields.items() if name not in (*by_name, "compared")}
-        for number in itertools.chain(single.values(), *(numbers.values() for numbers in by_name.values())):
-            if type(number) is not int or not 0 <= number < 2**63:
-                raise ValueError("expected the counts of a corpus as whole numbers")
-        skipped, remarks, categories = (collections.Counter(by_name[name]) for name in _BY_NAME)
-        return cls(**single, skipped=skipped, remarks=remarks, categories=categories, compared=compared)
 
     def copy(self) -> "CorpusCounts":
         """Counts that do not change with these."""

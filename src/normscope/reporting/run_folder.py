@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -92,12 +91,11 @@ class RunFolder:
             self.abandon()
             raise
 
-    def begin(self, config: Mapping[str, Any], first: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def begin(self, config: Mapping[str, Any]) -> None:
         """Write the resolved config; from now on the folder holds a run.
 
         Args:
             config: The config, as `config.sections.plain` gives it.
-            first: Files that no run may be without, by name: they are written before the config.
 
         Raises:
             InputError: If the folder cannot be written to, or holds links where the run will write.
@@ -112,9 +110,6 @@ class RunFolder:
             for place in (self.path, *(self.path / part for part in _PARTS)):
                 for file in place.glob(f"{UNFINISHED}*"):
                     file.unlink(missing_ok=True)
-            for name, file_content in first.items():
-                self._claim.note(self.path / name)
-                write_file(self.path, name, file_content)
             if not self._resumed:
                 self._claim.note(self.path / CONFIG)
             content = yaml.safe_dump({**config, "resume": None}, sort_keys=False, allow_unicode=True)
@@ -218,17 +213,3 @@ def published_files(folder: Path) -> dict[str, Path]:
         paths += sorted((folder / part).iterdir())
     files = [path for path in paths if path.is_file() and not path.is_symlink()]
     return {path.relative_to(folder).as_posix(): path for path in files}
-
-
-def fail_abandoned(folder: Path, error: str) -> None:
-    """Record a run as failed if the process that had claimed its folder died without recording a status."""
-    if not all((folder / name).exists() for name in (LOCK, CONFIG)):
-        return
-    try:
-        claim = Claim(folder)
-    except (TakenError, OSError):
-        return
-    if not (folder / RESULTS).exists():
-        with contextlib.suppress(OSError, InputError):
-            Result(status=Status.FAILED, error=error).save_facts(folder)
-    claim.release()

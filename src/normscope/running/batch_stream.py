@@ -1,4 +1,4 @@
-"""The batches of a part of a corpus: read and tokenised by a thread ahead of the model, counted when they are taken."""
+"""The batches of a corpus: read and tokenised by a thread ahead of the model, counted when they are taken."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ class _Step(NamedTuple):
 
 
 class BatchStream:
-    """All batches that a share of the corpus is concerned with, and whether each belongs to it.
+    """All batches that a process makes of the corpus, and whether each is for it.
 
     Args:
         open_batches: Opens the batches, given the counts that they update.
@@ -57,23 +57,11 @@ class BatchStream:
             _wait_for(step.batch, step.arrived)
         return step.batch, step.mine
 
-    def read_until(self, enough: Callable[[Batch], bool]) -> CorpusCounts | None:
-        """Read the first window of the corpus until `enough` is true of a batch. All batches stay in the stream.
-
-        Returns:
-            The counts of the whole corpus if it has ended before; None if it goes on, or `enough` was true.
-        """
-        head: list[_Step] = []
-        counts = None
-        for step in self._steps:
-            head.append(step)
-            if step.batch is None:
-                counts = step.counts
-                break
-            if enough(step.batch) or step.counts.read > head[0].counts.read:
-                break
-        self._steps = itertools.chain(head, self._steps)
-        return counts
+    def counts_if_empty(self) -> CorpusCounts | None:
+        """The counts of the whole corpus if it has no batch; None if it has one. All batches stay in the stream."""
+        first = next(self._steps)
+        self._steps = itertools.chain([first], self._steps)
+        return first.counts if first.batch is None else None
 
     @contextlib.contextmanager
     def ahead_of(self, device: torch.device) -> Iterator[None]:
@@ -94,7 +82,7 @@ def _stay(step: _Step) -> _Step:
 
 
 class _Copies:
-    """Copies this share's batches to a CUDA device, from pinned memory and on a stream of their own."""
+    """Copies this process's batches to a CUDA device, from pinned memory and on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)

@@ -16,9 +16,8 @@ from normscope.results.findings import Sentence, Summary
 from normscope.results.parts import joined, rolled_up
 from normscope.results.result import Result
 from normscope.results.run_files import lost
-from normscope.running.phases import Phase
-from normscope.running.run import Run, require_examples
-from normscope.running.views import counts_of
+from normscope.running.loop import Run, require_examples
+from normscope.running.progress import Phase
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """Wraps an iterable in a progress bar, given its length and a title."""
@@ -30,7 +29,7 @@ def conclude(run: Run) -> Result:
     Raises:
         InputError: If there was nothing to analyse, or a number is not finite.
     """
-    require_examples(run, run.counts)
+    require_examples(run.plan, run.counts)
     missing_categories(run)
     run.phases.begin(Phase.INTERVENTIONS)
     runner = runner_of(run, run.phases.steps)
@@ -55,9 +54,9 @@ def _of_corpus(run: Run) -> list[str]:
     in_memory = run.plan.options.dataset.kind is DatasetKind.text and run.plan.options.dataset.path is None
     key = "max_length" if in_memory else "dataset.max_length"
     said = []
-    for view, counts in zip(run.plan.views, counts_of(run.plan.views, run.counts), strict=True):
+    for view, counts in run.plan.by_view(run.counts):
         first = view is run.plan.views[0]
-        facts = counts.facts() | ({"left_out": run.provenance.left_out} if first else {})
+        facts = counts.facts() | ({"left_out": run.facts.left_out} if first else {})
         sentences = lost(facts, f"{view.encoder.max_length} tokens ({key})")
         said += sentences if first else [f"{view.names}: {sentence}" for sentence in sentences]
     return said

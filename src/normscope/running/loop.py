@@ -1,105 +1,138 @@
-"""The loop over a corpus: batch → blocks and hidden vectors → analyses, with its progress."""
+"""A run in progress, and its loop over the corpus: batch → blocks and hidden vectors → analyses, with checkpoints."""
 
-import contextlib
-import resource
-import sys
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
-import torch
-
-from normscope.reporting.terminal import CorpusBar, Throughput
+from normscope.analyses.base import merge_state, state_of
+from normscope.data.corpora import text_keys
+from normscope.data.examples import CorpusCounts
+from normscope.data.options import DatasetKind
+from normscope.errors import InputError
+from normscope.models.layout import ModelLayout
+from normscope.models.stored_weights import number_format, offloaded_to
+from normscope.reporting.run_folder import PeerFolder, RunFolder
+from normscope.reporting.terminal import say
 from normscope.reporting.weights_and_biases import Tracker
-from normscope.running.memory import explain_out_of_memory
-from normscope.running.phases import Phase
-from normscope.running.run import Run
-from normscope.running.shutdown import ShutdownRequest, deferred_signals
-from normscope.running.views import ViewRunner
+from normscope.rounding import counted, numbered
+from normscope.running.batch_stream import BatchStream
+from normscope.running.checkpoint import Checkpoint, Position
+from normscope.running.facts import Facts
+from normscope.running.memory import BatchRunner, explain_out_of_memory
+from normscope.running.options import RunOptions
+from normscope.running.plan import ConfiguredInputs, InputsInMemory, Plan
+from normscope.running.progress import Phase, Phases, ProgressMeter
+from normscope.running.ranks import ProcessGroup
+from normscope.running.shutdown import deferred_signals
 
-_SECONDS_BETWEEN_LOGS = 10.0
-_GIB = 2**30
+
+@dataclasses.dataclass
+class Run:
+    """A run in progress."""
+
+    plan: Plan
+    facts: Facts
+    stream: BatchStream
+    """The batches that are still to come."""
+    checkpoint: Checkpoint | None = None
+    """None if nothing is saved: in memory, or if not all processes see the run folder."""
+    position: Position = dataclasses.field(default_factory=Position)
+    """How far the corpus had been read when the run was stopped, if it is resumed."""
+
+    @classmethod
+    def of(cls, plan: Plan, facts: Facts) -> "Run":
+        """A run that begins with the first batch.
+
+        Raises:
+            InputError: If there is no usable example in the corpus.
+        """
+        run = cls(plan, facts, BatchStream(plan.batches, facts.counts))
+        counts = run.stream.counts_if_empty() if plan.group.size == 1 else None
+        if counts is not None:
+            require_examples(plan, counts)
+        return run
+
+    @classmethod
+    def prepare(
+        cls,
+        options: RunOptions,
+        results: RunFolder | None,
+        group: ProcessGroup,
+        phases: Phases,
+        started: float,
+        command: str,
+    ) -> "Run":
+        """Load the model, prove that it can be observed, open the corpus, and build the analyses.
+
+        Args:
+            results: The run folder, in the main process.
+            phases: The phases of the run, which is in its first.
+            started: When it started, by `time.monotonic`.
+            command: What the user typed.
+
+        Raises:
+            InputError: If the input is invalid, in this process or in another one of the run.
+        """
+        path = Path(group.shared("" if results is None else str(results.path)))
+        folder = PeerFolder(path)
+        saves = all(group.gathered(folder.visible))
+        with group.agreeing():
+            if options.resume is not None and not folder.visible:
+                raise InputError(
+                    f"resume={path}: process {group.rank} of {group.size} does not see this folder; resume the run where all "
+                    "processes share a file system"
+                )
+            plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group), group, phases)
+            run = cls.of(plan, Facts(plan, phases, started, command))
+            if saves:
+                every = options.checkpoint.every_seconds
+                run.checkpoint = Checkpoint(results or folder, group, plan.identity, every)
+                if options.resume is not None:
+                    run.position = run.checkpoint.resume(plan.analyses, run.stream)
+            if group.is_main:
+                _announce(plan)
+        batches = sum(group.gathered(run.position.batches))
+        if batches and group.is_main:
+            say(f"resuming after {counted(batches, 'batch', 'batches')}")
+        if group.is_main and not saves:
+            say(f"{path} is not on a file system that all {group.size} processes share: this run cannot be resumed")
+        return run
+
+    @classmethod
+    def in_memory(cls, options: RunOptions, inputs: InputsInMemory, phases: Phases) -> "Run":
+        """A run on a model and texts in memory, in this process and without a run folder."""
+        plan = Plan.of(options, inputs, ProcessGroup(), phases)
+        return cls.of(plan, Facts(plan, phases, time.monotonic()))
+
+    @property
+    def phases(self) -> Phases:
+        """What the run is doing, and how long that takes."""
+        return self.facts.phases
+
+    @property
+    def counts(self) -> CorpusCounts:
+        """What has been read so far: by this process, and by all once they have been merged."""
+        return self.facts.counts
+
+    def merge(self) -> None:
+        """Merge the states of all processes, by rank: the main process then has the state and counts of the whole corpus.
+
+        Raises:
+            InputError: If another process has failed.
+        """
+        for state, counts in self.plan.group.collected((state_of(self.plan.analyses), self.counts)):
+            merge_state(self.plan.analyses, state)
+            self.counts.add(counts)
 
 
-class ProgressMeter:
-    """Measures a run's throughput and memory while it reads its corpus.
-
-    Args:
-        tracker: Receives the values every ten seconds, and once at the end.
-        bar: Shows them.
-        clock: Seconds that never go back.
-    """
-
-    def __init__(self, run: Run, tracker: Tracker, bar: CorpusBar, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._tracker, self._bar, self._clock = run, tracker, bar, clock
-        self._examples, self._tokens = _examples(run), run.counts.all_tokens
-        self._started = self._logged = clock()
-        self._model_seconds = 0.0
-
-    @contextlib.contextmanager
-    def model_runs(self) -> Iterator[None]:
-        """Measure the time in which the model and the analyses run, as opposed to waiting for a batch."""
-        started = self._clock()
-        yield
-        self._model_seconds += self._clock() - started
-
-    def update(self) -> None:
-        """Measure after a batch."""
-        now = self._clock()
-        throughput = self._measured(now)
-        self._bar.update(throughput)
-        if now - self._logged >= _SECONDS_BETWEEN_LOGS:
-            self._log(throughput, now)
-
-    def finish(self) -> None:
-        """Log the final values."""
-        now = self._clock()
-        throughput = self._measured(now)
-        self._log(throughput, now)
-        self._run.provenance.model_seconds += throughput.model_seconds
-        self._run.provenance.corpus_seconds += throughput.seconds
-
-    def _measured(self, now: float) -> Throughput:
-        examples = _examples(self._run)
-        return Throughput(
-            examples=examples,
-            total=self._run.plan.total,
-            new_examples=examples - self._examples,
-            new_tokens=self._run.counts.all_tokens - self._tokens,
-            seconds=now - self._started,
-            model_seconds=self._model_seconds,
+def runners(plan: Plan) -> dict[bool, BatchRunner]:
+    """What runs the batches of each view, by whether these compare the texts of pairs."""
+    return {
+        view.encoder.separate: BatchRunner(
+            plan.observer, plan.model.device, view.analyses, token_entries=view.token_entries
         )
-
-    def _log(self, throughput: Throughput, now: float) -> None:
-        self._logged = now
-        left = throughput.seconds_left
-        values = {
-            "tokens_per_second": throughput.tokens_per_second,
-            "examples_per_second": throughput.examples_per_second,
-            "model_share": throughput.model_share,
-            "peak_memory_gib": peak_memory(self._run.plan.model.device) / _GIB,
-        }
-        self._tracker.progress(throughput.examples, values | ({} if left is None else {"seconds_left": left}))
-
-
-@contextlib.contextmanager
-def progress_meter(run: Run, tracker: Tracker) -> Iterator[ProgressMeter]:
-    """A meter that logs its final values if the corpus has been read to its end."""
-    with run.phases.corpus_bar(run.plan.total) as bar:
-        meter = ProgressMeter(run, tracker, bar)
-        yield meter
-        meter.finish()
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most memory used so far, in bytes: of a CUDA device, or otherwise of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux KiB
-
-
-def _examples(run: Run) -> int:
-    return run.counts.used + run.counts.skipped.total()
+        for view in plan.views
+    }
 
 
 def accumulate(run: Run, tracker: Tracker) -> None:
@@ -113,31 +146,68 @@ def accumulate(run: Run, tracker: Tracker) -> None:
         InputError: If a batch of one sequence does not fit into the device's memory.
     """
     run.phases.begin(Phase.PASS)
-    runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
+    plan, checkpoint, position, device = run.plan, run.checkpoint, run.position, run.plan.model.device
+    by_view = runners(plan)
     with (
-        explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device),
-        run.plan.observer,
+        explain_out_of_memory(plan.options.device.batch_tokens, device),
+        plan.observer,
         deferred_signals() as request,
+        run.phases.corpus_bar(plan.total) as bar,
     ):
-        for number, share in enumerate(run.plan.shares.own):
-            if number:  # the first has begun
-                run.begin(share)
-            with progress_meter(run, tracker) as meter:
-                _accumulate_share(run, runner, meter, request)
-        runner.finish()
+        meter = ProgressMeter(run.counts, plan.total, device, tracker, bar)
+        with run.stream.ahead_of(device):
+            for batch, mine in run.stream:
+                if mine:
+                    with meter.model_runs():
+                        by_view[batch.paired].run(batch)
+                position = position.after(batch)
+                meter.update()
+                if checkpoint is not None:
+                    checkpoint.save_if_due(plan.analyses, position, at_once=request.error is not None)
+                if request.error is not None:
+                    raise request.error
+        if checkpoint is not None and plan.group.size > 1:  # the others may not be done for long
+            checkpoint.save(plan.analyses, position)
+        run.facts.speed = meter.finish()
+        for runner in by_view.values():
+            runner.finish()
 
 
-def _accumulate_share(run: Run, runner: ViewRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
-    checkpoint, position = run.checkpoint, run.position
-    with run.stream.ahead_of(run.plan.model.device):
-        for batch, mine in run.stream:
-            if mine:
-                with meter.model_runs():
-                    runner.run(batch)
-            position = position.after(batch)
-            meter.update()
-            if checkpoint is not None:
-                checkpoint.save_if_due(run.plan.analyses, position, at_once=request.error is not None)
-            if request.error is not None:
-                raise request.error
-    run.finish_share(position)
+def require_examples(plan: Plan, counts: CorpusCounts) -> None:
+    """Check that every analysis had an example.
+
+    Args:
+        counts: The counts of the whole corpus.
+
+    Raises:
+        InputError: If one had none; the message gives the reasons.
+    """
+    options = plan.options
+    for view, own in plan.by_view(counts):
+        if own.used:
+            continue
+        what = "" if len(plan.views) == 1 else f" for analysis={view.names}"
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in own.skipped.items()) or "it has no rows"
+        if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
+            raise InputError(f"texts: no usable text{what} ({reasons})")
+        where = options.dataset.path or options.dataset.kind
+        # Some reasons name the key that they depend on; the others depend on what was read.
+        unexplained = not own.skipped or any("dataset." not in reason for reason in own.skipped)
+        keys = " and ".join(text_keys(options.dataset)) if unexplained else ""
+        raise InputError(f"dataset {where}: no usable example{what} ({reasons}){keys and f'; check {keys}'}")
+
+
+def _announce(plan: Plan) -> None:
+    model = plan.model
+    elsewhere = offloaded_to(model.model)
+    say(
+        f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
+        *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
+        f"matches the untouched model to {plan.verification.error:.1e}",
+    )
+
+
+def _layers_of(layout: ModelLayout) -> str:
+    """Number of layers, and which of them have a block, if not all do."""
+    layers = counted(len(layout.stream.layers), "layer")
+    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.without_attention else layers

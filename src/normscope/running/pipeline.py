@@ -6,22 +6,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from normscope.config.sections import plain
+from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
-from normscope.reporting.terminal import set_verbosity
+from normscope.reporting.terminal import say, set_verbosity
+from normscope.reporting.tracking import with_environment
+from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
 from normscope.results.result import Result
+from normscope.results.run_files import Status
 from normscope.running.conclusions import conclude
-from normscope.running.distributed import ProcessGroup, process_group
-from normscope.running.inputs import InputsInMemory
-from normscope.running.loop import accumulate
+from normscope.running.facts import describe
+from normscope.running.loop import Run, accumulate, runners
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.options import RunOptions, check, settled
-from normscope.running.phases import Phase, Phases
-from normscope.running.provenance import Origin
+from normscope.running.plan import InputsInMemory
+from normscope.running.progress import Phase, Phases
 from normscope.running.publish import finish, publish, save
-from normscope.running.run import Run
-from normscope.running.status import tracked
-from normscope.running.views import ViewRunner
+from normscope.running.ranks import ProcessGroup, process_group
+from normscope.running.shutdown import Terminated, deferred_signals
 
 
 def run(
@@ -48,26 +51,69 @@ def run(
     Raises:
         InputError: If the input is invalid, or the folder cannot be used.
     """
-    origin = Origin(time.monotonic(), command)
+    started = time.monotonic()
     set_verbosity(options.verbosity)
     options = settled(options)
     with (
         process_group() as group,
         _claimed(options, folder, group, fresh=fresh) as results,
-        _phases(options, origin.started if begun is None else begun, group) as phases,
+        _phases(options, started if begun is None else begun, group) as phases,
     ):
         if results is not None:
             claimed(results.path)
-        run = Run.prepare(options, results, group, origin, phases)  # everything that can fail before the first batch
-        with tracked(run) as tracker:
+        warnings: list[str] = []
+        options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
+        run = Run.prepare(
+            options, results, group, phases, started, command
+        )  # everything that can fail before the first batch
+        with group.agreeing():  # nothing is saved before the main process has begun the run
+            if results is not None:
+                results.begin(plain(options))
+                for warning in warnings:
+                    say(warning)
+        with _tracked(run, results) as tracker:
             accumulate(run, tracker)
-            run.reduce()
+            run.merge()
             result = None if results is None else save(run, results)
             if result is not None and results is not None:
                 publish(run, result, results, tracker)
         if result is not None and results is not None:
             finish(run, result, results)
         return result
+
+
+@contextlib.contextmanager
+def _tracked(run: Run, results: RunFolder | None) -> Iterator[Tracker]:
+    """A tracker of the run. If the run fails, its status is recorded before the tracker ends, which may take long.
+
+    Only the main process tracks and records.
+    """
+    if results is None:
+        yield no_tracker()
+        return
+    options = run.plan.options
+    description = describe(options, run.facts.command, run.plan.model.layout.family)
+    with track(options.tracking, description, results.path) as tracker:
+        try:
+            yield tracker
+        except BaseException as error:
+            # Another signal must not lose the status. If the folder is not writable, the original error says so already.
+            with deferred_signals(), contextlib.suppress(InputError):
+                if not results.ended:
+                    results.save_facts(_unfinished(run, error))
+            raise
+
+
+def _unfinished(run: Run, error: BaseException) -> Result:
+    """How a run has failed, or that it was interrupted."""
+    status, text, processes = Status.FAILED, str(error), run.plan.group.size
+    if isinstance(error, KeyboardInterrupt):
+        # torchrun sends SIGTERM to all processes when one of them dies.
+        if processes > 1 and isinstance(error, Terminated):
+            text = f"ended by SIGTERM: another of the {processes} processes died, or torchrun was stopped"
+        else:
+            status = Status.INTERRUPTED
+    return Result(facts=run.facts.so_far(), status=status, error=text)
 
 
 @contextlib.contextmanager
@@ -112,14 +158,15 @@ def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> R
     phases = Phases.of(options, shown=progress)
     try:
         run = Run.in_memory(options, inputs, phases)
-        runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
+        by_view = runners(run.plan)
         with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
             with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
                 phases.begin(Phase.PASS)
                 for batch, _ in run.stream:
-                    runner.run(batch)
-                runner.finish()
+                    by_view[batch.paired].run(batch)
+                for runner in by_view.values():
+                    runner.finish()
             result = conclude(run)
     finally:
         phases.end()
-    return dataclasses.replace(result, facts=run.provenance.facts())
+    return dataclasses.replace(result, facts=run.facts.so_far())

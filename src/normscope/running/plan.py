@@ -1,8 +1,9 @@
 """What a run will do: everything that is settled before its first batch, and everything that can fail before it."""
 
+import abc
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib import metadata
 from typing import Any
 
@@ -13,12 +14,12 @@ from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.sections import INCIDENTAL, flat, plain
 from normscope.data.annotation import column_values
-from normscope.data.batching import Batch
+from normscope.data.batching import Batch, batches_of_window
 from normscope.data.categories import ALL
-from normscope.data.corpora import NumberedCorpus
+from normscope.data.corpora import NumberedCorpus, arranged, open_corpus
 from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts
+from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
@@ -26,17 +27,17 @@ from normscope.data.token_texts import TokenTexts
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
 from normscope.models.block import GATED, NOT_LINEAR
+from normscope.models.factories import BuiltModel
 from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
+from normscope.models.loading import OpenedModel, open_model
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.options import ModelStack
+from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
 from normscope.models.stacks import ObservedStack
 from normscope.models.verification import Verification
 from normscope.reporting.options import Appearance, ReportOptions, appearance
 from normscope.reporting.terminal import say
-from normscope.running.distributed import ProcessGroup
-from normscope.running.inputs import Inputs
 from normscope.running.options import (
     AnalysisOptions,
     RunOptions,
@@ -44,14 +45,103 @@ from normscope.running.options import (
     chosen_categories,
     enabled_analyses,
 )
-from normscope.running.phases import Phase, Phases
-from normscope.running.shares import Share, Shares
+from normscope.running.progress import Phase, Phases
+from normscope.running.ranks import ProcessGroup
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
-from normscope.running.views import View, batches_of_views
 
 _KEPT_OF_LAYER = 10
 """Numbers that a layer held fixed keeps for each token, in multiples of the hidden size: four for the slopes of its network,
 one each for queries, keys, values, and what enters and leaves its halves."""
+
+
+class Inputs(abc.ABC):
+    """The model and the texts of a run."""
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> ModelInfo:
+        """The model's shape, known before its weights are loaded."""
+
+    @abc.abstractmethod
+    def load(self) -> LoadedModel:
+        """The model with its weights.
+
+        Raises:
+            InputError: If it cannot be loaded.
+        """
+
+    @abc.abstractmethod
+    def open_corpus(self, options: DatasetOptions) -> Corpus:
+        """The corpus that dataset options describe."""
+
+
+class ConfiguredInputs(Inputs):
+    """The model and the corpus that a config names.
+
+    Args:
+        group: The processes of the run; each has a device of its own.
+    """
+
+    def __init__(self, model: ModelOptions, device: DeviceOptions, group: ProcessGroup) -> None:
+        self._model, self._device, self._group = model, device, group
+
+    @property
+    def info(self) -> ModelInfo:
+        """The shape in the model's config."""
+        return self._opened.info
+
+    def load(self) -> LoadedModel:
+        """Load the model, on this process's device."""
+        device = self._group.local_device(self._device)
+        loaded = self._opened.load(device, devices=self._group.local_devices(self._device))
+        return dataclasses.replace(loaded, name=self._model.name)
+
+    def open_corpus(self, options: DatasetOptions) -> Corpus:
+        """Open the corpus."""
+        return open_corpus(options)
+
+    @cached_property
+    def _opened(self) -> OpenedModel | BuiltModel:
+        if self._model.factory is not None:
+            return BuiltModel(self._model)
+        return open_model(_trained(self._model))
+
+
+@dataclasses.dataclass(frozen=True)
+class InputsInMemory(Inputs):
+    """A loaded model and texts in memory."""
+
+    model: LoadedModel
+    corpus: Corpus
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's shape."""
+        return ModelInfo.of(self.model.name, self.model.model.config, self.model.layout)
+
+    def load(self) -> LoadedModel:
+        """The model; it must not have changed since it was wrapped."""
+        self.model.require_current()
+        return self.model
+
+    def open_corpus(self, options: DatasetOptions) -> Corpus:
+        """The texts, segmented and limited as the options say."""
+        return arranged(self.corpus, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What some of the analyses see, as they would alone: a pair as one sequence, or its two texts side by side."""
+
+    encoder: Encoder
+    analyses: Sequence[Analysis]
+    token_entries: int = 0
+    """Numbers that these keep for each token of a batch."""
+
+    @property
+    def names(self) -> str:
+        """The analyses, for messages."""
+        return ", ".join(analysis.info.name for analysis in self.analyses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +173,17 @@ class Plan:
     resources: Mapping[str, Prepared]
     """What analyses need that is made before the first batch, by name."""
     corpus: NumberedCorpus
-    shares: Shares
+    group: ProcessGroup
+    """The processes that read it together."""
     look: Appearance
     """How figures are drawn."""
 
     @classmethod
-    def of(cls, options: RunOptions, inputs: Inputs, shares: Shares, group: ProcessGroup, phases: Phases) -> "Plan":
+    def of(cls, options: RunOptions, inputs: Inputs, group: ProcessGroup, phases: Phases) -> "Plan":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Args:
             inputs: The model and the texts.
-            shares: The shares of the corpus, and those of this process.
             group: The processes of the run.
             phases: The phases of the run, which moves on to those of the model and the corpus.
         """
@@ -118,7 +208,7 @@ class Plan:
             for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
-        if group.is_main and corpus.undivided and any(share.of > 1 for share in shares.own):
+        if group.is_main and group.size > 1 and corpus.undivided:
             say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
         return cls(
             options=options,
@@ -132,7 +222,7 @@ class Plan:
             maps=_maps(options.dataset, options.report, model, encoders[0], layers, needs, inputs),
             resources=resources,
             corpus=corpus,
-            shares=shares,
+            group=group,
             look=look,
         )
 
@@ -143,13 +233,21 @@ class Plan:
 
     @property
     def total(self) -> int | None:
-        """Number of examples to read, if known; the size of a share is not."""
-        return self.corpus.total if all(share.of == 1 for share in self.shares.own) else None
+        """Number of examples to read, if known; that of one process of several is not."""
+        return self.corpus.total if self.group.size == 1 else None
 
-    def batches(self, share: Share, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
-        """All batches that a share of the corpus is concerned with, and whether each belongs to it; updates the counts."""
-        make = functools.partial(batches_of_views, self.views, self.options.device.batch_tokens)
-        return share.batches(self.corpus, make, counts)
+    def batches(self, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
+        """All batches that this process makes, and whether each is for it; updates the counts."""
+        return self.group.batches(self.corpus, self._batches_of_window, counts)
+
+    def _batches_of_window(self, window: Sequence[Example | str], counts: CorpusCounts) -> Iterator[Batch]:
+        """The batches of one window of the corpus, of one view after the other."""
+        for view, own in self.by_view(counts):
+            yield from batches_of_window(window, own, view.encoder, self.options.device.batch_tokens)
+
+    def by_view(self, counts: CorpusCounts) -> list[tuple[View, CorpusCounts]]:
+        """Every view with its counts: those of the first, and those that the other has of pairs that are compared."""
+        return [(view, counts if view is self.views[0] else counts.of_compared()) for view in self.views]
 
     @property
     def identity(self) -> dict[str, object]:
@@ -161,6 +259,15 @@ class Plan:
             "normscope": metadata.version("normscope"),
             **{f"the resource {name}": resource.digest for name, resource in self.resources.items()},
         }
+
+
+def _trained(options: ModelOptions) -> ModelOptions:
+    """The options of the model; the toy model is trained first."""
+    if not options.toy:
+        return options
+    from normscope.translation.toy import toy_model  # the trainer takes seconds to import
+
+    return dataclasses.replace(options, name=str(toy_model(options.seed, say)))
 
 
 def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
@@ -368,7 +475,7 @@ def _resources(
     """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
     context = ResourceContext(options, encoder, model.vocabulary, inputs.open_corpus)
-    readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
+    readers = Readers(group.windows, group.agreeing, group.gathered)
     return prepare_resources(wanted, context, inputs.open_corpus, readers)
 
 

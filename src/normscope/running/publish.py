@@ -20,12 +20,12 @@ from normscope.reporting.weights_and_biases import Tracker
 from normscope.results.maps import TokenMaps
 from normscope.results.result import Result
 from normscope.rounding import counted
+from normscope.running.checkpoint import remove_checkpoints
 from normscope.running.conclusions import conclude, missing_categories, runner_of
+from normscope.running.loop import Run
 from normscope.running.memory import explain_out_of_memory
-from normscope.running.phases import Phase
-from normscope.running.run import Run
+from normscope.running.progress import Phase
 from normscope.running.token_maps import token_maps
-from normscope.running.views import counts_of
 from normscope.untrusted.writing import write_file
 
 
@@ -41,10 +41,11 @@ def save(run: Run, folder: RunFolder) -> Result:
         result = conclude(run)
         maps, not_shown = _maps(run)
     run.phases.begin(Phase.PUBLISHING)
-    facts = run.provenance.facts() | {"not_shown": list(not_shown)}
+    facts = run.facts.so_far() | {"not_shown": list(not_shown)}
     result = dataclasses.replace(result, maps=maps, facts=facts)
     folder.save(result)
-    run.remove_checkpoints()
+    if run.checkpoint is not None:
+        remove_checkpoints(folder.path)
     return result
 
 
@@ -84,7 +85,7 @@ def _contained(what: str, then: str) -> Iterator[None]:
 def finish(run: Run, result: Result, folder: RunFolder) -> None:
     """Record how long the views took, and print the results."""
     run.phases.end()
-    folder.save_facts(dataclasses.replace(result, facts={**result.facts, **run.provenance.facts()}))
+    folder.save_facts(dataclasses.replace(result, facts={**result.facts, **run.facts.so_far()}))
     with _contained("the results were not printed", f"they are in {folder.path}"):
         show(result)
     has_page = run.plan.options.report.enabled and (folder.path / REPORT).exists()
@@ -93,7 +94,7 @@ def finish(run: Run, result: Result, folder: RunFolder) -> None:
 
 def _show_counts(run: Run) -> None:
     """Report how much was read, and which categories are missing."""
-    for view, counts in zip(run.plan.views, counts_of(run.plan.views, run.counts), strict=True):
+    for view, counts in run.plan.by_view(run.counts):
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
         say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")

@@ -20,25 +20,21 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import normscope
-from normscope.analyses.base import Analysis, state_of
+from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.registry import ENTRY_POINTS, plug_ins
 from normscope.reporting.page.report import page
 from normscope.reporting.weights_and_biases import no_tracker
 from normscope.results.declare import Table, declared
 from normscope.results.result import Result
-from normscope.running.checkpoint import Reduction
 from normscope.running.conclusions import conclude
-from normscope.running.distributed import ProcessGroup
-from normscope.running.inputs import ConfiguredInputs
-from normscope.running.loop import accumulate
+from normscope.running.facts import Facts
+from normscope.running.loop import Run, accumulate
 from normscope.running.options import RunOptions, run_options
-from normscope.running.phases import Phases
 from normscope.running.pipeline import run as run_pipeline
-from normscope.running.plan import Plan
-from normscope.running.provenance import Origin, Provenance
-from normscope.running.run import Run
-from normscope.running.shares import Share, Shares
+from normscope.running.plan import ConfiguredInputs, Plan
+from normscope.running.progress import Phases
+from normscope.running.ranks import ProcessGroup
 
 INSTALLED = {info.name: info for info in plug_ins()}
 _SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -230,21 +226,17 @@ def _check_kind(name: str, values: "pd.Series[Any]", kind: str) -> None:
 
 
 def _in_parts(options: RunOptions) -> Result:
-    """What two runs find together, each of which has analysed every second batch."""
-    group, phases = ProcessGroup(), Phases.of(options, shown=False)
+    """What two processes find together, each of which has analysed every second batch."""
     parts = []
-    for number in range(2):
-        shares = Shares(2, [Share(number, 2)])
-        plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group), shares, group, phases)
-        run = Run(plan, group, None, Path(), Provenance.of(plan, Origin(0.0, ""), phases))
-        run.begin(shares.own[0])
-        accumulate(run, no_tracker())
-        parts.append(run)
-    reduction = Reduction(parts[0].plan.analyses)
-    for state, counts in [(state_of(run.plan.analyses), run.counts) for run in parts]:
-        reduction.add(state, counts)
-    parts[0].counts.become(reduction.finish())
-    return conclude(parts[0])
+    for rank in range(2):
+        group, phases = ProcessGroup(rank, 2), Phases.of(options, shown=False)
+        plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group), group, phases)
+        parts.append(Run.of(plan, Facts(plan, phases, 0.0)))
+        accumulate(parts[-1], no_tracker())
+    first, second = parts
+    merge_state(first.plan.analyses, state_of(second.plan.analyses))
+    first.counts.add(second.counts)
+    return conclude(first)
 
 
 def _agree(one: Result, other: Result) -> None:

@@ -1,20 +1,23 @@
 """Several processes, on one machine or more, that share a corpus: `torchrun run.py …`, or `torchrun -m normscope …`.
 
-Every process analyses its share of the batches and sends its state to the main process, which alone writes results and tracks
-the run.
+Every process analyses its own batches and sends its state to the main process, which merges the states in the order of the
+ranks, and alone writes results and tracks the run.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import os
 import re
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from normscope.data.batching import Batch, ReadWindow, windows
+from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 from normscope.models.options import DeviceOptions
 
@@ -23,6 +26,9 @@ T = TypeVar("T")
 # How long a process that has finished its batches waits for the others.
 _TIMEOUT = datetime.timedelta(hours=2)
 _MOST_PROCESSES = 10**6
+
+# Number of windows at the start of a stream that all processes tokenise.
+_SHARED_WINDOWS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,21 +112,21 @@ class ProcessGroup:
                 dist.all_gather_object(values, value)
         return values
 
-    def collected(self, content: bytes) -> Iterator[bytes]:
-        """In the main process, the content of each process, by rank. The others send theirs and get nothing.
+    def collected(self, value: T) -> Iterator[T]:
+        """In the main process, the values of the others, by rank. They send theirs and get nothing.
 
         Raises:
             InputError: If another process has failed.
         """
         if not self.is_main:
             with self._communication():
-                _send(content, 0)
+                dist.send_object_list([value], 0)
             return
-        yield content
         for rank in range(1, self.size):
+            received: list[Any] = [None]
             with self._communication():
-                received = _received(rank)
-            yield received
+                dist.recv_object_list(received, rank)
+            yield received[0]
 
     @contextlib.contextmanager
     def _communication(self) -> Iterator[None]:
@@ -131,6 +137,64 @@ class ProcessGroup:
                 f"one of the {self.size} processes ended before it sent its results; its message says why. Continue with "
                 f"resume=FOLDER ({one_line(error)})"
             ) from error
+
+    def batches(self, corpus: Corpus, read: ReadWindow, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
+        """Batches of a corpus, and whether each is for this process.
+
+        All processes together have the same batches as one alone.
+
+        Args:
+            read: Returns the batches of one of its windows.
+            counts: Updated with what became of the examples.
+        """
+        for part, group in self._streams(corpus):
+            yield from group._of_stream(part.examples(), read, counts)
+
+    def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
+        """The windows of a corpus that this process reads."""
+        for part, group in self._streams(corpus):
+            yield from itertools.islice(windows(part.examples()), group.rank, None, group.size)
+
+    def _streams(self, corpus: Corpus) -> Iterator[tuple[Corpus, "ProcessGroup"]]:
+        """The parts of a corpus, or the whole, that this process reads, and the processes that read each."""
+        if corpus.parts is None:
+            yield corpus, self
+        else:
+            for index, group in self.portions(corpus.parts):
+                yield corpus.part(index), group
+
+    def portions(self, parts: int) -> Iterator[tuple[int, "ProcessGroup"]]:
+        """The parts of a corpus that this process reads, and the processes that read each.
+
+        All processes have equally many whole parts. The parts that are left, fewer than there are processes, are divided among
+        all, so that no process reads more than one of them.
+        """
+        left = parts % self.size
+        for index in range(self.rank, parts - left, self.size):
+            yield index, ProcessGroup()
+        if left:
+            place = self.rank * left // self.size
+            first, end = (-(-number * self.size // left) for number in (place, place + 1))
+            yield parts - left + place, ProcessGroup(self.rank - first, end - first)
+
+    def _of_stream(
+        self, examples: Iterable[Example | str], read: ReadWindow, counts: CorpusCounts
+    ) -> Iterator[tuple[Batch, bool]]:
+        """The same for a stream of examples that every process must read.
+
+        Every process batches the first windows, and their batches are distributed, so that even a small corpus keeps many
+        processes busy. Of the later windows, each has every N-th; the others are skipped without being tokenised.
+        """
+        serial = 0
+        for number, window in enumerate(windows(examples)):
+            is_shared = number < min(self.size, _SHARED_WINDOWS)
+            if not is_shared and number % self.size != self.rank:
+                continue
+            # Windows that every process batches are counted only in the first.
+            counted = counts if self.rank == 0 or not is_shared else CorpusCounts()
+            for batch in read(window, counted):
+                yield batch, not is_shared or serial % self.size == self.rank
+                serial += 1
 
 
 def device_share(local_rank: int, processes: int, devices: int) -> range:
@@ -151,19 +215,6 @@ def device_share(local_rank: int, processes: int, devices: int) -> range:
         )
     each = devices // processes
     return range(local_rank * each, (local_rank + 1) * each)
-
-
-def _send(content: bytes, rank: int) -> None:
-    dist.send(torch.tensor([len(content)]), rank)
-    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), rank)
-
-
-def _received(rank: int) -> bytes:
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, rank)
-    content = torch.empty(int(length), dtype=torch.uint8)
-    dist.recv(content, rank)
-    return content.numpy().tobytes()
 
 
 def _from_environment(name: str, default: str, meaning: str, allowed: range) -> int:

@@ -1,14 +1,24 @@
-"""The phases of a run: which one it is in, and how long each has taken."""
+"""What a run is doing, how long each phase has taken, and how fast it reads its corpus."""
 
+import contextlib
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from normscope.reporting.terminal import CorpusBar, Heartbeat, PhaseLine, duration, steps_bar
+import torch
+
+from normscope.data.examples import CorpusCounts
+from normscope.reporting.terminal import CorpusBar, Heartbeat, PhaseLine, Throughput, duration, steps_bar
+from normscope.reporting.weights_and_biases import Tracker
 from normscope.running.options import RunOptions
 
 T = TypeVar("T")
+
+_SECONDS_BETWEEN_LOGS = 10.0
+_GIB = 2**30
 
 
 class Phase(StrEnum):
@@ -132,3 +142,87 @@ def coming(options: RunOptions) -> list[Phase]:
     begins = [Phase.START, Phase.MODEL, Phase.CORPUS]
     maps = [Phase.MAPS] if options.report.enabled else []
     return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]
+
+
+class ProgressMeter:
+    """Measures a run's throughput and memory while it reads its corpus.
+
+    Args:
+        counts: What has been read so far; it grows.
+        total: Number of examples, if known.
+        device: The model's device.
+        tracker: Receives the values every ten seconds, and once at the end.
+        bar: Shows them.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        counts: CorpusCounts,
+        total: int | None,
+        device: torch.device,
+        tracker: Tracker,
+        bar: CorpusBar,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counts, self._total, self._device = counts, total, device
+        self._tracker, self._bar, self._clock = tracker, bar, clock
+        self._examples, self._tokens = _examples(counts), counts.all_tokens
+        self._started = self._logged = clock()
+        self._model_seconds = 0.0
+
+    @contextlib.contextmanager
+    def model_runs(self) -> Iterator[None]:
+        """Measure the time in which the model and the analyses run, as opposed to waiting for a batch."""
+        started = self._clock()
+        yield
+        self._model_seconds += self._clock() - started
+
+    def update(self) -> None:
+        """Measure after a batch."""
+        now = self._clock()
+        throughput = self._measured(now)
+        self._bar.update(throughput)
+        if now - self._logged >= _SECONDS_BETWEEN_LOGS:
+            self._log(throughput, now)
+
+    def finish(self) -> Throughput:
+        """Log the final values, and return them."""
+        now = self._clock()
+        throughput = self._measured(now)
+        self._log(throughput, now)
+        return throughput
+
+    def _measured(self, now: float) -> Throughput:
+        examples = _examples(self._counts)
+        return Throughput(
+            examples=examples,
+            total=self._total,
+            new_examples=examples - self._examples,
+            new_tokens=self._counts.all_tokens - self._tokens,
+            seconds=now - self._started,
+            model_seconds=self._model_seconds,
+        )
+
+    def _log(self, throughput: Throughput, now: float) -> None:
+        self._logged = now
+        left = throughput.seconds_left
+        values = {
+            "tokens_per_second": throughput.tokens_per_second,
+            "examples_per_second": throughput.examples_per_second,
+            "model_share": throughput.model_share,
+            "peak_memory_gib": peak_memory(self._device) / _GIB,
+        }
+        self._tracker.progress(throughput.examples, values | ({} if left is None else {"seconds_left": left}))
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory used so far, in bytes: of a CUDA device, or otherwise of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux KiB
+
+
+def _examples(counts: CorpusCounts) -> int:
+    return counts.used + counts.skipped.total()

@@ -1,0 +1,176 @@
+"""What is said about a run: where its numbers come from, and its name."""
+
+import dataclasses
+import functools
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from normscope.config.sections import plain
+from normscope.config.training_step import training_step
+from normscope.data.corpora import left_out
+from normscope.data.examples import CorpusCounts
+from normscope.distribution import CHECKOUT, RUN_SCHEMA, VERSION
+from normscope.models.layout import ModelLayout
+from normscope.models.stored_weights import number_format
+from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
+from normscope.reporting.terminal import Throughput
+from normscope.reporting.tracking import RunDescription, dataset_label, layers_label, model_label
+from normscope.running.options import RunOptions, enabled_analyses
+from normscope.running.plan import Plan
+from normscope.running.progress import Phases
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
+
+_NAME_LENGTH = 60
+"""Characters of a run's name, which stands in a narrow column."""
+_SHORTEST = 10
+"""Characters of a part that is not cut any further."""
+
+
+@dataclasses.dataclass
+class Facts:
+    """The facts of a run, complete at whatever point it ends."""
+
+    plan: Plan
+    phases: Phases
+    started: float
+    """Start time, by `time.monotonic`."""
+    command: str = ""
+    """What the user typed."""
+    counts: CorpusCounts = dataclasses.field(default_factory=CorpusCounts)
+    """What has been read of the corpus so far."""
+    speed: Throughput | None = None
+    """How fast it was read, once it has been."""
+
+    @functools.cached_property
+    def left_out(self) -> list[str]:
+        """Files in the folder of the corpus that are no part of it."""
+        return left_out(self.plan.options.dataset)
+
+    def so_far(self) -> dict[str, object]:
+        """Software, model, corpus, time and verification error, as they are now."""
+        counts, model, speed, verification = self.counts, self.plan.model, self.speed, self.plan.verification
+        return dict(software()) | {
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "command": self.command,
+            "model": model.name,
+            "model_revision": model.revision,
+            "model_sha256": model.weights_sha256,
+            "training_step": training_step(vars(self.plan.options.model), model.folder),
+            "device": str(model.device),
+            "dtype": number_format(model.model),
+            **_of_layers(model.layout),
+            "seed": self.plan.options.seed,
+            "examples": counts.read,
+            **counts.facts(),
+            "left_out": self.left_out,
+            "tokens_by_category": dict(counts.categories),
+            "compared": _of_compared(counts.compared),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "phases": self.phases.seconds(),
+            "steps": self.phases.step_seconds(),
+            "model_share": round(speed.model_seconds / speed.seconds, 4)
+            if speed is not None and speed.seconds
+            else None,
+            "verification_error": verification.error,
+            "verification_layer": verification.layer,
+            "verification_part": verification.part,
+        }
+
+
+def _of_layers(layout: ModelLayout) -> dict[str, object]:
+    """The layers of a hybrid that have no block, which the analyses of blocks leave out."""
+    return {"layers_without_attention": layout.without_attention} if layout.without_attention else {}
+
+
+def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:
+    """The same of pairs whose texts are compared, if other analyses read them otherwise."""
+    return None if counts is None else counts.facts()
+
+
+@functools.cache
+def software() -> Mapping[str, object]:
+    """Versions of the software that the numbers depend on, and the commit of this code."""
+    libraries = {name: metadata.version(name) for name in _LIBRARIES}
+    return {
+        "versions": {"python": platform.python_version(), "normscope": VERSION, **libraries},
+        "platform": platform.platform(),
+        "git_commit": git_commit(),
+    }
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """Commit of the checkout that contains this code, followed by `+` if files have changed; None outside a checkout."""
+    if CHECKOUT is None or not (CHECKOUT / ".git").exists():
+        return None
+    # `git status` refreshes the index under a lock, which would stay in the checkout if the run were killed meanwhile.
+    command = ["git", "--no-optional-locks", "-C", str(CHECKOUT), "status", "--porcelain=v2", "--branch"]
+    try:
+        status = subprocess.run(
+            [*command, "--no-ahead-behind", "--untracked-files=no"], check=True, capture_output=True, text=True
+        ).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    commit = next(line.split()[-1] for line in status if line.startswith("# branch.oid"))
+    if commit == "(initial)":
+        return None
+    return commit + ("+" if any(not line.startswith("#") for line in status) else "")
+
+
+def describe(options: RunOptions, command: str, family: str) -> RunDescription:
+    """The description of a run.
+
+    Args:
+        command: What the user typed.
+        family: The model's family.
+    """
+    analyses, tracking = enabled_analyses(options.analysis), options.tracking
+    dataset = dataset_label(options.dataset)
+    layers = [] if options.layers == "all" else [layers_label(options.layers)]
+    parts = [
+        "+".join(analyses),
+        model_label(options.model),
+        dataset,
+        *layers,
+        *_seeds(options.seed, options.model.seed),
+    ]
+    name = " · ".join(parts)
+    kind = (
+        "reproduction"
+        if options.reproduce is not None
+        else "experiment"
+        if options.recipe.name is not None
+        else "analysis"
+    )
+    config = plain(options)
+    config["dataset"]["name"] = dataset
+    return RunDescription(
+        name=tracking.name or _short(analyses, parts),
+        slug=re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-")[:NAME_LENGTH],
+        job_type=tracking.job_type or kind,
+        tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys([family, dataset, *analyses, *tracking.tags]) if tag.strip()],
+        notes=tracking.notes or command,
+        config=config | {"analyses": analyses, "model_family": family, "schema": RUN_SCHEMA},
+    )
+
+
+def _short(analyses: Sequence[str], parts: Sequence[str]) -> str:
+    """The parts of a name as people read it in a list of hundreds: many analyses as their number, and the longest part cut."""
+    short = list(parts)
+    if len(" · ".join(short)) > _NAME_LENGTH and len(analyses) > 1:
+        short[0] = f"{len(analyses)} analyses"
+    while (beyond := len(" · ".join(short)) - _NAME_LENGTH) > 0:
+        longest = max(range(len(short)), key=lambda place: len(short[place]))
+        if len(short[longest]) <= _SHORTEST:
+            break
+        short[longest] = f"{short[longest][: max(_SHORTEST - 1, len(short[longest]) - beyond - 1)]}…"
+    return " · ".join(short)[:_NAME_LENGTH]
+
+
+def _seeds(seed: int, of_model: int) -> list[str]:
+    return [f"seed {seed}"] if of_model == seed else [f"seed {seed}", f"model seed {of_model}"]
