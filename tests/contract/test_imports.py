@@ -115,7 +115,7 @@ ALLOWED = {
         "reporting.weights_and_biases",
         "results",
         "running.pipeline",
-        "running.inputs",
+        "running.plan",
         "running.memory",
         "running.token_maps",
         "statistics.tidy",
@@ -199,7 +199,7 @@ LEAVES = {
     "live.notebook": {"__init__"},
     "models.offloading": {"models.loading"},
     "reporting.comparison": {"sweep", "viewing"},
-    "translation": {"running.inputs"},
+    "translation": {"running.plan"},
 }
 
 # Who may know a library.

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from normscope.analyses.base import merge_state, state_of
+from normscope.data.batching import Batch
 from normscope.data.corpora import text_keys
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
@@ -47,9 +48,8 @@ class Run:
             InputError: If there is no usable example in the corpus.
         """
         run = cls(plan, facts, BatchStream(plan.batches, facts.counts))
-        counts = run.stream.counts_if_empty() if plan.group.size == 1 else None
-        if counts is not None:
-            require_examples(plan, counts)
+        if plan.group.size == 1:
+            run._require_first_batches()
         return run
 
     @classmethod
@@ -103,6 +103,18 @@ class Run:
         """A run on a model and texts in memory, in this process and without a run folder."""
         plan = Plan.of(options, inputs, ProcessGroup(), phases)
         return cls.of(plan, Facts(plan, phases, time.monotonic()))
+
+    def _require_first_batches(self) -> None:
+        """Stop now if the corpus ends without a usable example for some of the analyses."""
+        missing = {view.encoder.separate for view in self.plan.views}
+
+        def all_found(batch: Batch) -> bool:
+            missing.discard(batch.paired)
+            return not missing
+
+        counts = self.stream.read_until(all_found)
+        if counts is not None:
+            require_examples(self.plan, counts)
 
     @property
     def phases(self) -> Phases:
