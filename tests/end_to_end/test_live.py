@@ -459,11 +459,12 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     line = process.stdout.readline()
     found = re.fullmatch(r"normscope live: (http://127\.0\.0\.1:\d+/)\?token=(\S{22})   \(Ctrl-C stops\)\n", line)
     assert found, process.communicate()
-    # In the middle of what takes seconds.
-    body = json.dumps({"part": "carried", "state": {"text": "word " * 500}}).encode()
+    # In the middle of what takes seconds: forty texts.
     answers = []
 
-    def ask():
+    def ask(number):
+        state = {"text": f"{number} " + "word " * 500}
+        body = json.dumps({"part": "carried", "state": state}).encode()
         headers = {"content-type": "application/json", TOKEN_HEADER: found[2]}
         request = urllib.request.Request(f"{found[1]}answer", body, headers)
         try:
@@ -471,16 +472,19 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
         except urllib.error.HTTPError as error:
             answers.append((error.code, json.load(error)))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
+    for each in asking:
+        each.start()
     time.sleep(0.3)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 0
     assert time.monotonic() - begun < 1
     assert process.communicate() == ("", "")
-    asking.join(10)
-    assert answers == [(409, {"outdated": True})]
+    for each in asking:
+        each.join(10)
+    assert answers
+    assert all(answer == (409, {"outdated": True}) for answer in answers)
 
 
 @pytest.mark.parametrize(
