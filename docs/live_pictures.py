@@ -22,7 +22,7 @@ PICTURES: Mapping[str, tuple[Mapping[str, str], tuple[int, int], bool]] = {
 
 _FLAGS = "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run --hide-scrollbars"
 _DARK = "--blink-settings=preferredColorScheme=0"
-_AS_LIVE = "<style>.saved .choices { display: flex !important; } .saved .keeping { display: block !important; }</style>"
+_AS_LIVE = "<style>.saved .choices { display: flex !important; } .saved #keep { display: block !important; }</style>"
 
 
 def draw(browser: str, images: Path) -> None:

@@ -1,6 +1,9 @@
 """`normscope explain`: one text, from the command line to a page in a browser."""
 
+import html
 import io
+import json
+import re
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from transformers import (
 )
 
 import normscope
-from normscope import explaining
+from normscope.live import answers
 from normscope.predictions import prediction_of
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
@@ -26,17 +29,20 @@ def explained(capsys, monkeypatch, folder, *arguments):
     outcome = run_here(capsys, monkeypatch, "explain", *arguments, f"output_dir={folder}")
     assert outcome.status == 0, outcome.err
     assert outcome.out.splitlines()[-1] == str(folder / "explain.html")
-    return outcome.out, (folder / "explain.html").read_text()
+    page = (folder / "explain.html").read_text()
+    (held,) = re.findall(r'<script type="application/json" id="saved">(.*?)</script>', page)
+    return outcome.out, {part: json.loads(answer) for part, answer in json.loads(held)["answers"].items()}
 
 
 @pytest.mark.slow
 def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
-    out, page = explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
+    out, shown = explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
     model = normscope.load(str(saved_model))
-    decomposed = normscope.decompose(model, TEXT)
     assert "Length of the embedding" in out
-    assert "Prediction" not in page
-    assert all(f">{token}</span>" in page for token in decomposed.tokens)
+    assert shown["prediction 0"]["choices"] == []
+    assert shown["prediction 0"]["sum"] in out
+    assert shown["maps 0"]["tokens"] == [*normscope.decompose(model, TEXT).tokens]
+    assert {"heads 0", "chained 0", "carried 0"} <= shown.keys()
     # The length of the mean vector, which is what the parts add up to.
     inputs = model.tokenizer(TEXT, return_tensors="pt")
     with torch.inference_mode():
@@ -55,7 +61,7 @@ def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
 )
 def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, text, what):
     folder = saved_with_head(auto, family, tokenizer, tmp_path / "model")
-    out, page = explained(capsys, monkeypatch, tmp_path / "out", text, f"model.name={folder}")
+    out, shown = explained(capsys, monkeypatch, tmp_path / "out", text, f"model.name={folder}")
     inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=family != "gpt2")
     with torch.inference_mode():
         logits = auto.from_pretrained(folder)(**inputs).logits[0]
@@ -67,8 +73,15 @@ def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, tex
     name = f"LABEL_{int(best)}" if what == "class" else tokenizer.convert_ids_to_tokens(int(best))
     assert f"{folder}: {what}" in out
     assert f"{100 * float(probability):7.3g}%  {name}" in out
-    assert f"Prediction: {what}" in page
-    assert "Strongest: layer" in page
+    assert shown["prediction 0"]["choices"][0] == [name, pytest.approx(float(probability), rel=1e-4)]
+    parts = normscope.attribute(
+        model := normscope.load(str(folder)),
+        text,
+        prediction_of(model, text).target,
+        against=shown["prediction 0"]["against"],
+        by=["layer", "head"],
+    )
+    assert shown["heads 0"]["strongest"] == parts.strongest(8).to_numpy().tolist()
 
 
 @pytest.mark.slow
@@ -82,24 +95,25 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(ca
     found = normscope.attribute(model, TEXT, normscope.NextToken(first), against=second)
     weight = float(normscope.decompose(model, TEXT).weights[:, 1:, 0].mean())
     for least, apart in ((weight + 1e-4, False), (weight - 1e-4, True)):
-        monkeypatch.setattr(explaining, "_SINK", least)
-        out, page = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")
+        monkeypatch.setattr(answers, "_SINK", least)
+        out, shown = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")
         assert found._sum in out
         names = [line.split()[1] for line in out.split("biases")[1].splitlines()[2:] if line.startswith("  ")]
         strongest = sorted(range(apart, len(ids)), key=lambda at: -abs(found.scores[at]))[:8]
         assert names == [found.tokens[at] for at in strongest]
         said = f"The first token, {found.tokens[0]}, adds {number(found.scores[0], signed=True)}"
-        assert (said in out) is (said in page) is apart
+        assert (said in out) is (said in shown["prediction 0"]["sink"]) is apart
 
 
 @pytest.mark.slow
 def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
     folder = saved_with_head(AutoModelForSeq2SeqLM, "marian", tokenizer, tmp_path / "model", decoder_start_token_id=0)
-    out, page = explained(
+    out, shown = explained(
         capsys, monkeypatch, tmp_path / "out", f"{TEXT} ||| the bridge", f"model.name={folder}", "model.stack=cross"
     )
     assert "the next token of the translation" in out
-    assert "Which heads wrote it" not in page
+    assert "heads 0" not in shown
+    assert {*shown["chained 0"]["maps"]} == {"alti"}
 
 
 def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
@@ -113,7 +127,7 @@ def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
 
 
 def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, saved_model):
-    out, page = explained(capsys, monkeypatch, tmp_path, TEXT, f"model.name={saved_model}", "attention=through")
+    out, answered = explained(capsys, monkeypatch, tmp_path, TEXT, f"model.name={saved_model}", "attention=through")
     model = normscope.load(str(saved_model))
     prediction = prediction_of(model, TEXT)
     rules = [normscope.attribute(model, TEXT, prediction.target, attention=each) for each in ("through", "held")]
@@ -122,9 +136,8 @@ def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, 
     assert shown[0] != shown[1]
     assert shown[0] in out
     assert shown[1] not in out
-    assert "attention weights are followed to queries and keys" in page
-    assert "attention weights, norms and slopes held fixed" not in page
-    assert "Which heads wrote it" not in page
+    assert "attention weights are followed to queries and keys" in answered["prediction 0"]["rule"]
+    assert "heads 0" not in answered
 
 
 @pytest.mark.parametrize(
@@ -159,19 +172,22 @@ def test_a_file_that_is_no_text(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_text_that_is_markup(capsys, monkeypatch, tmp_path, saved_model):
-    _, page = explained(capsys, monkeypatch, tmp_path / "out", "<script>alert(1)</script>", f"model.name={saved_model}")
+    explained(capsys, monkeypatch, tmp_path / "out", "<script>alert(1)</script>", f"model.name={saved_model}")
+    page = (tmp_path / "out" / "explain.html").read_text()
     assert "<script>alert" not in page
+    assert html.escape("<script>alert(1)</script>") in page.partition("</title>")[0]
 
 
 @pytest.mark.slow
 def test_long_texts_are_shown_without_what_is_too_large(capsys, monkeypatch, tmp_path, saved_model):
-    monkeypatch.setattr("normscope.explaining._LARGEST", 6000)
-    _, page = explained(capsys, monkeypatch, tmp_path / "heads", TEXT, f"model.name={saved_model}")
-    assert "shown without single heads" in page
-    monkeypatch.setattr("normscope.explaining._LARGEST", 100)
-    _, page = explained(capsys, monkeypatch, tmp_path / "maps", TEXT, f"model.name={saved_model}")
-    assert "are too many for maps of all pairs on one page" in page
-    assert "explorer-root" not in page
+    monkeypatch.setattr(answers, "_LARGEST", 6000)
+    _, shown = explained(capsys, monkeypatch, tmp_path / "heads", TEXT, f"model.name={saved_model}")
+    assert "shown without single heads: the text is too large to show them" in shown["maps 0"]["notes"][0]
+    monkeypatch.setattr(answers, "_LARGEST", 100)
+    _, shown = explained(capsys, monkeypatch, tmp_path / "maps", TEXT, f"model.name={saved_model}")
+    assert "are too many for maps of all pairs on one page" in shown["maps 0"]["notes"][0]
+    assert shown["maps 0"]["maps"] is None
+    assert {"chained 0", "carried 0"}.isdisjoint(shown)
 
 
 @pytest.mark.slow
@@ -182,3 +198,16 @@ def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
     assert console == []
     assert "DecompX" in dom
     assert "share (of the block" in dom
+    assert "Strongest: layer" in dom
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_page_without_maps_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
+    monkeypatch.setattr(answers, "_LARGEST", 100)
+    explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
+    dom, console = opened(tmp_path / "out" / "explain.html")
+    assert console == []
+    assert "are too many for maps" in dom
+    assert "Mixing by layer" in dom
+    assert "DecompX" not in re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)

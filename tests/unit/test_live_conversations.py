@@ -1,4 +1,4 @@
-"""Conversations in the text box: read as messages, cut, located, and carried by links and code."""
+"""Conversations in the text box: read as messages, cut, located, and explained."""
 
 import re
 
@@ -9,16 +9,13 @@ from transformers import AutoModelForCausalLM
 import normscope
 from normscope.errors import InputError
 from normscope.live.session import Session
-from normscope.live.snippets import source_of
 from normscope.live.texts import Limit, read, units_of
-from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.text_batches import roles_of
 from normscope.rounding import number
 from normscope.typed_texts import messages_of
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, with_chat_template
 from tests.unit.test_live_server import asked, client_of
-from tests.unit.test_live_snippets import run, words_of
 
 TYPED = "system: be brief.\nuser:  The old bridge\n  was closed. \nassistant: We swam.\nuser: We crossed the river."
 MESSAGES = [
@@ -41,10 +38,9 @@ def model(folder):
 
 
 @pytest.fixture(scope="module")
-def client(model, folder, saved_model):
+def client(model, saved_model):
     models = [model, normscope.load(str(saved_model), device="cpu")]
-    sources = [source_of(model, ModelOptions(name=str(folder)), DeviceOptions(name="cpu")) for model in models]
-    session = Session(models, 100, sources)
+    session = Session(models, 100, keeps=True)
     yield client_of(session)
     assert session.engine.close(5)
 
@@ -73,7 +69,7 @@ def test_maps_have_roles_and_places(client, model, level):
     expected = normscope.decompose(model, MESSAGES, level=level)
     assert found["tokens"] == [*expected.tokens]
     np.testing.assert_allclose(found["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
-    roles = found["maps"]["roles"]
+    roles = found["roles"]
     assert len(roles) == len(found["tokens"])
     if level == "token":
         assert roles == roles_of(model, MESSAGES)
@@ -96,24 +92,20 @@ def test_predictions_are_those_of_the_conversation(client, model):
     expected = normscope.attribute(model, MESSAGES, normscope.NextToken(best), against=second)
     np.testing.assert_allclose(found["scores"], expected.scores, rtol=1e-5)
     assert found["value"] == expected.target
-    assert found["spans"] == expected.spans
-    assert set(found["spans"]) == {"system", "user", "assistant", "template"}
-    assert asked(client, "prediction", text=TYPED)["spans"] is None
+    assert found["sum"] == expected._sum
+    assert set(expected.spans) == {"system", "user", "assistant", "template"}
+    assert "by span" not in asked(client, "prediction", text=TYPED)["sum"]
     before = asked(client, side=1, text=TYPED, before="user: We swam.", chat="1")
     assert before["tokens"] == [*normscope.decompose(model, [{"role": "user", "content": "We swam."}]).tokens]
 
 
 @pytest.mark.slow
-def test_what_is_copied_makes_the_same_numbers(client, capsys, monkeypatch, tmp_path):
-    state = {"text": TYPED, "chat": "1"}
-    code = asked(client, "code", **state)
-    names = run(code["python"])
-    assert names["text"] == MESSAGES
-    predicted = asked(client, "prediction", **state)
-    np.testing.assert_allclose(names["found"].scores, predicted["scores"], rtol=1e-4, atol=1e-6)
-    words = words_of(code["command"], tmp_path)
-    outcome = run_here(capsys, monkeypatch, *words, f"output_dir={tmp_path}")
+def test_explain_says_the_same(client, folder, capsys, monkeypatch, tmp_path):
+    predicted = asked(client, "prediction", text=TYPED, chat="1")
+    keys = (f"model.name={folder}", "device.name=cpu", "dataset=text", "dataset.chat_template=true")
+    outcome = run_here(capsys, monkeypatch, "explain", "--", TYPED, *keys, f"output_dir={tmp_path}")
     assert outcome.status == 0, outcome.err
+    assert predicted["sum"] in outcome.out
     largest = sorted(predicted["scores"], key=abs, reverse=True)[:8]
     shown = re.findall(r"^  +([+−]\d\S*)  ", outcome.out, re.MULTILINE)
     assert shown == [number(score, signed=True) for score in largest]

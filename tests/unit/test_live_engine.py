@@ -166,24 +166,6 @@ def test_too_many_requests_are_refused(engine):
         future.result(5)
 
 
-def test_what_takes_long_lets_others_go_first(engine):
-    order, started, go = [], threading.Event(), threading.Event()
-
-    def long(turn):
-        started.set()
-        assert go.wait(5)
-        turn.let_others()
-        order.append("long")
-
-    future = engine.submit(Ask("tab", 1), "long", long)
-    assert started.wait(5)
-    others = [engine.submit(ONCE, name, lambda _, name=name: order.append(name)) for name in ("a", "b")]
-    go.set()
-    for each in (future, *others):
-        each.result(5)
-    assert order == ["a", "b", "long"]
-
-
 def test_closing_drops_what_waits_and_what_runs():
     engine = Engine()
     held = Held(engine)

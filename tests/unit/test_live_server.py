@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import dataclasses
+import datetime
 import json
 import re
 import threading
@@ -17,13 +18,11 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 import normscope
 from normscope import Label, MaskedToken, NextToken
-from normscope.data.options import DatasetKind, DatasetOptions, Level
+from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.access import TOKEN_HEADER, Access
-from normscope.live.answers import THROUGH
-from normscope.live.server import LARGEST_BODY, app
+from normscope.live.answers import CARRIED, CHAINED
+from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
-from normscope.live.state import RANKINGS
 from normscope.live.texts import Limit, read, units_of
 from normscope.typed_texts import SEPARATOR
 from tests.tiny import saved_with_head as saved
@@ -98,7 +97,7 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
     found = {"maps": {}}
     for part in ("chained", "carried"):
         found["maps"] |= asked(client, part, text=TEXT)["maps"]
-    for method in THROUGH:
+    for method in (*CHAINED, *CARRIED):
         expected = normscope.attribution_maps(model, TEXT, [method])[method].cumulative
         count = expected.shape[1]
         shown = unpacked(found["maps"][method], (len(expected), count, count))
@@ -261,7 +260,7 @@ def test_the_same_error_is_printed_once(client, capsys):
         client.post("/answer", json={"part": "never"})
     assert (
         capsys.readouterr().err
-        == "normscope: part='never': expected one of maps, chained, carried, prediction, heads, pair, code, examples\n"
+        == "normscope: part='never': expected one of maps, chained, carried, prediction, heads, pair\n"
     )
 
 
@@ -419,38 +418,20 @@ def test_a_saved_page_has_its_answers_and_asks_nobody(session, client):
         session.saved_page({"text": ""})
 
 
-@pytest.mark.spread(2)
-@pytest.mark.parametrize("ranking", RANKINGS)
-def test_examples_are_ranked(client, session, model, ranking, tmp_path, monkeypatch):
-    texts = [TEXT, "We swam.", "It's an old, old story of a bridge and a river.", "Nobody came, and nobody knew why."]
-    (tmp_path / "a.txt").write_text("\n".join(texts))
-    monkeypatch.setattr(session, "dataset", DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "a.txt"), seed=0))
-    session.engine._results.clear()
-    found = asked(client, "examples", examples=ranking)
-    decomposed = {text: normscope.decompose(model, text) for text in texts}
-    values = {}
-    for text, each in decomposed.items():
-        shares = each.vectors[:, :, 0] / each.vectors.sum(dim=-1)
-        of = {"first_weight": each.weights[:, :, 0], "first_norm": shares}.get(ranking, each.ratios[-1])
-        values[text] = float(of.mean())
-    order = sorted(texts, key=values.get, reverse=ranking != "least_mixing")
-    assert [example["text"] for example in found["examples"]] == order
-    assert [example["value"] for example in found["examples"]] == pytest.approx([values[text] for text in order])
-    assert found["searched"] == 4
-
-
-def test_examples_that_cannot_be_read_are_one_line(client, session, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        session, "dataset", DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "none.txt"), seed=0)
-    )
-    session.engine._results.clear()
-    answer = client.post("/answer", json={"part": "examples", "state": {"examples": "most_mixing"}}).json()
-    assert "none.txt" in answer["error"]
-    assert "\n" not in answer["error"]
-    answer = client.post("/answer", json={"part": "examples", "state": {}}).json()
-    assert answer["error"] == "examples: expected one of first_weight, first_norm, most_mixing, least_mixing"
-    answer = client.post("/answer", json={"part": "examples", "state": {"examples": "longest"}}).json()
-    assert answer["error"].startswith("examples='longest': expected one of first_weight")
+@pytest.mark.slow
+def test_the_server_saves_the_page(session, client):
+    state = {"text": TEXT, "layer": "2"}
+    saved = client.post("/saved", json={"state": state})
+    assert saved.status_code == 200
+    today = datetime.date.today().isoformat()
+    assert saved.text == session.saved_page(state, when=today)
+    assert today in saved.text
+    for body, status in (({"state": {"text": ""}}, 400), ({}, 400), ([], 400)):
+        refused = client.post("/saved", json=body)
+        assert refused.status_code == status
+        assert list(refused.json()) == ["error"]
+    strange = TestClient(app(session, Access("secret")), "http://127.0.0.1:8765")
+    assert strange.post("/saved", json={"state": state}).status_code == 403
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_explaining_an_override_without_a_text_is_refused(monkeypatch, word):
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "8.8.8.8"])
 def test_hosts_that_are_none_of_this_machine(host):
-    from normscope.live.serving import bound
+    from normscope.live.server import bound
 
     with pytest.raises(InputError, match=f"live.host={host}: "):
         bound(host, 0)

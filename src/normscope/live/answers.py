@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,13 @@ from normscope.api.embedding_similarity import Embedded, compared_embeddings, em
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
-from normscope.live.state import Side, State
+from normscope.live.state import Side
 from normscope.live.texts import Limit, Read, read, units_of
+from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.explorer import packed, pairs_payload, scaled
+from normscope.rounding import brief_share, counted, number
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
@@ -26,21 +28,21 @@ CHAINED = ("rollout", "norm_rollout", "alti")
 """Methods of maps from the input up to each layer that multiply the maps of single layers; one pass computes all of them."""
 CARRIED = ("decompx",)
 """Those that carry a vector for each pair of tokens through every layer, which takes many times as long."""
-THROUGH = (*CHAINED, *CARRIED)
 _CHOICES = 8
 """Predictions that are shown."""
 
 
-class Aimed(NamedTuple):
-    """A text, and what is attributed to its tokens."""
-
-    typed: Read
-    aim: object
-    """A target of `attribute`, or what makes the embedding whose length is attributed; None where there is no such target."""
-    against: str = ""
-    """The answer that is subtracted; empty for none."""
-    guessed: bool = False
-    """Whether the model's files do not say what makes the embedding."""
+_STRONGEST = 8
+"""Heads that are named."""
+_SINK = 0.3
+"""The share of the weight of later tokens from which the first token of a causal model is a sink."""
+_RULES = {
+    AttentionRule.held: "Gradient × input of the model with its attention weights, norms and slopes held fixed: the scores of "
+    "all tokens, with the biases, add up to the value.",
+    AttentionRule.through: "Norms and slopes are held fixed; attention weights are followed to queries and keys as well. The "
+    "scores of all tokens, with the biases and the remainder, which is what softmaxes absorb, add up to the value.",
+}
+"""How scores are made, by what they do with attention weights."""
 
 
 class Answers:
@@ -49,11 +51,15 @@ class Answers:
     Args:
         models: The models of the page.
         limit: The longest text; longer ones are cut.
+        attention: What scores do with attention weights; see `attribute`.
     """
 
-    def __init__(self, models: Sequence[LoadedModel], limit: Limit) -> None:
+    def __init__(
+        self, models: Sequence[LoadedModel], limit: Limit, attention: AttentionRule = AttentionRule.held
+    ) -> None:
         self.models = models
         self.limit = limit
+        self.attention = attention
 
     def maps(self, side: Side, level: Level) -> dict[str, Any]:
         """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
@@ -64,24 +70,34 @@ class Answers:
         model = self._model(side)
         typed = self._read(model, side)
         notes = [typed.note] if typed.note else []
-        values = model.layers * self.limit.tokens**2
         layout = model.layout
-        heads = values * (7 + layout.heads) <= _LARGEST and not (layout.is_gated or layout.heads_differ)
+        heads = model.layers * self.limit.tokens**2 * (7 + layout.heads) <= _LARGEST
+        heads = heads and not (layout.is_gated or layout.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
-        if not heads:
-            why = f"{self.limit.name} is too large to show them"
-            if layout.is_gated or layout.heads_differ:
-                why = "its heads are gated" if layout.is_gated else "its layers differ in their number of heads"
-            notes.append(f"{model.name} is shown without single heads: {why}.")
         units = model.exclusively(lambda: units_of(model, typed, level))
+        maps = decomposed.token_maps()
+        fits = 7 * decomposed.weights.numel() <= _LARGEST
+        if not fits:
+            notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")
+        elif not heads:
+            notes.append(f"{model.name} is shown without single heads: {self._without_heads(model)}.")
         return {
             "text": typed.text,
             "notes": notes,
             "tokens": decomposed.tokens,
             "places": units.places,
-            "maps": packed(decomposed.token_maps()) | ({"roles": units.roles} if units.roles else {}),
+            "roles": units.roles,
+            "layers": maps.layers,
+            "maps": packed(maps) if fits else None,
             "by_layer": _mixing(decomposed),
         }
+
+    def _without_heads(self, model: LoadedModel) -> str:
+        if model.layout.is_gated:
+            return "its heads are gated"
+        if model.layout.heads_differ:
+            return "its layers differ in their number of heads"
+        return f"{self.limit.name} is too large to show them"
 
     def through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
         """Maps from the input up to each layer, by those of some methods that are defined for the model.
@@ -120,19 +136,25 @@ class Answers:
         aim, against = _aimed(found, target, against)
         answer["against"] = against
         try:
-            parts = attribute(model, given, aim, against=against or None, level=str(level))
+            parts = attribute(
+                model, given, aim, against=against or None, level=str(level), attention=str(self.attention)
+            )
         except InputError as error:
             if target:  # which may be what is wrong
                 raise
             return answer | {"note": str(error)}
         assert isinstance(parts, Attribution)
+        if callable(aim):
+            parts = dataclasses.replace(parts, what="length of the embedding")
         return answer | {
-            "said": "length of the embedding" if callable(aim) else parts.what,
+            "sum": parts._sum,
+            "rule": _RULES[self.attention],
             "value": parts.target,
+            "tokens": parts.tokens,
             "scores": _rounded(parts.scores),
             "bias": parts.bias,
             "remainder": parts.remainder,
-            "spans": parts.spans if side.chat else None,
+            "sink": _said_of_sink(model, given, parts) if level is Level.token else "",
         }
 
     def heads(self, side: Side, target: str, against: str) -> dict[str, Any]:
@@ -141,6 +163,8 @@ class Answers:
         Raises:
             InputError: If it is not defined for the model, there is no such answer, or the text is invalid.
         """
+        if self.attention is AttentionRule.through:
+            raise InputError("attention=through: what heads add is defined for attention weights that are held")
         model = self._model(side)
         given = self._read(model, side).given
         found = prediction_of(model, given)
@@ -148,7 +172,12 @@ class Answers:
         parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
         assert isinstance(parts, Attribution)
         grid = parts._head_grid
-        return {"layers": grid.index.tolist(), "values": [_rounded(row) for row in grid.to_numpy()]}
+        strongest = [[*each] for each in parts.strongest(_STRONGEST).itertuples(index=False)]
+        return {
+            "layers": grid.index.tolist(),
+            "values": [_rounded(row) for row in grid.to_numpy()],
+            "strongest": strongest,
+        }
 
     def pair(self, side: Side, other: str, turn: Turn) -> dict[str, Any]:
         """What each pair of tokens of two texts adds to the similarity of their embeddings.
@@ -169,33 +198,6 @@ class Answers:
         (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
 
-    def aimed(self, state: State) -> list[Aimed]:
-        """The text of each side as it is read, and what is attributed.
-
-        Raises:
-            InputError: If a text or the target is invalid.
-        """
-        now = state.sides[0]
-        sides: list[Aimed] = []
-        target, against = state.target, state.against
-        for side in state.sides:
-            model = self._model(side)
-            typed = self._read(model, side)
-            found = prediction_of(model, typed.given)
-            if not target:
-                against = _unless_asked(found, target)
-            target = target or next((name for name, _ in found.choices), "")
-            aim: object = None
-            guessed = False
-            if not target:
-                aim, guessed = model.guessed_embedder()
-            elif found.choices:
-                aim = found.aimed_at(target)
-            elif side == now:
-                raise InputError(f"target={target!r}: the model computes no predictions for this text")
-            sides.append(Aimed(typed, aim, against if found.choices else "", guessed))
-        return sides
-
     def _read(self, model: LoadedModel, side: Side) -> Read:
         return model.exclusively(lambda: read(model, side.text, self.limit, chat=side.chat))
 
@@ -211,6 +213,19 @@ def _aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
 def _unless_asked(found: Prediction, target: str) -> str:
     """What an answer is compared with if none was asked for, as in `explain`: the second, where one excludes the other."""
     return "" if target or found.runner_up is None else found.choices[1][0]
+
+
+def _said_of_sink(model: LoadedModel, given: Any, found: Attribution) -> str:
+    """Why the first token of a causal model stands apart; empty unless later tokens give it much of their attention weight."""
+    if not model.causal or len(found.tokens) < 2:
+        return ""
+    weight = float(decompose(model, given, measures=["attn_w"]).weights[:, 1:, 0].mean())
+    if weight < _SINK:
+        return ""
+    return (
+        f"The first token, {found.tokens[0]}, adds {number(float(found.scores[0]), signed=True)}. It stands apart because it "
+        f"is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
+    )
 
 
 def _maps_up_to(

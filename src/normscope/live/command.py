@@ -8,16 +8,18 @@ import os
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from normscope.errors import InputError
-from normscope.live.access import Access
-from normscope.live.serving import address, bound, require_extra, server_of
+from normscope.live import require_extra
 from normscope.live.session import Session
-from normscope.live.snippets import source_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.options import ModelOptions
 from normscope.running.options import RunOptions
+
+if TYPE_CHECKING:  # it needs what may not be installed
+    from normscope.live.server import Server
 
 _GRACE = 0.3
 """Seconds that a running computation gets when the server stops."""
@@ -27,17 +29,20 @@ def serve(options: RunOptions) -> None:
     """Serve the live page until the process is interrupted.
 
     Args:
-        options: The models, the device, the corpus of the examples, `live` and `report.tokens`; everything else is ignored.
+        options: The models, the device, `attention`, `live` and `report.tokens`; everything else is ignored.
 
     Raises:
         InputError: If the extra `live` is not installed, the port is in use, or a model cannot be observed.
     """
     require_extra("serve")
+    from normscope.live.server import Access, Server, address, bound
+
     listening = bound(options.live.host, options.live.port)
     access = Access.of(listening, options.live.host)
     with contextlib.closing(listening):
         session = _session(options)
-        asyncio.run(_until_stopped(session, listening, address(listening, options.live.host, access.token), access))
+        where = address(listening, options.live.host, access.token)
+        asyncio.run(_until_stopped(Server(session, access), listening, where))
         session.engine.close(_GRACE)
     _leave()
 
@@ -50,9 +55,8 @@ def _leave() -> None:
     os._exit(0)
 
 
-async def _until_stopped(session: Session, listening: socket.socket, where: str, access: Access) -> None:
+async def _until_stopped(server: "Server", listening: socket.socket, where: str) -> None:
     """Print the address, and serve until a signal asks to stop."""
-    server = server_of(session, access)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
@@ -65,14 +69,12 @@ def _session(options: RunOptions) -> Session:
         dataclasses.replace(options.model, name=name, revision=None, sha256=None, tokenizer=None)
         for name in options.live.models
     ]
-    chosen = [options.model, *others]
     models = [load(options.model, options.device), *(_loaded_beside(each, options) for each in others)]
     for model in models:
         _ = model.verification  # made here, so that a model that cannot be observed exactly is refused
         with contextlib.suppress(InputError):  # the page says so where a prediction is attributed
             _ = model.layers_verification
-    sources = [source_of(*each, options.device) for each in zip(models, chosen, strict=True)]
-    return Session(models, options.report.tokens, sources, options.dataset)
+    return Session(models, options.report.tokens, keeps=True, attention=options.attention)
 
 
 def _loaded_beside(model: ModelOptions, options: RunOptions) -> LoadedModel:

@@ -32,7 +32,7 @@ class Ask:
     """Who asks: a newer question in the same slot makes an older one outdated."""
 
     slot: Hashable
-    """The tab, or a part of it that changes by itself; None for a request that is never outdated."""
+    """The tab; None for a request that is never outdated."""
     number: int
     """Higher for newer ones."""
 
@@ -59,11 +59,6 @@ class Turn:
             Outdated: If nobody does.
         """
         self._engine.require(self._job)
-
-    def let_others(self) -> None:
-        """Let what waits go first. The models must be as they were."""
-        self._engine.run_waiting()
-        self()
 
     def kept(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """A result that several answers share; it is computed unless it is among those that are kept."""
@@ -156,14 +151,6 @@ class Engine:
             while len(self._results) > self._kept:
                 self._results.popitem(last=False)
         return result
-
-    def run_waiting(self) -> None:
-        """Compute what waits, in the thread that computes."""
-        while not self._stopping and not self._jobs.empty():
-            if (job := self._jobs.get()) is None:
-                self._jobs.put(None)
-                return
-            self._run(job)
 
     def _is_current(self, ask: Ask) -> bool:
         return self._newest.get(ask.slot, ask.number) <= ask.number

@@ -15,8 +15,7 @@ from normscope.api.calls import checked
 from normscope.api.decomposition import decompose
 from normscope.api.explorers import Explorer
 from normscope.errors import InputError
-from normscope.live.access import Access
-from normscope.live.serving import LiveServer, address, bound, require_extra, server_of
+from normscope.live import require_extra
 from normscope.live.session import Session
 from normscope.live.texts import Limit
 from normscope.models.loaded import LoadedModel
@@ -70,11 +69,13 @@ class LivePage:
 
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
         written, chat = typed(text)
+        from normscope.live.server import Access, Server, address, bound  # which need what may not be installed
+
         self._listening = listening = bound(_HOST, port, key="port")
         access = Access(framed=True)
         self._session: Session | None = Session([model], limit)
         self._name, self._text = model.name, text
-        self._server: LiveServer = server_of(self._session, access)
+        self._server = Server(self._session, access)
         self._address = address(listening, _HOST, access.token)
         self._fragment = urlencode({"text": written} | ({"chat": "1"} if chat else {}))
         serve = functools.partial(self._server.serve, sockets=[listening])

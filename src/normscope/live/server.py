@@ -1,12 +1,27 @@
-"""The server of a live page: who may ask, how much, and what a browser may do with the answer."""
+"""The server of a live page: where it listens, who may ask, and how an answer gets to the browser.
+
+Other users of a machine reach its ports too, so every server has a token. The address that is printed holds it; opening that
+address once sets a cookie, and from then on the browser opens links without it.
+"""
 
 import asyncio
+import contextlib
+import dataclasses
+import datetime
+import errno
+import functools
+import hmac
+import ipaddress
 import json
+import re
+import secrets
+import socket
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -14,24 +29,166 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from normscope.errors import InputError, one_line, printable
-from normscope.live.access import Access, Refusal, cookie
 from normscope.live.engine import Busy, Outdated
+from normscope.live.options import LOCAL
 from normscope.live.session import Session
 from normscope.reporting.page.live_page import POLICY, REFUSED, live_page
 
+TOKEN_HEADER = "x-normscope-token"
 LARGEST_BODY = 1_000_000
 """Bytes of a request."""
 _DRAINED = 200_000_000
 """Bytes of a larger one that are read and dropped, so that its sender gets to read the answer."""
-
-Handler = Callable[[Request], Awaitable[Response]]
-
+_HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9.-]+)(?::([0-9]{1,5}))?")
 _HEADERS = {
     "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",  # addresses may hold a token
     "Cache-Control": "no-store",
 }
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Refusal(Exception):
+    """A request that is not answered, with its status."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What a request must show."""
+
+    token: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(16))
+    hosts: frozenset[str] | None = frozenset(LOCAL)
+    """Names under which the server is asked; None for any."""
+    framed: bool = False
+    """Whether other pages, such as a notebook, may show this one in a frame. Browsers keep no cookies there, so the page itself
+    then shows the token of its address."""
+
+    @classmethod
+    def of(cls, listening: socket.socket, host: str) -> "Access":
+        """The access to a server that listens, as `host` asks; only this machine reaches a loopback address."""
+        local = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+        return cls(hosts=frozenset((*LOCAL, host.lower())) if local else None)
+
+    def check_page(self, request: Request) -> None:
+        """Check that a request comes from a page of this server, or from none.
+
+        Another site's page may send requests here, or point a name of its own to this machine: browsers then tell by `Origin`
+        and `Host`.
+
+        Raises:
+            Refusal: If it does not.
+        """
+        host = request.headers.get("host", "")
+        name = _HOST.fullmatch(host.lower())
+        if name is None or (self.hosts is not None and name[1].strip("[]") not in self.hosts):
+            expected = "the name of a host" if self.hosts is None else " or ".join(sorted(self.hosts))
+            raise Refusal(421, f"Host {printable(repr(host), 80)}: expected {expected}")
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"{request.scope['scheme']}://{host}":
+            raise Refusal(403, f"Origin {printable(repr(origin), 80)}: expected a page of this server")
+
+    def check_token(self, request: Request) -> None:
+        """Check that a request shows the token, in a header or a cookie.
+
+        Raises:
+            Refusal: If it does not.
+        """
+        shown = (request.headers.get(TOKEN_HEADER), request.cookies.get(cookie(request)))
+        if not any(map(self._is_token, shown)):
+            raise Refusal(403, "expected the token: open the address that normscope printed")
+
+    def has_login(self, request: Request) -> bool:
+        """Whether the address of a request holds the token."""
+        return self._is_token(request.query_params.get("token"))
+
+    def _is_token(self, shown: str | None) -> bool:
+        return hmac.compare_digest((shown or "").encode("utf-8", "surrogatepass"), self.token.encode())
+
+
+def cookie(request: Request) -> str:
+    """The name of the cookie that holds the token: browsers send those of one port to all ports of a host."""
+    name = _HOST.fullmatch(request.headers.get("host", "").lower())
+    return f"normscope-{name[2] or 80}" if name else ""
+
+
+def bound(host: str, port: int, key: str = "live.port") -> socket.socket:
+    """A socket that listens.
+
+    Args:
+        key: What sets the port, for the error message.
+
+    Raises:
+        InputError: If the address is invalid, another machine's, or in use.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except (OSError, ValueError) as error:  # a label that is empty or too long is a UnicodeError, a NUL a ValueError
+        raise InputError(f"live.host={printable(host, 80)}: cannot be resolved: {one_line(error)}") from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(
+                f"live.host={host}: expected an address of this machine, such as 127.0.0.1 or 0.0.0.0: {one_line(error)}"
+            ) from error
+        raise InputError(
+            f"{key}={port}: cannot listen on {host}: {one_line(error)}; set {key} to another number, or to 0 for any "
+            "free port"
+        ) from error
+    return listening
+
+
+def address(listening: socket.socket, host: str, token: str) -> str:
+    """The address of the page; where the server listens on every address, that of this machine by its name."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{listening.getsockname()[1]}/?token={token}"
+
+
+class Server(uvicorn.Server):
+    """Serves a page until `stop` is called, from any thread. It leaves signals to its caller.
+
+    Args:
+        session: What is served.
+        access: Who may ask.
+    """
+
+    def __init__(self, session: Session, access: Access) -> None:
+        self._session = session
+        super().__init__(
+            uvicorn.Config(
+                app(session, access),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_level="critical",  # a stranger can cause as many lines as they like
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    def stop(self) -> None:
+        """Answer nothing more."""
+        self._session.engine.close(0)
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
 
 
 def app(session: Session, access: Access) -> Starlette:
@@ -85,8 +242,21 @@ def app(session: Session, access: Access) -> Starlette:
         response.headers.update(headers)
         return response
 
-    routes = [Route("/", guarded(page)), Route("/answer", guarded(answer), methods=["POST"])]
+    routes = [
+        Route("/", guarded(page)),
+        Route("/answer", guarded(answer), methods=["POST"]),
+        Route("/saved", guarded(functools.partial(_saved, session, access)), methods=["POST"]),
+    ]
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
+
+
+async def _saved(session: Session, access: Access, request: Request) -> Response:
+    """The page that a request asks for as a file."""
+    access.check_token(request)
+    asked = _parsed(await _body(request))
+    state = asked.get("state") if isinstance(asked, dict) else None
+    today = datetime.date.today().isoformat()
+    return HTMLResponse(await asyncio.to_thread(session.saved_page, state, when=today))
 
 
 def _failure(session: Session, error: Exception) -> Response:

@@ -11,14 +11,12 @@ from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import CARRIED, CHAINED, Answers
-from normscope.live.engine import Ask, Compute, Engine, Turn
-from normscope.live.examples import ranked
-from normscope.live.snippets import Source, command, python
-from normscope.live.state import RANKINGS, Side, State, parse
+from normscope.live.engine import Ask, Compute, Engine
+from normscope.live.state import Side, State, parse
 from normscope.live.texts import Limit
+from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
@@ -49,46 +47,51 @@ class Session:
     Args:
         models: The models; the first is shown at first.
         limit: The longest text, in tokens.
-        sources: Where the models come from, for code that loads them. Without them, the models are in the memory of somebody
-            who may change their weights at any time, in ways that leave no trace (`parameter.data`), so no result is kept.
-        dataset: The corpus that examples come from; by default the sample corpus.
+        keeps: Whether results are kept. Models in the memory of somebody who may change their weights at any time, in ways that
+            leave no trace (`parameter.data`), need new ones each time.
+        attention: What scores do with attention weights; see `attribute`.
     """
 
     def __init__(
         self,
         models: Sequence[LoadedModel],
         limit: int | Limit,
-        sources: Sequence[Source] | None = None,
-        dataset: DatasetOptions | None = None,
+        *,
+        keeps: bool = False,
+        attention: AttentionRule = AttentionRule.held,
     ) -> None:
-        self.dataset = dataset or DatasetOptions(kind=DatasetKind.sample, seed=0)
         self.models = models
-        self.sources = sources or [Source(tuple(model.layout.attends)) for model in models]
-        self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit)
-        self._keeps = sources is not None
-        self.engine = Engine() if self._keeps else Engine(kept=0)
+        self.answers = Answers(models, Limit(limit) if isinstance(limit, int) else limit, attention)
+        self._keeps = keeps
+        self.engine = Engine() if keeps else Engine(kept=0)
         self._said = ""
         self._said_once: set[str] = set()
 
     def about(self) -> dict[str, Any]:
         """What the page's scripts need to know before they ask."""
-        return {
-            "models": [_about(model) for model in self.models],
-            "methods": METHODS,
-            "rankings": RANKINGS,
-            **about_measures(),
-        }
+        return {"models": [_about(model) for model in self.models], "methods": METHODS, **about_measures()}
 
-    def saved_page(self, state: Mapping[str, str]) -> str:
+    def saved_page(self, state: object, when: str = "", title: str = "") -> str:
         """The page as it shows a state, in one file that asks nobody.
 
         Args:
             state: The values of the address.
+            when: The date, if the page is to show it.
+            title: The title of the page, if not that of a live page.
 
         Raises:
             InputError: If they are invalid.
         """
+        return live_page(self.about(), self.saved(state) | {"when": when}, title)
+
+    def saved(self, state: object) -> dict[str, Any]:
+        """A state, and the answers that the page shows for it as JSON, by part and side.
+
+        Raises:
+            InputError: If it is invalid.
+        """
         sides = parse(state, len(self.models)).sides
+        assert isinstance(state, Mapping)
         answers: dict[str, str] = {}
 
         def add(part: str, side: int, **changes: str) -> Any:
@@ -97,18 +100,19 @@ class Session:
             return found
 
         predicted = add("prediction", 0)
-        target = {"target": predicted["target"]} if predicted["target"] and "scores" in predicted else {}
+        aimed = {name: predicted[name] for name in ("target", "against") if "scores" in predicted and predicted[name]}
         for number in range(len(sides)):
-            add("maps", number)
-            with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
-                add("prediction", number, **(target if number else {}))
-            if state.get("through") == "1":
+            maps = add("maps", number)["maps"]
+            if number:
+                with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
+                    add("prediction", number, **aimed)
+            if state.get("through") == "1" and maps is not None:
                 add("chained", number)
                 add("carried", number)
         for part in ("heads", "pair"):
             with contextlib.suppress(InputError):
                 add(part, 0)
-        return live_page(self.about(), {"state": urlencode(state), "answers": answers, "when": ""})
+        return {"state": urlencode(state), "answers": answers}
 
     def answer(self, body: object) -> "Future[Any]":
         """The answer to a request, once it is computed.
@@ -142,8 +146,7 @@ class Session:
         state = parse(body.get("state"), len(self.models))
         if type(side) is not int or not 0 <= side < len(state.sides):
             raise InputError(f"side={printable(repr(side), 40)}: expected a number below {len(state.sides)}")
-        slot = (tab, part if part in ALONE else "") if tab else None
-        return Asked(state, part, side, Ask(slot, number))
+        return Asked(state, part, side, Ask(tab or None, number))
 
     def report(self, error: BaseException) -> None:
         """Print an error, unless it was the last one that was printed: a page asks again with every letter."""
@@ -205,25 +208,6 @@ def _pair(session: Session, asked: Asked) -> Part:
     return (now, others[0].text), functools.partial(session.answers.pair, now, others[0].text)
 
 
-def _code(session: Session, asked: Asked) -> Part:
-    def compute(_: Turn) -> dict[str, str]:
-        sides = session.answers.aimed(asked.state)
-        return {
-            "python": python(session.sources, asked.state, sides),
-            "command": command(session.sources, asked.state, sides[0].typed),
-        }
-
-    return asked.state.address(), compute
-
-
-def _examples(session: Session, asked: Asked) -> Part:
-    number, ranking = asked.state.model, asked.state.examples
-    if not ranking:
-        raise InputError(f"examples: expected one of {', '.join(RANKINGS)}")
-    model, limit = session.models[number - 1], session.answers.limit
-    return (number, ranking), lambda turn: ranked(model, session.dataset, ranking, limit, turn)
-
-
 def _called(function: Callable[..., Any], *depends: Hashable) -> Part:
     return depends, lambda _: function(*depends)
 
@@ -235,10 +219,5 @@ PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
     "prediction": _prediction,
     "heads": _heads,
     "pair": _pair,
-    "code": _code,
-    "examples": _examples,
 }
 """All parts of the page."""
-
-ALONE = ("code", "examples")
-"""Parts that are asked for by themselves; the others of a tab come together, and newer ones make all older ones outdated."""

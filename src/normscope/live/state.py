@@ -1,10 +1,8 @@
-"""The state of a live page: everything that its address holds, parsed and checked once."""
+"""The state of a live page: what its address says of texts and models, parsed and checked once."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from urllib.parse import urlencode
 
 from normscope.data.options import Level
 from normscope.errors import InputError, printable
@@ -14,15 +12,7 @@ LONGEST_TEXT = 100_000
 _LONGEST_VALUE = 200
 
 VIEW = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
-"""What the explorer keeps in the address."""
-
-RANKINGS = {
-    "first_weight": "most attention weight on the first token",
-    "first_norm": "largest share of the first token in ‖αf(x)‖",
-    "most_mixing": "most mixing",
-    "least_mixing": "least mixing",
-}
-"""The numbers by which examples are ranked."""
+"""What the explorer keeps in the address. The page alone reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +45,6 @@ class State:
     """The answer that is attributed; empty for the most likely one."""
     against: str = ""
     """The answer that is subtracted; empty for none."""
-    examples: str = ""
-    """The number by which examples are ranked; empty for none."""
-    view: Mapping[str, str] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
-    """The explorer's own settings."""
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -70,23 +56,6 @@ class State:
             self.chat,
         )
         return (now,) if now == other else (now, other)
-
-    def address(self) -> str:
-        """The state as the fragment of an address, without what has its default."""
-        written = {
-            "text": self.text,
-            "before": self.before,
-            "model": None if self.model == 1 else str(self.model),
-            "compare": None if self.compare is None else str(self.compare),
-            "chat": "1" if self.chat else None,
-            "level": None if self.level is Level.token else str(self.level),
-            "through": "1" if self.through else None,
-            "target": self.target or None,
-            "against": self.against or None,
-            "examples": self.examples or None,
-            **self.view,
-        }
-        return urlencode({name: value for name, value in written.items() if value is not None})
 
 
 def parse(given: object, models: int) -> State:
@@ -102,19 +71,18 @@ def parse(given: object, models: int) -> State:
     if not isinstance(given, Mapping):
         raise InputError(f"state: expected an object with the values of the address, got {type(given).__name__}")
     read: dict[str, object] = {}
-    view: dict[str, str] = {}
     for name, value in given.items():
         if not isinstance(value, str):
             raise InputError(f"state: expected a text for {printable(str(name), 40)}, got {type(value).__name__}")
         if name in VIEW:
-            view[name] = _short(name, value)
+            _short(name, value)  # the page's own
         elif name in _READERS:
             read[name] = _READERS[name](name, value)
         else:
             raise InputError(
                 f"state: unknown name {printable(str(name), 40)!r}; expected some of {', '.join((*_READERS, *VIEW))}"
             )
-    state = State(**read, view=MappingProxyType(view))  # type: ignore[arg-type]
+    state = State(**read)  # type: ignore[arg-type]
     for name, number in (("model", state.model), ("compare", state.compare)):
         if number is not None and not 1 <= number <= models:
             raise InputError(f"{name}={number}: expected a model from 1 to {models}")
@@ -157,12 +125,6 @@ def _flag(name: str, value: str) -> bool:
     return value == "1"
 
 
-def _ranking(name: str, value: str) -> str:
-    if value not in ("", *RANKINGS):
-        raise InputError(f"{name}={printable(value, 40)!r}: expected one of {', '.join(RANKINGS)}")
-    return value
-
-
 _READERS: Mapping[str, Callable[[str, str], object]] = {
     "text": _text,
     "before": _text,
@@ -173,5 +135,4 @@ _READERS: Mapping[str, Callable[[str, str], object]] = {
     "through": _flag,
     "target": _short,
     "against": _short,
-    "examples": _ranking,
 }

@@ -71,7 +71,19 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
     return Read(cut, as_given(model, cut, chat=chat), note, chat)
 
 
+def count_of(model: LoadedModel, given: Any) -> int:
+    """The number of tokens of a text; for a source and its translation, of the longer one.
+
+    Raises:
+        InputError: If it is empty or too long, or the model cannot read it.
+    """
+    batch = model.exclusively(lambda: batch_from_texts(model, given))
+    return max(batch.input_ids.shape[1], batch.keys.input_ids.shape[1])
+
+
 def _fits(model: LoadedModel, texts: Sequence[str], longest: int) -> bool:
+    if model.layout.reads_target and len(texts) > 1:
+        return all(_fits(model, (text,), longest) for text in texts)
     # The beginning alone tells of most texts that are much too long.
     for shown in ([text[: (longest + 1) * _CHARACTERS] for text in texts], texts):
         if len(model.tokenizer(*shown, verbose=False)["input_ids"]) > longest:

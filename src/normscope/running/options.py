@@ -69,7 +69,7 @@ class RunOptions:
     seed: int = field(default=0, metadata=SEED)
     """Seed of all random choices, unless a more specific one is set."""
     attention: AttentionRule = AttentionRule.held
-    """What attributions do with attention weights, in a run and in `normscope explain`: hold them at their values (`held`), or
+    """What attributions do with attention weights, in a run, `explain` and `serve`: hold them at their values (`held`), or
     follow them to queries and keys as well (`through`)."""
     output_dir: str | None = field(default=None, metadata=_LOCAL_FOLDER)
     """The run directory itself; in a multirun, the sweep's directory."""

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-from markupsafe import Markup
-
 from normscope.reporting.explorer import pairs_payload, payload
 from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
 from normscope.results.figures import TextPair
@@ -30,56 +27,6 @@ def explorer_page(sentences: Sequence[TokenMaps]) -> str:
 
 def _title(sentence: TokenMaps) -> str:
     return f"{'Attribution' if sentence.of_targets else f'{sentence.unit.capitalize()} maps'}: {sentence.title}"
-
-
-def explained_page(
-    *,
-    title: str,
-    what: str,
-    choices: Sequence[tuple[str, float, str]],
-    are_shares: bool,
-    scores: str,
-    rule: str,
-    heads: pd.DataFrame,
-    picture: str,
-    maps: TokenMaps | None,
-    note: str,
-) -> str:
-    """What a model makes of one text, as self-contained HTML.
-
-    Args:
-        title: The model and the text.
-        what: What it predicts, in a few words.
-        choices: The most likely predictions, their probabilities or values, and these as they are written.
-        are_shares: Whether they are probabilities, which bars show.
-        scores: The text with its tokens coloured by their scores, as HTML.
-        rule: How the scores are made, in a sentence or two.
-        heads: The strongest heads: `layer`, `head` and `value`.
-        picture: What each head adds, as a PNG in base64; empty without heads.
-        maps: The token maps; None without the explorer.
-        note: What is left out of the maps.
-    """
-    return (
-        environment()
-        .get_template("explain_page.html")
-        .render(
-            title=title,
-            what=what,
-            choices=choices,
-            are_shares=are_shares,
-            scores=Markup(scores),
-            rule=rule,
-            heads=list(heads.itertuples(index=False)),
-            picture=picture,
-            css=asset("page.css") + asset("explorer.css"),
-            script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
-            explorer="" if maps is None else script_data(payload([maps])),
-            unit="token",
-            is_cross_attention=maps is not None and maps.is_cross_attention,
-            of_targets=False,
-            note=note,
-        )
-    )
 
 
 def attention_page(

@@ -18,13 +18,10 @@ class LivePage {
     this.prediction = new PredictionView(document.getElementById("prediction"), {
       onTarget: (target) => this.change({ target, against: undefined }),
       onAgainst: (against) => this.change({ target: this.predicted.target, against }),
-      onHead: (layer, head) => this.explorer.change({ layer: this.answers[0].maps.layers.indexOf(layer), head }),
+      onHead: (layer, head) => this.explorer?.change({ layer: this.answers[0].layers.indexOf(layer), head }),
     });
-    this.others = new OtherTexts(document.getElementById("texts"), about.rankings, {
-      onText: (text) => this.change({ text }),
-      onRanking: (examples) => this.change({ examples }),
-    });
-    this.keeper = new Keeper(this.state, this.asker);
+    this.typed = new TypedTexts(document.getElementById("texts"), (text) => this.change({ text }));
+    new Keeper(this.state, this.asker);
     this.controls();
     if (saved) this.freeze(saved);
     onColourScheme(() => this.text.now && this.text.colour());
@@ -108,9 +105,7 @@ class LivePage {
     this.asker.next();
     const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
       this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
-    this.showExamples(asked);
     await this.progress.during(Promise.all(parts));
-    this.keeper.update();
   }
 
   // An answer, or nothing and a line that says why.
@@ -127,20 +122,6 @@ class LivePage {
     if (!(error instanceof Outdated)) say(error.message);
   }
 
-  // The list depends on the model and the ranking alone, and takes seconds to make.
-  async showExamples({ examples = "", model = "1" }) {
-    const wanted = `${examples} ${model}`;
-    if (this.listed === wanted || this.saved) return;
-    this.listed = wanted;
-    if (!examples) return this.others.show("");
-    this.others.show(examples, undefined, "Measuring …");
-    try {
-      this.others.show(examples, await this.progress.during(this.asker.ask("examples", 0, { examples, model })));
-    } catch (error) {
-      this.fail(error, (line) => this.others.show(examples, undefined, line));
-    }
-  }
-
   ask(part, side, asked, round = asked) {
     if (round !== this.round) throw new Outdated();
     return this.asker.ask(part, side, asked);
@@ -150,8 +131,9 @@ class LivePage {
   // on its way.
   async askMaps(asked, sides) {
     const answers = await Promise.all(sides.map((side) => this.ask("maps", side, asked)));
-    await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
-    const more = asked.through === "1" ? ["chained", "carried"] : [];
+    const fit = answers.every((answer) => answer.maps);
+    if (fit) await Promise.all(answers.map((answer) => unpackMaps(answer.maps)));
+    const more = fit && asked.through === "1" ? ["chained", "carried"] : [];
     const { measure = "attn_n" } = asked;
     const show = (isLast) => {
       if (isLast || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
@@ -177,11 +159,12 @@ class LivePage {
     const before = sides.length > 1 ? await this.orElse(this.ask("prediction", 1, { ...asked, ...target }, asked), (line) => { other = line; }) : undefined;
     this.predicted = now;
     this.prediction.show(now, before, now.against || undefined);
+    if (now.scores && this.model.two) this.prediction.list(now);
     if (other) this.prediction.note(`Before: ${other}`);
     const similar = !now.choices.length && (asked.before ?? asked.text) !== asked.text && (asked.compare ?? asked.model) === asked.model;
     if (!similar) {
       this.prediction.showPair(undefined);
-      this.text.colour(now.scores ?? []);
+      this.text.colour(now.scores ?? [], now.sink);
     }
     if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
     if (!similar) return;
@@ -202,17 +185,24 @@ class LivePage {
 
   show(now, before) {
     this.answers = [now, before];
-    if (!this.saved) this.others.add(this.state.get("text"));
+    if (!this.saved) this.typed.add(this.state.get("text"));
     this.text.show(now, before, this.model);
     for (const name of ["maps", "mixing"]) document.getElementById(name).hidden = false;
     const unit = this.state.get("level") || "token";
     document.getElementById("maps-title").textContent = `What each ${unit} receives from every other`;
+    const help = document.getElementById("maps-help");
+    this.help ??= help.textContent;
+    help.textContent = this.help.replaceAll("token", unit);
     document.getElementById("notes").textContent = [...now.notes, ...(before?.notes ?? [])].join(" ");
-    const data = { ...this.about, measure: "attn_n", strip: true, paired: Boolean(before), sentences: [now, ...(before ? [before] : [])].map(({ maps }) => maps) };
+    const sides = [now, ...(before ? [before] : [])];
+    const fit = sides.every(({ maps }) => maps);
+    document.getElementById("explorer-root").hidden = help.hidden = !fit;
+    if (!fit) return this.drawMixing();
+    const data = { ...this.about, measure: "attn_n", strip: true, paired: Boolean(before), sentences: sides.map(({ maps, roles }) => ({ ...maps, roles })) };
     if (this.explorer) this.explorer.show(data);
     else {
       this.explorer = new Explorer(document.getElementById("explorer-root"), data, {
-        address: { read: () => this.state.values, write: (kept) => { this.state.setView(kept); this.keeper.update(); } },
+        address: { read: () => this.state.values, write: (kept) => this.state.setView(kept) },
         onSelect: ({ token, words }) => this.drawMixing(words ? undefined : token),
       });
     }
@@ -221,7 +211,7 @@ class LivePage {
   drawMixing(token) {
     const [now, before] = this.answers;
     const node = document.getElementById("mixing-chart");
-    const chart = mixingChart({ room: node.clientWidth, layers: now.maps.layers, now: now.by_layer, before: before?.by_layer, token, titles: this.about.methods });
+    const chart = mixingChart({ room: node.clientWidth, layers: now.layers, now: now.by_layer, before: before?.by_layer, token, titles: this.about.methods });
     node.replaceChildren(chart, make("p", { className: "faint" }, "Mean over all tokens",
       token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? "; pale: before" : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
   }

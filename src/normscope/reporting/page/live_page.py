@@ -29,24 +29,28 @@ _SCRIPTS = (
 )
 
 
-def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> str:
+def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, title: str = "") -> str:
     """The live page as HTML.
 
     Args:
         about: What its scripts need to know before they ask.
         saved: The `state` of a page that asks nobody, the `answers` that it shows, as JSON by part and side, and `when` it was
-            saved.
+            saved, if that is to be seen.
+        title: What the page is, if not a live page.
     """
     names = " and ".join(model["name"] for model in about["models"][:2])
     return (
         environment()
         .get_template("live.html")
         .render(
-            title=f"{names}, live",
+            title=title or f"{names}, live",
             policy=Markup(POLICY if saved is None else _ALONE),
             css=asset("page.css") + asset("explorer.css") + asset("pairs.css") + asset("live.css"),
             script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
             about=script_data(about),
+            unit="token",
+            is_cross_attention=any(model["two"] for model in about["models"]),
+            of_targets=False,
             saved="null" if saved is None else script_data(saved),
         )
     )

@@ -12,41 +12,50 @@ class PredictionView {
       onMove: (at) => this.reading(at), onPin: (row, column) => this.pick(row, column) });
     this.legend = make("div", { className: "legend" });
     this.chosen = make("p", { className: "editing", hidden: true });
-    this.heads = make("div", { className: "of-heads", hidden: true }, make("h3", {}, "What each head adds"), this.view.node, this.legend, this.chosen);
+    this.strongest = make("p", { className: "faint" });
+    this.heads = make("div", { className: "of-heads", hidden: true }, make("h3", {}, "What each head adds"), this.view.node, this.legend, this.chosen, this.strongest);
     this.pairs = make("div", { hidden: true });
     this.body = make("div", { className: "prediction-body" }, this.choices, this.heads);
-    root.replaceChildren(this.title, this.sum, this.pairs, this.body);
+    this.rule = make("p", { className: "faint rule" });
+    this.lists = make("div", { className: "lists", hidden: true });
+    root.replaceChildren(this.title, this.sum, this.pairs, this.lists, this.body, this.rule);
     onColourScheme(() => this.grid && this.showHeads(this.grid));
   }
 
   // `now` and `before` are answers of the server; `against` is what is subtracted.
   show(now, before, against) {
     this.root.hidden = false;
+    this.lists.hidden = true;
     for (const part of [this.heads, this.pairs]) part.classList.add("stale"); // until theirs comes
     this.title.textContent = now.choices.length ? `Prediction: ${now.what}` : now.what[0].toUpperCase() + now.what.slice(1);
-    this.sum.textContent = now.note ?? this.said(now) + (before && before.value !== undefined ? `; before: ${formatNumber(before.value, true)}` : "");
+    this.sum.textContent = now.note ?? now.sum + (before && before.value !== undefined ? `; before: ${formatNumber(before.value, true)}` : "");
+    if (now.sink) this.note(now.sink);
+    this.rule.textContent = now.rule ? `${now.rule} Orange raises the value, purple lowers it; hover over a token to see its part.` : "";
     const probabilities = new Map(before?.choices ?? []);
     this.choices.hidden = !now.choices.length;
     this.areValues = now.meaning === "value";
     this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
   }
 
+  // Scores of a source and its translation as a list: the text above shows the tokens of the translation alone.
+  list({ tokens, scores }) {
+    const strongest = scores.map((value, at) => [`${tokens[at]} (${at})`, value]).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+    this.lists.replaceChildren(...valueLists([["Tokens of source and translation that add most", strongest]], palette(this.root, "--diverging")));
+    this.lists.hidden = false;
+  }
+
   // A line instead of a prediction.
   fail(line) {
     this.sum.textContent = line;
     this.title.textContent = "Prediction";
-    for (const part of [this.choices, this.heads, this.pairs]) part.hidden = true;
+    this.rule.textContent = "";
+    for (const part of [this.choices, this.heads, this.pairs, this.lists]) part.hidden = true;
     this.root.hidden = false;
   }
 
   // A line below what is predicted.
   note(line) {
     this.sum.append(make("br", {}), line);
-  }
-
-  said({ said, value, scores, bias, remainder, spans }) {
-    const [tokens, rest] = [scores.reduce((a, b) => a + b, 0), Math.abs(remainder) > 1e-4 * Math.abs(value) ? `, remainder ${formatNumber(remainder, true)}` : ""];
-    return `${said[0].toUpperCase()}${said.slice(1)}: ${formatNumber(value, true)} = tokens ${formatNumber(tokens, true)}, biases ${formatNumber(bias, true)}${rest}${spans ? `; by role: ${Object.entries(spans).map(([role, sum]) => `${role} ${formatNumber(sum, true)}`).join(", ")}` : ""}`;
   }
 
   row(name, probability, was, target, against) {
@@ -75,6 +84,8 @@ class PredictionView {
     const colours = palette(this.root, "--diverging");
     this.view.show(this.map, (canvas) => paint(canvas, this.map, { largest, difference: true }, colours));
     this.legend.replaceChildren(ramp(colours, [MINUS + formatNumber(largest), "0", `+${formatNumber(largest)}`]), make("span", {}, "added, directly and through later layers"));
+    const named = grid.strongest.map(([layer, head, value]) => `layer ${layer} head ${head} (${formatNumber(value, true)})`);
+    this.strongest.textContent = `Strongest: ${named.join(", ")}.`;
     this.chosen.hidden = true;
   }
 

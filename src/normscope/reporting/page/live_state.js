@@ -51,24 +51,20 @@ const VIEW = ["sentence", "layer", "head", "measure", "minus", "scale", "token",
 // An answer that is not needed any more.
 class Outdated extends Error {}
 
-// Parts that are requested on their own; all others belong to a state of the page.
-const ALONE = new Set(["code", "examples"]);
-
 // Asks the server. Once the page has a newer state, it no longer needs what older ones are waiting for; the server stops computing
 // it.
 class Asker {
   constructor() {
     this.tab = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-    this.count = this.round = 0;
+    this.round = 0;
     this.waiting = new Map();
-    this.answers = new Map(); // as they came
     this.token = new URLSearchParams(location.search).get("token");
   }
 
   // The page has a new state.
   next() {
-    this.round = ++this.count;
-    for (const [slot, controller] of this.waiting) if (!ALONE.has(slot.split(" ")[0])) controller.abort();
+    this.round++;
+    for (const controller of this.waiting.values()) controller.abort();
   }
 
   async ask(part, side, state) {
@@ -76,22 +72,33 @@ class Asker {
     this.waiting.get(slot)?.abort();
     const controller = new AbortController();
     this.waiting.set(slot, controller);
-    const headers = { "Content-Type": "application/json", ...(this.token && { "X-Normscope-Token": this.token }) };
-    const number = ALONE.has(part) ? ++this.count : this.round;
-    const body = JSON.stringify({ part, side, state, tab: this.tab, number });
     try {
-      const response = await fetch("answer", { method: "POST", headers, body, signal: controller.signal });
-      const text = await response.text();
-      const answer = JSON.parse(text);
+      const response = await this.post("answer", { part, side, state, tab: this.tab, number: this.round }, controller.signal);
+      const answer = await response.json();
       if (answer.outdated) throw new Outdated();
       if (answer.error) throw new Error(answer.error);
-      this.answers.set(slot, text);
       return answer;
     } catch (error) {
       if (error.name === "AbortError") throw new Outdated();
-      throw error instanceof TypeError ? new Error("The server does not answer. Is it still running?") : error;
+      throw error;
     } finally {
       if (this.waiting.get(slot) === controller) this.waiting.delete(slot);
+    }
+  }
+
+  // The page as it shows a state, in one file that asks nobody.
+  async saved(state) {
+    const response = await this.post("saved", { state });
+    if (response.ok) return response.text();
+    throw new Error((await response.json()).error ?? "The server stops.");
+  }
+
+  async post(where, body, signal) {
+    const headers = { "Content-Type": "application/json", ...(this.token && { "X-Normscope-Token": this.token }) };
+    try {
+      return await fetch(where, { method: "POST", headers, body: JSON.stringify(body), signal });
+    } catch (error) {
+      throw error instanceof TypeError ? new Error("The server does not answer. Is it still running?") : error;
     }
   }
 }

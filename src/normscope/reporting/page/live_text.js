@@ -47,7 +47,7 @@ class TextView {
         for (; next < counterpart; next++) chips.push(this.gone(before.tokens[next]));
         next = counterpart + 1;
       }
-      if (beginsRole(now.maps.roles, at)) chips.push(make("span", { className: "role" }, now.maps.roles[at]));
+      if (beginsRole(now.roles, at)) chips.push(make("span", { className: "role" }, now.roles[at]));
       const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.tokens[counterpart] ?? "new")] : [];
       if (was.length && counterpart < 0) was[0] = make("small", {}, "new");
       chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, token), ...was));
@@ -62,15 +62,17 @@ class TextView {
     return make("button", { type: "button", className: "gone", disabled: true, title: "deleted" }, make("s", {}, token));
   }
 
-  // Colours tokens by scores on a diverging scale; without scores, not at all.
-  colour(scores) {
-    if (scores !== undefined) this.scores = scores;
-    const largest = Math.max(...(this.scores ?? []).map(Math.abs)) || 1;
+  // Colours tokens by scores on a diverging scale; without scores, not at all. An attention sink, the first token, sets no end of
+  // the scale.
+  colour(scores, sink) {
+    if (scores !== undefined) Object.assign(this, { scores, sink });
+    const largest = Math.max(0, ...(this.scores ?? []).slice(this.sink ? 1 : 0).map(Math.abs)) || 1;
     const colours = palette(this.root, "--diverging");
     if (!this.now) return;
     for (const chip of this.tokens.querySelectorAll("[data-at]")) {
       const value = this.scores?.length === this.now.tokens.length ? this.scores[chip.dataset.at] : undefined;
-      const channels = value === undefined ? undefined : colours(0.5 + (0.33 * value) / largest);
+      const strength = Math.max(-1, Math.min(1, value / largest));
+      const channels = value === undefined || (this.sink && chip.dataset.at === "0") ? undefined : colours(0.5 + 0.33 * strength);
       chip.style.background = channels ? `rgb(${channels})` : "";
       chip.style.color = channels ? readableOn(channels) : "";
       chip.title = value === undefined ? "" : `adds ${formatNumber(value, true)}`;

@@ -1,19 +1,14 @@
-// Other texts: those that were typed, and examples from a corpus, ranked by a number.
+// The texts that were typed before, which the browser remembers.
 
 const REMEMBERED = 20;
 const TYPED = "normscope texts"; // the name under which the browser keeps what was typed
 
-class OtherTexts {
-  // `onText(text)` hears of a chosen text, `onRanking(name)` of a chosen ranking.
-  constructor(root, rankings, { onText, onRanking }) {
+class TypedTexts {
+  // `onText(text)` hears of a chosen text.
+  constructor(root, onText) {
     Object.assign(this, { onText, typed: this.remembered() });
-    this.history = make("ol", { className: "texts" });
-    this.examples = make("ol", { className: "texts" });
-    this.note = make("p", { className: "faint" });
-    this.choice = make("select", { name: "examples", "aria-label": "examples", onchange: () => onRanking(this.choice.value || undefined) },
-      new Option("…", ""), ...Object.entries(rankings).map(([name, title]) => new Option(title, name)));
-    root.append(make("div", { className: "other-texts" }, make("div", {}, make("h3", {}, "Typed before"), this.history),
-      make("div", {}, make("h3", {}, "Examples with the ", this.choice), this.note, this.examples)));
+    this.list = make("ol", { className: "texts" });
+    root.append(this.list);
     this.draw();
   }
 
@@ -39,17 +34,7 @@ class OtherTexts {
   }
 
   draw() {
-    this.history.replaceChildren(...this.typed.map((text) => this.row(text)));
-  }
-
-  row(text, value) {
-    return make("li", {}, make("button", { type: "button", title: text, onclick: () => this.onText(text) }, text), ...(value === undefined ? [] : [make("b", {}, formatPercentage(value))]));
-  }
-
-  // The examples of a ranking: `searched` is how many texts were measured.
-  show(ranking, { searched, examples } = {}, line = "") {
-    this.choice.value = ranking;
-    this.note.textContent = line || (searched ? `The first of ${searched} texts, measured over all layers.` : "");
-    this.examples.replaceChildren(...(examples ?? []).map(({ text, value }) => this.row(text, value)));
+    const row = (text) => make("li", {}, make("button", { type: "button", title: text, onclick: () => this.onText(text) }, text));
+    this.list.replaceChildren(...this.typed.map(row));
   }
 }
