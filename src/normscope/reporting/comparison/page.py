@@ -15,6 +15,7 @@ from normscope.reporting.comparison.curve_figures import by_layer, over_steps
 from normscope.reporting.comparison.map_figures import maps_of_groups
 from normscope.reporting.comparison.run_comparison import RunComparison, Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
+from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.comparison.training_figures import maps_over_steps
 from normscope.reporting.comparison.verdict import verdict
@@ -71,7 +72,8 @@ def comparison_page(comparison: RunComparison, addresses: Mapping[Path, str] = M
 def _told(comparison: RunComparison) -> list[Section]:
     """The verdict, and the runs that failed."""
     sentences = [Finding(sentence) for sentence in verdict(comparison)]
-    told = [Section("verdict", "Verdict", findings=sentences, ordered=True)] if sentences else []
+    curves = [Measure([figure_element(story.figure(), "story")]) for story in stories(comparison)[:1]]
+    told = [Section("verdict", "Verdict", findings=sentences, measures=curves, ordered=True)] if sentences else []
     if comparison.failures:
         told.append(Section("failed", "Failed runs", remarks=comparison.failures))
     return told
