@@ -218,6 +218,11 @@ def test_an_ordered_variable_is_told_with_its_turning_point(key, places, values,
 
 
 def test_the_block_is_told_first_and_what_hardly_moves_is_not_told():
+    special, rest = "norms/alpha/cls", "norms/alpha/other"
+    metrics = {special: [0.1, 0.4, 0.2], rest: [0.9, 0.1, 0.8]}
+    assert [story.sentence for story in stories(along("layers", ["[1]", "[2]", "[3]"], metrics))] == [
+        "α, summed ([CLS]) rises from 0.10 at layer 1 to 0.40 at layer 2, and ends at 0.20 at layer 3."
+    ], "ordinary tokens get what special ones lose"
     metrics = {SHARE: [0.1, 0.5, 0.9], MEAN: [0.2, 0.3, 0.35], SMALL: [0.5, 0.51, 0.55], LEAST: [0.0, 0.5, 1.0]}
     assert [story.metric for story in stories(along("model.step", [0, 1, 2], metrics))] == [MEAN, SHARE]
 

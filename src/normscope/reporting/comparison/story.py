@@ -16,6 +16,8 @@ FEWEST = 3
 """Values of the variable that make a story."""
 _MOST = 3
 """Measures that are told."""
+_REMAINDER = "/other"
+"""How measures of ordinary tokens end: these get what special tokens lose, which is the finding."""
 BLOCK = "mixing/attnresln_n/mean"
 """The measure of the whole attention block, which is told first if it moves."""
 
@@ -88,7 +90,7 @@ def stories(comparison: RunComparison) -> list[Story]:
     told = {
         str(metric): effect(str(metric), float(values.max()), float(values.min()))
         for metric, values in table.items()
-        if not is_extreme(str(metric)) and panel_of(str(metric)).label
+        if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and panel_of(str(metric)).label
     }
     moved = [metric for metric, size in told.items() if size >= COUNTS]
     moved.sort(key=lambda metric: (metric != BLOCK, not is_part(metric), -told[metric]))
