@@ -38,22 +38,19 @@ class Story:
         first, last = float(self.values.iloc[0]), float(self.values.iloc[-1])
         low, high = sorted((first, last))
         beyond = (self.values - high).clip(lower=0) + (low - self.values).clip(lower=0)
-        turn = beyond.idxmax()
+        place = int(beyond.to_numpy().argmax())
         spread = float(self.values.max() - self.values.min())
         write = brief_share if is_percentage(panel_of(self.metric).label) else brief
-        top = float(self.values[turn]) if beyond[turn] > spread / 10 else last
+        top = float(self.values.iloc[place]) if beyond.iloc[place] > spread / 10 else last
         start, middle, end = compared(write, first, top, last)
         verb = "rises" if top > first else "falls"
         name = title(self.metric)
         name = f"{name[:1].upper()}{name[1:]}" if name[:1].isascii() else name  # no capital alpha
         begins, ends = f"{name} {verb} from {start} at {self._at(0)} to", f"{end} at {self._at(-1)}."
-        return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._named(turn)}, and ends at {ends}"
+        return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
 
     def _at(self, place: int) -> str:
-        return self._named(self.values.index[place])
-
-    def _named(self, value: object) -> str:
-        return f"{self.variable} {value:,g}"
+        return f"{self.variable} {self.values.index[place]:,g}"
 
     def figure(self) -> Lines:
         """The measure as a curve."""
