@@ -50,8 +50,6 @@ class Section:
 
     id: str
     title: str
-    question: str = ""
-    """What it answers."""
     findings: Sequence[Finding] = ()
     note: str = ""
     """How to read it."""
