@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from normscope.live.notebook import LivePage, explore
     from normscope.results.result import Result
+    from normscope.viewing import compare, page
 
     read = Result.read
 
@@ -77,12 +78,14 @@ __all__ = [
     "attention",
     "attribute",
     "attribution_maps",
+    "compare",
     "decompose",
     "draw",
     "explore",
     "load",
     "load_attribution",
     "observe",
+    "page",
     "read",
     "record_attention",
     "run",
@@ -98,6 +101,10 @@ def __getattr__(name: str) -> Any:
         from normscope.results.result import Result
 
         return Result if name == "Result" else Result.read
+    if name in ("compare", "page"):  # nor do they
+        from normscope import viewing
+
+        return getattr(viewing, name)
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
         # Where ipywidgets is missing, tqdm warns about it once, when a library first asks for its bars. Ours are text.

@@ -81,11 +81,11 @@ class Sweep:
         if self.folder is not None and self._completed():
             from normscope.reporting.options import Verbosity
             from normscope.reporting.terminal import say, set_verbosity
-            from normscope.viewing import compare
+            from normscope.viewing import compare_folders
 
             if self.quiet:  # jobs in other processes have not set it in this one
                 set_verbosity(Verbosity.quiet)
-            written = compare([self.folder], self.folder)
+            written = compare_folders([self.folder], self.folder)
             say("")
             say(f"comparison in {written}")
         return 0

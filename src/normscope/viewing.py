@@ -1,4 +1,4 @@
-"""`normscope page RUN` and `normscope compare RUN …`: views of results on disk. Nothing here imports torch."""
+"""Views of results: of those in memory (`page`, `compare`), and of run folders (`normscope page`, `normscope compare`)."""
 
 import argparse
 import math
@@ -12,15 +12,65 @@ from normscope.config.rules import check_rules
 from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import in_terminal, runs
 from normscope.reporting.comparison.compare import compared, write
+from normscope.reporting.comparison.page import comparison_page
+from normscope.reporting.comparison.run_comparison import RunComparison
+from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.drawing import figure_files
 from normscope.reporting.options import Appearance, FigureOptions, appearance
-from normscope.reporting.page.report import page
+from normscope.reporting.page import report
 from normscope.reporting.run_folder import REPORT
+from normscope.reporting.terminal import say
 from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
-from normscope.untrusted.writing import write_file
+from normscope.untrusted.writing import write_file, write_named
 
 _REDRAWN = "figures and report, remade from its results"
+
+
+def page(results: Result | Sequence[Result], path: str | Path | None = None) -> str:
+    """The page of one run, which reports its results, or of several, which compares them. It needs no other file.
+
+    Args:
+        results: What `run` or `read` returned; differences are measured from the first of several.
+        path: A file to write the page to as well.
+
+    Returns:
+        The page as HTML.
+
+    Examples:
+        >>> import normscope
+        >>> result = normscope.run("mixing", texts=["A short text."])
+        >>> normscope.page(result)[:15]
+        '<!doctype html>'
+
+    Raises:
+        InputError: If there are no results, or the file cannot be written.
+    """
+    several = [results] if isinstance(results, Result) else list(results)
+    content = report.page(several[0]) if len(several) == 1 else comparison_page(_comparison(several))
+    if path is not None:
+        try:
+            write_named(Path(path), content.encode())
+        except OSError as error:
+            raise InputError(f"path={path}: cannot be written: {one_line(error)}") from error
+    return content
+
+
+def compare(results: Sequence[Result]) -> list[str]:
+    """What distinguishes runs, in sentences: which differences are detectable, and how large they are.
+
+    Args:
+        results: What `run` or `read` returned; differences are measured from the first.
+
+    Raises:
+        InputError: If no run has completed.
+    """
+    return verdict(_comparison(results))
+
+
+def _comparison(results: Sequence[Result]) -> RunComparison:
+    """The comparison of results, whose runs are called by their places."""
+    return compared({Path(str(number)): result for number, result in enumerate(results)}, [])
 
 
 def draw_again(folder: Path) -> Path:
@@ -41,7 +91,7 @@ def draw_again(folder: Path) -> Path:
             f"{folder}: expected a completed run, but it is {result.status}: {result.error or 'no results'}"
         )
     try:
-        content = page(result).encode()
+        content = report.page(result).encode()
         for name, picture in figure_files(result.figures, _look(result)):
             write_file(folder, name, picture)
         return write_file(folder, REPORT, content)
@@ -59,7 +109,7 @@ def _look(result: Result) -> Appearance:
     return appearance(options)
 
 
-def compare(
+def compare_folders(
     folders: Sequence[Path],
     output: Path,
     baseline: Path | None = None,
@@ -100,7 +150,14 @@ def command(words: Sequence[str], program: str) -> Path:
         return draw_again(parsed.run)
     is_sweep = len(parsed.runs) == 1 and not os.path.exists(parsed.runs[0] / RESULTS)
     output = parsed.output or (parsed.runs[0] if is_sweep else Path("outputs/comparison"))
-    return compare(parsed.runs, output, parsed.baseline, dict(parsed.threshold))
+    written = compare_folders(parsed.runs, output, parsed.baseline, dict(parsed.threshold))
+    if parsed.wandb is not None:
+        from normscope.reporting.comparison.wandb_report import published
+
+        entity, _, project = parsed.wandb.partition("/")
+        group = parsed.group or parsed.runs[0].resolve().name
+        say(f"report in {published(entity, project or 'normscope', group, parsed.runs, parsed.baseline)}")
+    return written
 
 
 def _parser(program: str) -> ArgumentParser:
@@ -132,6 +189,12 @@ def _parser(program: str) -> ArgumentParser:
         metavar="METRIC=VALUE",
         help="find the training step at which a metric crosses this value (default: half-way through its change; repeatable)",
     )
+    several.add_argument(
+        "--wandb",
+        metavar="ENTITY[/PROJECT]",
+        help="also publish a Weights & Biases report on the group of these runs as a draft (default project: normscope)",
+    )
+    several.add_argument("--group", help="the group of the runs there (default: the name of the first folder)")
     return parser
 
 

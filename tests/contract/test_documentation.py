@@ -20,6 +20,7 @@ from normscope import viewing
 from normscope.analyses.registry import analyses
 from normscope.command_line import ATTENTION, translate_command
 from normscope.maths.mixing import Method
+from normscope.reporting.comparison import wandb_report
 from normscope.results.run_tables import RUN_TABLES
 from normscope.running.options import check
 from tests.contract.test_configs import PRESETS, ROOT, composed
@@ -162,8 +163,9 @@ def test_every_command_composes(page, words, monkeypatch):
         words = [word for word in words if word.partition("=")[0] not in ATTENTION]
     words = words[1:] if words[:1] == ["serve"] else words
     if words[:1] in (["page"], ["compare"]):  # their words are no overrides
-        for view in ("draw_again", "compare"):
+        for view in ("draw_again", "compare_folders"):
             monkeypatch.setattr(viewing, view, lambda *_: Path(words[1]))
+        monkeypatch.setattr(wandb_report, "published", lambda *_: "address")
         assert viewing.command(words, "normscope") == Path(words[1])
         return
     monkeypatch.setattr(sys, "argv", ["normscope", *words])

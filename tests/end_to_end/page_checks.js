@@ -26,6 +26,7 @@
 
   function figures() {
     const seen = {};
+    for (const fold of document.querySelectorAll("details.more")) fold.open = true;
     for (const figure of document.querySelectorAll(".figures figure")) {
       const drawing = figure.querySelector("svg");
       const [inside, around] = [drawing.getBoundingClientRect(), figure.getBoundingClientRect()];

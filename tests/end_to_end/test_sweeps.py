@@ -152,7 +152,8 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     given = [f"model.name={saved_model}", "dataset.limit=3", "tracking=disabled", f"output_dir={tmp_path / '0'}"]
     assert run_here(capsys, monkeypatch, *given).status == 0
     found, _ = runs.read([tmp_path])
-    built = wandb_report.report("me", "normscope", "my-sweep", found)
+    built = wandb_report.report("me", "normscope", "my-sweep", found, ["The first difference.", "The second."])
+    assert built.blocks[0].text == "1. The first difference.\n2. The second.", "it opens with the verdict"
     panels = [panel for block in built.blocks if isinstance(block, wr.PanelGrid) for panel in block.panels]
     kinds = {type(panel).__name__ for panel in panels}
     assert kinds == {"RunComparer", "CustomChart", "BarPlot", "MediaBrowser", "WeavePanelSummaryTable"}
@@ -177,5 +178,6 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
         raise ConnectionError("not logged in")
 
     monkeypatch.setattr(wr.Report, "save", refused)
-    assert wandb_report.main([str(tmp_path), "--entity", "me", "--group", "my-sweep"]) == 2
-    assert "wandb login" in capsys.readouterr().err
+    refusal = run_here(capsys, monkeypatch, "compare", str(tmp_path), "--wandb", "me", "--group", "my-sweep")
+    assert refusal.status == 2
+    assert "wandb login" in refusal.err

@@ -17,7 +17,6 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
 from normscope.models.options import ModelOptions
-from normscope.reporting.comparison import wandb_report
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.viewing import command
 
@@ -129,7 +128,7 @@ def viewing(words: list[str]) -> int:
         (viewing, ["page"], "RUN"),
         (viewing, ["page", "/nope"], "run=/nope: expected the folder of a run"),
         (viewing, ["compare", "/nope", "--threshold", "x"], "expected METRIC=VALUE"),
-        (wandb_report.main, ["/nope"], "--entity"),
+        (viewing, ["compare", "/nope", "--wandb", "me"], "/nope: no run found"),
         (viewing, ["compare", "/nope"], "/nope: no run found"),
         (viewing, ["compare", "x" * 5000], "xxx…: cannot be read: [Errno 36] File name too long"),
     ],

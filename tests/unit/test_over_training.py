@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 import scipy.stats
 import yaml
+from markupsafe import escape
 
+import normscope
 from normscope import viewing
 from normscope.config.sections import plain
 from normscope.distribution import RUN_SCHEMA
@@ -192,3 +194,15 @@ def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):
     saved(tmp_path / "0", name="x/m", step=1)
     with pytest.raises(InputError, match="--threshold nothing"):
         compare.compared(*runs.read([tmp_path]), thresholds={"nothing": 1.0})
+
+
+def test_the_page_of_results_in_memory_is_that_of_their_folders(tmp_path):
+    for number in range(2):
+        saved(tmp_path / str(number), name="x/m", step=number, value=0.2 + 0.3 * number)
+    results = [normscope.read(tmp_path / str(number)) for number in range(2)]
+    content = normscope.page(results, tmp_path / "page.html")
+    assert content == (tmp_path / "page.html").read_text()
+    assert content == viewing.command(["compare", str(tmp_path)], "normscope").read_text()
+    sentences = normscope.compare(results)
+    assert sentences
+    assert all(escape(sentence) in content for sentence in sentences)

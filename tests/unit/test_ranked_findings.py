@@ -1,6 +1,8 @@
 """The order in which findings are read: answers, then surprises, then the rest."""
 
-from normscope.results.findings import MOST_ON_TOP, Sentence, ranked
+import pandas as pd
+
+from normscope.results.findings import MOST_ON_TOP, Sentence, Summary, ranked
 
 
 def of(analysis: str, *texts: str) -> list[Sentence]:
@@ -33,3 +35,8 @@ def test_equal_sentences_of_two_analyses_are_both_kept():
 def test_few_findings_are_all_on_top():
     assert ranked(of("one", "a", "b")) == (["a", "b"], [])
     assert ranked([]) == ([], [])
+
+
+def test_a_summary_without_numbers_is_read_again():
+    """That of an analysis with nothing to say about the corpus."""
+    assert Summary.of(Summary(pd.DataFrame()).plain()).table.empty

@@ -20,7 +20,10 @@ OF_OTHERS = "share of other tokens (AttnResLn-N: the attention block)"
 def comparison(metrics: dict[str, dict[str, float]], tests=()):
     table = pd.DataFrame(metrics).T.rename_axis("metric").reset_index()
     return SimpleNamespace(
-        metrics=table, tests=pd.DataFrame(columns=COLUMNS), sequence_tests=pd.DataFrame(tests, columns=COLUMNS)
+        metrics=table,
+        tests=pd.DataFrame(columns=COLUMNS),
+        sequence_tests=pd.DataFrame(tests, columns=COLUMNS),
+        swept=[],
     )
 
 
@@ -44,9 +47,8 @@ def test_what_differs_beyond_noise_comes_first():
     assert most_different(comparison(METRICS, tests)).index.tolist() == [RATIO, OF_OTHERS, OTHER]
 
 
-def test_the_clearest_difference_is_on_top():
-    """0.0125 in an interval of 0.02 is less clear than 0.125 in one of 0.1."""
-    tests = [("tuned", MEAN, 0.0125, 0.0025, 0.0225, 0.001), ("tuned", SHARE, 0.125, 0.075, 0.175, 0.001)]
+def test_the_largest_difference_is_on_top_however_precise_a_smaller_one_is():
+    tests = [("tuned", MEAN, 0.0125, 0.0124, 0.0126, 0.001), ("tuned", SHARE, 0.125, 0.025, 0.225, 0.001)]
     assert most_different(comparison(METRICS, tests)).index.tolist() == [OF_OTHERS, RATIO, OTHER]
 
 

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from normscope.reporting.comparison.verdict import significant, title, verdict
+from normscope.reporting.comparison.effects import effect, title
+from normscope.reporting.comparison.story import stories
+from normscope.reporting.comparison.verdict import significant, verdict
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
@@ -25,6 +27,7 @@ def comparison(values, tests=(), sequence_tests=(), cells=()):
         tests=pd.DataFrame(tests, columns=COLUMNS),
         sequence_tests=pd.DataFrame(sequence_tests, columns=COLUMNS),
         baseline_group="base",
+        swept=[],
     )
 
 
@@ -34,10 +37,10 @@ VALUES = [
 ]
 
 
-def test_the_measure_with_the_clearest_difference_is_named():
+def test_the_measure_with_the_largest_difference_is_named():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
     assert verdict(comparison(VALUES, sequence_tests=tests)) == [
-        "tuned differs from base in 2 of 2 measures tested over sequences, most clearly in mixing ratio (AttnResLn-N: the "
+        "tuned differs from base in 2 of 2 measures tested over sequences, above all in mixing ratio (AttnResLn-N: the "
         "attention block): 38% instead of 25% (difference +10 to +15 points, 95% interval)."
     ]
 
@@ -124,7 +127,7 @@ def test_a_difference_that_no_reader_can_see_is_not_named():
     values = [("base", MEAN, 0.2501), ("tuned", MEAN, 0.2502), ("base", SHARE, 0.125), ("tuned", SHARE, 0.13)]
     tests = [("tuned", MEAN, 0.0001, 0.00009, 0.00011, 1e-4), ("tuned", SHARE, 0.005, 0.001, 0.009, 0.01)]
     (sentence,) = verdict(comparison(values, sequence_tests=tests))
-    assert "in 2 of 2 measures tested over sequences, most clearly in" in sentence
+    assert "in 2 of 2 measures tested over sequences, in each by less than a tenth of its range, most in" in sentence
     assert "13.0% instead of 12.5%" in sentence
     assert verdict(comparison(values, sequence_tests=tests[:1])) == [
         "tuned differs from base in 1 of 1 measure tested over sequences, but in each by too little to matter."
@@ -154,3 +157,86 @@ def test_a_metric_that_nobody_describes_has_its_name():
 def test_a_number_of_its_own_is_no_category():
     assert title("norms/share/heads") == "norms/share/heads"
     assert title("norms/share/cls") == "share of the attention output ([CLS])"
+
+
+def test_a_small_and_precise_difference_does_not_win():
+    """98 against 97 points in an interval of a tenth of a point, and 40 against 20 points in one of thirty."""
+    weights = "mixing/attn_w/mean"
+    values = [("base", weights, 0.97), ("tuned", weights, 0.98), ("base", SHARE, 0.2), ("tuned", SHARE, 0.4)]
+    tests = [("tuned", weights, 0.01, 0.0095, 0.0105, 1e-4), ("tuned", SHARE, 0.2, 0.05, 0.35, 0.01)]
+    (sentence,) = verdict(comparison(values, sequence_tests=tests))
+    assert f"above all in {title(SHARE)}: 40% instead of 20%" in sentence
+
+
+def test_the_size_of_a_difference_is_a_part_of_the_natural_range():
+    assert effect(MEAN, 0.25, 0.35) == pytest.approx(0.1), "shares lie between 0 and 1"
+    assert effect("norms/share/cls", 0.004, -0.002) == pytest.approx(0.006), "also where they are no percentages"
+    assert effect(NORM, 1.0, 1.5) == pytest.approx(1 / 3), "others are relative to the larger"
+    assert effect(NORM, 0.0, 0.0) == 0
+
+
+def along(key, places, metrics):
+    labels = [f"at {place}" for place in places]
+    rows = [
+        (label, metric, 0, value)
+        for metric, values in metrics.items()
+        for label, value in zip(labels, values, strict=True)
+    ]
+    found = comparison([(label, *rest) for label, *rest in rows])
+    found.values = found.values.assign(label=found.values["group"])
+    found.swept, found.runs = [key], pd.DataFrame({"label": labels, key: list(map(str, places))})
+    return found
+
+
+STEPS = [0, 30, 60, 90]
+TOP = "36% at step 60, and ends at"
+
+
+@pytest.mark.parametrize(
+    ("key", "places", "values", "sentence"),
+    [
+        (
+            "model.step",
+            STEPS,
+            [0.21, 0.3, 0.36, 0.14],
+            "rises from 21% at step 0 to 36% at step 60, and ends at 14% at step 90.",
+        ),
+        (
+            "model.step",
+            STEPS,
+            [0.5, 0.3, 0.1, 0.4],
+            "falls from 50% at step 0 to 10% at step 60, and ends at 40% at step 90.",
+        ),
+        ("model.step", STEPS, [0.1, 0.2, 0.3, 0.4], "rises from 10% at step 0 to 40% at step 90."),
+        ("model.step", STEPS, [0.1, 0.2, 0.41, 0.4], "rises from 10% at step 0 to 40% at step 90."),
+        ("layers", ["[1]", "[2]", "[10]"], [0.4, 0.3, 0.2], "falls from 40% at layer 1 to 20% at layer 10."),
+        ("dataset.limit", [1000, 10, 100], [0.4, 0.2, 0.3], "rises from 20% at limit 10 to 40% at limit 1,000."),
+    ],
+)
+def test_an_ordered_variable_is_told_with_its_turning_point(key, places, values, sentence):
+    assert verdict(along(key, places, {MEAN: values})) == [f"M{TITLE[1:]} {sentence}"]
+
+
+def test_the_block_is_told_first_and_what_hardly_moves_is_not_told():
+    special, rest = "norms/alpha/cls", "norms/alpha/other"
+    metrics = {special: [0.1, 0.4, 0.2], rest: [0.9, 0.1, 0.8]}
+    assert [story.sentence for story in stories(along("layers", ["[1]", "[2]", "[3]"], metrics))] == [
+        "α, summed ([CLS]) rises from 0.10 at layer 1 to 0.40 at layer 2, and ends at 0.20 at layer 3."
+    ], "ordinary tokens get what special ones lose"
+    metrics = {SHARE: [0.1, 0.5, 0.9], MEAN: [0.2, 0.3, 0.35], SMALL: [0.5, 0.51, 0.55], LEAST: [0.0, 0.5, 1.0]}
+    assert [story.metric for story in stories(along("model.step", [0, 1, 2], metrics))] == [MEAN, SHARE]
+
+
+@pytest.mark.parametrize(
+    ("key", "places"), [("model.name", ["a", "b", "c"]), ("model.step", [0, 1]), ("layers", ["all", "[1]", "[2]"])]
+)
+def test_what_has_no_order_has_no_story(key, places):
+    assert stories(along(key, places, {MEAN: [0.1, 0.5, 0.9][: len(places)]})) == []
+
+
+def test_the_curve_of_a_story_has_the_numbers_of_its_sentence():
+    (story,) = stories(along("model.step", STEPS, {MEAN: [0.21, 0.3, 0.36, 0.14]}))
+    figure = story.figure()
+    assert figure.table["step"].tolist() == STEPS
+    assert figure.table["value"].tolist() == pytest.approx([21, 30, 36, 14])
+    assert (figure.y_label, figure.steps) == ("mixing ratio (%)", True)

@@ -120,7 +120,8 @@ class Summary:
         rows, columns = _index(plain["rows"]), _index(plain["columns"])
         if len(plain["values"]) != len(columns):
             raise ValueError(f"expected {len(columns)} columns, got {len(plain['values'])}")
-        table = pd.concat([pd.Series(_column(values), index=rows) for values in plain["values"]], axis=1)
+        series = [pd.Series(_column(values), index=rows) for values in plain["values"]]
+        table = pd.concat(series, axis=1) if series else pd.DataFrame(index=rows)
         return cls(table.set_axis(columns, axis=1), int(plain["digits"]), str(plain["caption"]))
 
 

@@ -21,11 +21,7 @@ def comparison(draw: random.Random, stock: Stock) -> Case:
             *(["nope"], [""], ["\x1b[31m"], ["x" * 5000], ["/dev/null"]),
         ]
     )
-    command = draw.choice(["compare", "compare", "wandb_report"])
-    if command == "wandb_report":
-        options = draw.choice(
-            [[], ["--group", "a"], ["--entity", "", "--group", ""], ["--entity", "e", "--group", "g"]]
-        )
+    options += draw.choice([[], [], ["--group", "a"], ["--wandb", ""], ["--wandb", "e/p", "--group", "g"]])
     state, where = draw.getstate(), draw.choice(["", "0/", "é/"])
 
     def prepare(folder: Path) -> None:
@@ -43,14 +39,13 @@ def comparison(draw: random.Random, stock: Stock) -> Case:
         elif how < 0.9:
             path.symlink_to(path.name)
 
-    named = ["--output", "out"] if "--output" not in options and command == "compare" else []
+    named = ["--output", "out"] if "--output" not in options else []
     return Case(
-        f"{command} {where}{name} {options}",
-        [*(["compare"] if command == "compare" else []), "before", *options, *named],
+        f"compare {where}{name} {options}",
+        ["compare", "before", *options, *named],
         ["before", "--", *(option[:99] for option in options), "finished", "wandb", "run"],
         prepare,
         statuses=EITHER,
-        module=None if command == "compare" else "normscope.reporting.comparison.wandb_report",
         writes="outputs" if "--output" in options else "out",
     )
 

@@ -393,12 +393,11 @@ def _drawn(runs: Runs, damage: Damage) -> Case:
 
 def _reported(runs: Runs, damage: Damage) -> Case:
     return Case(
-        f"wandb_report: {damage.file}: {damage.what}",
-        ["before", "--entity", "e", "--group", "g"],
+        f"compare --wandb: {damage.file}: {damage.what}",
+        ["compare", "before", "--wandb", "e", "--group", "g", "--output", "out"],
         ["before", "wandb", "run"],
         _damaged(runs["finished"], damage),
         statuses=EITHER,
-        module="normscope.reporting.comparison.wandb_report",
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import significance, swept, training
-from normscope.reporting.comparison.page import comparison_page
+from normscope.reporting.comparison.page import addresses, comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import depth, is_random, settings, table_of
 from normscope.results.result import Result
@@ -95,7 +95,7 @@ def write(comparison: RunComparison, folder: Path) -> Path:
     The files are `comparison.html`, `comparison.parquet` (every value) and `comparison.csv` (the metrics); for checkpoints of a
     training, `training.parquet` and `crossings.csv` as well.
     """
-    page = comparison_page(comparison, folder).encode()
+    page = comparison_page(comparison, addresses(comparison, folder)).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_parquet(folder, "comparison.parquet", comparison.values)

@@ -2,9 +2,11 @@
 
 import pandas as pd
 
+from normscope.reporting.comparison.effects import effect, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
-from normscope.reporting.comparison.verdict import as_written, significant, title, verdict
+from normscope.reporting.comparison.story import stories
+from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
 
 _MEASURES, _RUNS = 8, 6
@@ -22,20 +24,26 @@ def show(comparison: RunComparison) -> None:
 def most_different(comparison: RunComparison) -> pd.DataFrame:
     """The measures that differ most, as they are written: a row for each, or for each run if there are many.
 
-    Those that differ beyond noise come first, the largest differences beside their intervals on top; then those that have a
-    name in words; then the others. Ties are ordered by the relative difference between any two runs. Minima and maxima are left
-    out.
+    Those of which the verdict tells a story come first, then those that differ beyond noise, then those that have a name in
+    words, then the others; each by the size of the largest difference between two runs. Minima and maxima are left out.
     """
     values = comparison.metrics.set_index("metric")
     values = values[[not is_extreme(str(metric)) for metric in values.index]]
-    tests = pd.concat([comparison.tests, comparison.sequence_tests])
-    clear = (tests["difference"].abs() / (tests["high"] - tests["low"])).groupby(tests["metric"]).max()
-    clear = clear.reindex(values.index).where(values.index.isin(significant(comparison)), 0.0)
-    size = values.abs().max(axis=1)
-    relative = ((values.max(axis=1) - values.min(axis=1)) / size.where(size > 0)).fillna(0.0)
-    named = pd.Series([title(str(metric)) != metric for metric in values.index], index=values.index)
-    order = pd.DataFrame({"clear": clear, "named": named, "relative": relative})
-    order = order.sort_values(list(order.columns), ascending=False)
+    told = [story.metric for story in stories(comparison)]
+    clear = {*significant(comparison)}
+    order = pd.DataFrame(
+        [
+            (
+                -told.index(name) if name in told else -len(told),
+                name in clear,
+                title(name) != name,
+                effect(name, high, low),
+            )
+            for name, high, low in zip(map(str, values.index), values.max(axis=1), values.min(axis=1), strict=True)
+        ],
+        index=values.index,
+    )
+    order = order.sort_values(list(order.columns), ascending=False, kind="stable")
     many = values.shape[1] > _RUNS
     first = values.loc[order.index[: _BESIDE if many else _MEASURES]]
     names = [title(str(metric)) for metric in first.index]

@@ -18,8 +18,8 @@ _MOST = 4
 """Groups beside the baseline whose maps are legible next to each other."""
 
 
-def maps_of_groups(cells: pd.DataFrame, baseline: str) -> dict[str, list[Shown]]:
-    """Heat maps that the baseline and another group share, by figure: one part for each quantity that the figure shows.
+def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Shown]:
+    """Heat maps that the baseline and another group share: of each figure, a part for each quantity that the figure shows.
 
     Every part has the maps of all groups on one scale, and what each of the others has more or less than the baseline. If
     models differ in depth, each row is a layer of the deepest, beside the layers of the others at the same relative depth.
@@ -32,18 +32,19 @@ def maps_of_groups(cells: pd.DataFrame, baseline: str) -> dict[str, list[Shown]]
         **{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")},
         panel=cells["panel"].map(_panel_title),
     )
-    return {
-        str(name): [_part(own, baseline, str(label)) for label, own in of_figure.groupby("value_title", sort=False)]
-        for name, of_figure in cells.groupby("figure", sort=False)
+    return [
+        _part(own, baseline, str(figure), str(label))
+        for figure, of_figure in cells.groupby("figure", sort=False)
         if baseline in set(of_figure["group"]) and of_figure["group"].nunique() > 1
-    }
+        for label, own in of_figure.groupby("value_title", sort=False)
+    ]
 
 
-def map_title(figure: str, parts: Sequence[Shown]) -> str:
-    """What the maps of a figure show: the title of its analysis, with the quantity if there is one that this does not say."""
+def _title(figure: str, quantity: str) -> str:
+    """What maps show: the title of the analysis, with the quantity unless that says it."""
     owner = figure.partition("/")[0]
     title = analyses()[owner].title if owner in analyses() else owner
-    return title if len(parts) > 1 or parts[0].title in title.lower() else f"{title}: {parts[0].title}"
+    return title if quantity in title.lower() else f"{title}: {quantity}"
 
 
 def _panel_title(panel: str) -> str:
@@ -52,7 +53,7 @@ def _panel_title(panel: str) -> str:
     return f"{start}{comma}{SPECIAL_TOKENS.get(category, category)}"
 
 
-def _part(cells: pd.DataFrame, baseline: str, label: str) -> Shown:
+def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
     """The maps of one quantity, and their differences."""
     others = _chosen([name for name in cells["group"].unique() if name != baseline])
     cells = cells[cells["group"].isin([baseline, *others])]
@@ -68,7 +69,7 @@ def _part(cells: pd.DataFrame, baseline: str, label: str) -> Shown:
         HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),
     ]
     values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
-    return Shown(unitless(label), figures, values.rename(columns={_PANEL: "panel"}))
+    return Shown(_title(figure, unitless(label)), figures, values.rename(columns={_PANEL: "panel"}))
 
 
 _PANEL = "panel of the figure"

@@ -1,146 +1,152 @@
-"""The HTML page of a comparison of runs."""
+"""The page of several runs: their verdict, figures and tables."""
 
 import math
 import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
-from normscope.reporting.comparison.map_figures import map_title, maps_of_groups
+from normscope.reporting.comparison.map_figures import maps_of_groups
 from normscope.reporting.comparison.run_comparison import RunComparison, Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
+from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.comparison.training_figures import maps_over_steps
 from normscope.reporting.comparison.verdict import verdict
-from normscope.reporting.page.elements import (
-    asset,
-    environment,
-    packed_data,
-    script,
-    script_data,
-    table,
-    table_data,
-)
+from normscope.reporting.page.elements import table, table_data
 from normscope.reporting.page.inline_svg import figure_element
-from normscope.rounding import duration
+from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
+from normscope.reporting.run_folder import REPORT
+from normscope.rounding import counted, duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
 
 _ROWS = 2_000
 """Rows of a table that the page holds at most."""
 
-_SCRIPTS = (
-    "rounding.js",
-    "dom.js",
-    "inflate.js",
-    "tables.js",
-    "comparison.js",
+_MEANS = "Lines are means over seeds, bands their 95% intervals."
+_CROSSINGS = (
+    "The first measured step at which a value has crossed the threshold, compared with the first step. The threshold is "
+    "half-way between the values at the first and the last step, unless the comparison's command line sets one: "
+    "--threshold METRIC=VALUE. Layer 0 is the whole model."
+)
+_SEEDS = "Mean over runs that differ only in their seeds, with its 95% confidence interval (Student’s t)."
+_TESTS = (
+    "Welch’s t-test of the means over seeds. The adjusted p-values (Benjamini and Hochberg) allow for the number of tests in "
+    "this table: of the rows below 0.05, no more than 5% are expected to be false discoveries. Minima and maxima are not "
+    "tested."
+)
+_SEQUENCES = (
+    "Means over tokens, with whole sequences as the sample, paired where both groups have the same sequences. Intervals (95%) "
+    f"and p-values are those of a studentised bootstrap ({RESAMPLES:,} samples) or of Student’s t, whichever are more "
+    "conservative; “≤” marks a p-value that more samples could only lower. p-values are adjusted within this table by the "
+    "method of Benjamini and Hochberg. They hold for these weights and allow only for the choice of texts: whether another "
+    "training run would show the same difference is a question for several seeds. Groups of several seeds, models with random "
+    f"weights and comparisons of fewer than {FEWEST_PAIRS} pairs ({FEWEST_UNPAIRED} sequences each, if they are not paired) "
+    "are left out."
 )
 
-_EXTREMES = "-extremes"
-"""What the names of tables of minima and maxima end in."""
 
-
-def comparison_page(comparison: RunComparison, folder: Path) -> str:
+def comparison_page(comparison: RunComparison, addresses: Mapping[Path, str] = MappingProxyType({})) -> str:
     """The page as self-contained HTML.
 
     Args:
         comparison: The runs, compared.
-        folder: Where the page will be, from which it links to the runs' reports.
+        addresses: Where the page finds the reports of runs, by the folders of these.
     """
-    tables, sections = _tables(comparison), _sections(comparison)
-    return (
-        environment()
-        .get_template("comparison.html")
-        .render(
-            css=asset("page.css"),
-            script=script(*_SCRIPTS),
-            title=comparison.title,
-            verdict=verdict(comparison),
-            failures=comparison.failures,
-            runs=table(_runs(comparison, folder), "Runs"),
-            names=list(tables),
-            tables=script_data(tables),
-            baseline=comparison.baseline,
-            baseline_group=comparison.baseline_group,
-            has_means=len(comparison.seed_curves) > 0,
-            sections={name: _placed(name, section) for name, section in sections.items()},
-            values=packed_data(_values(sections)),
-            trained=len(comparison.training) > 0,
-            from_zero=bool((comparison.training["step"] == 0).any()),
-            seeds=bool((comparison.training["runs"] > 1).any()),
-            by_depth=comparison.heatmaps["depth"].nunique() > 1,
-            resamples=RESAMPLES,
-            fewest_pairs=FEWEST_PAIRS,
-            fewest_unpaired=FEWEST_UNPAIRED,
-        )
-    )
+    tables: dict[str, Any] = {}
+    sections = [
+        *_told(comparison),
+        Section("runs", "Runs", content=table(_runs(comparison, addresses), "Runs")),
+        *(section for section in _drawn(comparison, tables) if section.measures),
+        Section("tables", "Tables", tables=_tables(comparison, tables)),
+    ]
+    return render(comparison.title, sections, tables)
 
 
-_Section = Sequence[tuple[str, Sequence[Shown]]]
-"""Titles, and what a section of the page shows under each; what follows the first is folded away."""
+def _told(comparison: RunComparison) -> list[Section]:
+    """The verdict, and the runs that failed."""
+    sentences = [Finding(sentence) for sentence in verdict(comparison)]
+    curves = [Measure([figure_element(story.figure(), "story")]) for story in stories(comparison)[:1]]
+    told = [Section("verdict", "Verdict", findings=sentences, measures=curves, ordered=True)] if sentences else []
+    if comparison.failures:
+        told.append(Section("failed", "Failed runs", remarks=comparison.failures))
+    return told
 
 
-def _sections(comparison: RunComparison) -> dict[str, _Section]:
-    """The sections with figures; curves of checkpoints are shown over training alone."""
-    over_training = comparison.training
-    only_checkpoints = len(over_training) > 0 and comparison.values["step"].notna().all()
+def _drawn(comparison: RunComparison, tables: dict[str, Any]) -> list[Section]:
+    """The sections with figures, whose values are added to the tables; curves of checkpoints are shown over training alone."""
+    training = comparison.training
+    only_checkpoints = len(training) > 0 and comparison.values["step"].notna().all()
+    layers = [] if only_checkpoints else by_layer(comparison.values, comparison.seed_curves)
     maps = maps_of_groups(comparison.heatmaps, comparison.baseline_group)
-    return {
-        "training": _alone(over_steps(over_training)),
-        "steps": _alone(maps_over_steps(over_training)),
-        "layers": [] if only_checkpoints else _alone(by_layer(comparison.values, comparison.seed_curves)),
-        "maps": [(map_title(name, parts), parts) for name, parts in maps.items()],
-    }
-
-
-def _alone(parts: Sequence[Shown]) -> _Section:
-    return [(part.title, [part]) for part in parts]
-
-
-def _placed(name: str, section: _Section) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The elements of a section."""
     return [
-        (
-            title,
-            [
-                {
-                    "title": part.title,
-                    "figures": [figure_element(figure, f"{key}_{place}") for place, figure in enumerate(part.figures)],
-                    "values": f"values_{key}",
-                }
-                for at, part in enumerate(parts)
-                for key in [_key(name, number, at)]
-            ],
-        )
-        for number, (title, parts) in enumerate(section)
+        _section(
+            "training",
+            "Over training",
+            _about_steps(training),
+            [*over_steps(training), *maps_over_steps(training)],
+            tables,
+            _crossings(comparison.crossings, tables),
+        ),
+        _section("layers", "By layer", _MEANS if len(comparison.seed_curves) else "", layers, tables),
+        _section("maps", "Maps", _about_maps(comparison), maps, tables),
     ]
 
 
-def _key(name: str, number: int, at: int) -> str:
-    """What the figures and the table of one part of a section are called in the page."""
-    return f"{name}_{number}_{at}"
+def _section(
+    name: str, title: str, note: str, parts: Sequence[Shown], tables: dict[str, Any], more: Sequence[Folded] = ()
+) -> Section:
+    """A section that shows its first measure; the others are folded away."""
+    measures = []
+    for number, part in enumerate(parts):
+        folded = Folded(f"values_{name}_{number}", "Values")
+        tables[folded.id] = table_data(part.values, part.title, limit=_ROWS)
+        figures = [figure_element(figure, f"{name}_{number}_{at}") for at, figure in enumerate(part.figures)]
+        measures.append(Measure(figures, part.title, folded))
+    return Section(name, title, note=note, measures=measures[:1], more_measures=measures[1:], tables=more)
 
 
-def _values(sections: Mapping[str, _Section]) -> dict[str, Any]:
-    """The tables below the figures, by the keys that `_placed` gives them."""
+def _about_steps(training: pd.DataFrame) -> str:
+    start = "step 0" if (training["step"] == 0).any() else "the first checkpoint"
+    means = f" {_MEANS}" if (training["runs"] > 1).any() else ""
+    return f"Steps are on a logarithmic axis that begins at {start}.{means}"
+
+
+def _about_maps(comparison: RunComparison) -> str:
+    means = "Groups are means over seeds; grey" if len(comparison.seed_curves) else "Grey"
+    deepest = " Rows are the layers of the deepest model, beside those of the others at the same relative depth."
+    return (
+        "All groups of runs on one scale, then how much more (orange) or less (purple) the others have than "
+        f"{comparison.baseline_group}. {means} marks what a model does not have."
+        f"{deepest if comparison.heatmaps['depth'].nunique() > 1 else ''}"
+    )
+
+
+def addresses(comparison: RunComparison, folder: Path) -> dict[Path, str]:
+    """The reports of the runs, as a page in a folder links to them."""
     return {
-        f"values_{_key(name, number, at)}": table_data(part.values, part.title, limit=_ROWS)
-        for name, section in sections.items()
-        for number, (_, parts) in enumerate(section)
-        for at, part in enumerate(parts)
+        run: urllib.parse.quote(Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix())
+        for run in comparison.folders
+        if (report := run / REPORT).is_file()
     }
 
 
-def _runs(comparison: RunComparison, folder: Path) -> pd.DataFrame:
+def _runs(comparison: RunComparison, addresses: Mapping[Path, str]) -> pd.DataFrame:
     """One row per run: a link to its report, what was swept, and the size of the run."""
     facts = comparison.runs
     titles = short_keys(comparison.swept, parts=1) | {"model.name": "model", "dataset.name": "dataset"}
-    columns: dict[str, Any] = {"run": pd.Series([_link(run, folder) for run in comparison.folders], dtype=object)}
+    link = Markup('<a href="{}">{}</a>')
+    names = [
+        link.format(addresses[run], run.resolve().name) if run in addresses else escape(run.resolve().name)
+        for run in comparison.folders
+    ]
+    columns: dict[str, Any] = {"run": pd.Series(names, dtype=object)}
     columns |= {titles[key]: facts[key] for key in comparison.swept}
     if (facts["status"] != "completed").any():
         columns["status"] = facts["status"]
@@ -150,54 +156,55 @@ def _runs(comparison: RunComparison, folder: Path) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _link(run: Path, folder: Path) -> Markup:
-    """A run's name, as a link if it has a report."""
-    report = run / "report.html"
-    name = run.resolve().name
-    if not report.is_file():
-        return escape(name)
-    address = urllib.parse.quote(Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix())
-    return Markup('<a href="{}">{}</a>').format(address, name)
-
-
-def _tables(comparison: RunComparison) -> dict[str, Any]:
-    """The tables for the page's script, each without minima and maxima, which have tables of their own."""
-    whole = {"metrics-table": (comparison.metrics, "Metrics of the runs")}
+def _tables(comparison: RunComparison, tables: dict[str, Any]) -> list[Folded]:
+    """The tables of all measures, each without minima and maxima, which have tables of their own."""
+    whole = {"metrics": (comparison.metrics, "Metrics", "")}
     if len(comparison.metrics.columns) > 2:
-        whole["differences-table"] = (_differences(comparison), f"Metrics minus those of {comparison.baseline}")
+        whole["differences"] = (_differences(comparison), f"Metrics minus those of {comparison.baseline}", "")
     if len(comparison.seeds):
-        whole["seeds-table"] = (comparison.seeds, "Means over seeds")
-    tables = {}
-    for name, (rows, caption) in whole.items():
+        whole["seeds"] = (comparison.seeds, "Means over seeds", _SEEDS)
+    folded = []
+    for name, (rows, caption, note) in whole.items():
         extreme = rows["metric"].map(is_extreme).astype(bool)
-        tables[name] = table_data(rows[~extreme], caption, limit=_ROWS, digits=9)
+        folded.append(_folded(name, rows[~extreme], caption, note, tables))
         if extreme.any():
-            tables[name + _EXTREMES] = table_data(rows[extreme], f"{caption}: minima and maxima", limit=_ROWS, digits=9)
-    if len(comparison.crossings):
-        tables["crossings-table"] = table_data(
-            _shown_crossings(comparison.crossings), "First step beyond the threshold", limit=_ROWS, digits=9
-        )
+            folded.append(_folded(f"{name}_extremes", rows[extreme], f"{caption}: minima and maxima", "", tables))
     if len(comparison.tests):
         caption = f"Mean differences from {comparison.baseline_group}"
-        tables["tests-table"] = table_data(
-            comparison.tests.sort_values("adjusted", kind="stable"), caption, limit=_ROWS, digits=9
-        )
+        rows = comparison.tests.sort_values("adjusted", kind="stable")
+        folded.append(_folded("tests", rows, caption, _TESTS, tables))
     if len(comparison.sequence_tests):
         rows = comparison.sequence_tests.assign(paired=comparison.sequence_tests["paired"].astype(bool))
         rows = rows.sort_values("adjusted", kind="stable")
         caption = f"Differences from {comparison.baseline_group} over sequences"
         at_floor = (rows["p"] <= smallest_p()).tolist()
-        tables["sequences-table"] = table_data(
-            rows, caption, limit=_ROWS, digits=9, upper_bounds={"p": at_floor, "adjusted": at_floor}
-        )
-    return tables
+        bounds = {"p": at_floor, "adjusted": at_floor}
+        folded.append(_folded("sequences", rows, caption, _SEQUENCES, tables, bounds))
+    return folded
 
 
-def _shown_crossings(crossings: pd.DataFrame) -> pd.DataFrame:
-    """Whole steps as such, and only the columns that say something."""
+def _folded(
+    name: str,
+    rows: pd.DataFrame,
+    caption: str,
+    note: str,
+    tables: dict[str, Any],
+    upper_bounds: Mapping[str, Sequence[bool]] = MappingProxyType({}),
+) -> Folded:
+    """A table that is built when it is opened, from what is added to the tables of the page."""
+    folded = Folded(f"table_{name}", caption, counted(len(rows), "row"), note)
+    tables[folded.id] = table_data(rows, caption, limit=_ROWS, digits=9, upper_bounds=upper_bounds)
+    return folded
+
+
+def _crossings(crossings: pd.DataFrame, tables: dict[str, Any]) -> list[Folded]:
+    """When measures change: whole steps as such, and only the columns that say something."""
+    if crossings.empty:
+        return []
     steps = crossings["step"].dropna()
     shown = crossings.astype({"step": "Int64"}) if (steps == steps.round()).all() else crossings
-    return shown.dropna(axis="columns", how="all")
+    rows = shown.dropna(axis="columns", how="all")
+    return [_folded("crossings", rows, "First step beyond the threshold", _CROSSINGS, tables)]
 
 
 def _differences(comparison: RunComparison) -> pd.DataFrame:

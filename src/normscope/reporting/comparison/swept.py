@@ -9,7 +9,8 @@ from normscope.config.sections import INCIDENTAL
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
 _UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")
-_SEED = re.compile(r"(^|\.)seed$")
+SEED = re.compile(r"(^|\.)seed$")
+"""The config keys that are seeds."""
 _ABBREVIATED = 8
 """Characters of a commit or checksum in a label."""
 
@@ -35,7 +36,7 @@ def keys(configs: Sequence[Config]) -> list[str]:
     every = sorted({key for config in configs for key in config if not _UNLABELLED.match(key)}, key=_order)
     differing = [key for key in every if len({str(config.get(key)) for config in configs}) > 1]
     if "seed" in differing:  # other seeds inherit it unless they are set
-        differing = [key for key in differing if not (_SEED.search(key) and key != "seed" and _inherits(key, configs))]
+        differing = [key for key in differing if not (SEED.search(key) and key != "seed" and _inherits(key, configs))]
     for kind in ("model", "dataset"):
         name = f"{kind}.name"
         if name in differing:
@@ -60,7 +61,7 @@ def labels(configs: Sequence[Config], *, seeds: bool = True, analyses: bool = Tr
     differing = [
         key
         for key in keys(configs)
-        if (seeds or not _SEED.search(key))
+        if (seeds or not SEED.search(key))
         and (analyses or not key.startswith("analysis"))
         and (steps or key != "model.step")
     ]
@@ -94,7 +95,7 @@ def title(configs: Sequence[Config]) -> str:
     short = short_keys(swept)
     counts: dict[str, int] = {}
     for key, values in swept.items():
-        plural = "seeds" if _SEED.search(key) else _NOUNS.get(key, f"values of {short[key]}")
+        plural = "seeds" if SEED.search(key) else _NOUNS.get(key, f"values of {short[key]}")
         counts[plural] = max(counts.get(plural, 0), len(set(values)))
     each = [f"{count} {plural}" for plural, count in counts.items()]
     words = " × ".join(each)

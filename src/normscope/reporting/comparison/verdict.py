@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import Panel, families, is_percentage, unitless
+from normscope.reporting.comparison.curve_families import is_percentage
+from normscope.reporting.comparison.effects import COUNTS, effect, panel_of, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
+from normscope.reporting.comparison.story import BLOCK, stories
 from normscope.rounding import brief, brief_share, counted, differ, number, percentage, shares_differ
 
 SIGNIFICANT = 0.05
@@ -21,9 +23,11 @@ def verdict(comparison: RunComparison) -> list[str]:
     """A sentence for each group of runs other than the baseline, five at most; empty without a second group.
 
     Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
-    tests. The named measure is the one whose difference is largest relative to its confidence interval, of those whose values
-    a reader can tell apart.
+    tests. Of the measures that differ detectably, that of the attention block is named if its difference counts, or else the
+    one that differs most. Runs along an ordered variable have a sentence for each of a few measures instead.
     """
+    if told := stories(comparison):
+        return [story.sentence for story in told]
     groups = [name for name in comparison.values["group"].unique() if name != comparison.baseline_group]
     sentences = [_of_group(comparison, group) for group in groups[:_MOST]]
     if len(groups) > _MOST:
@@ -70,15 +74,34 @@ def _tested(tests: pd.DataFrame, basis: str, groups: tuple[str, str], pairs: pd.
     visible = detected[[_visible(str(metric), pairs) for metric in detected["metric"]]]
     if visible.empty:
         return f"{start}, but in each by too little to matter."
-    most = visible.iloc[int((visible["difference"].abs() / (visible["high"] - visible["low"])).to_numpy().argmax())]
+    most = visible.iloc[_named(visible, pairs)]
     metric = str(most["metric"])
     values = _both(pairs, metric, 0) if (metric, 0) in pairs.index else []
     written = ": " + " instead of ".join(_in_words(metric, value, *values) for value in values) if values else ""
     ends = [float(most[end]) for end in ("low", "high")]
     low, high = (_in_words(metric, end, *ends, signed=True) for end in ends)
     points = " points" if low.endswith("%") else ""
+    counts = _size(metric, float(most["difference"]), pairs) >= COUNTS
+    leading = "above all in" if counts else "in each by less than a tenth of its range, most in"
     interval = f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
-    return f"{start}, most clearly in {title(metric)}{written} (difference {interval}, 95% interval)."
+    return f"{start}, {leading} {title(metric)}{written} (difference {interval}, 95% interval)."
+
+
+def _size(metric: str, difference: float, pairs: pd.DataFrame) -> float:
+    """A difference as a part of the measure's natural range."""
+    own, other = _both(pairs, metric, 0) if (metric, 0) in pairs.index else (difference, 0.0)
+    return effect(metric, own, other)
+
+
+def _named(tests: pd.DataFrame, pairs: pd.DataFrame) -> int:
+    """The place of the measure that is named: the attention block's if it differs by enough, or else the largest difference."""
+    metrics = [str(metric) for metric in tests["metric"]]
+    sizes = [
+        _size(metric, float(difference), pairs) for metric, difference in zip(metrics, tests["difference"], strict=True)
+    ]
+    if BLOCK in metrics and sizes[metrics.index(BLOCK)] >= COUNTS:
+        return metrics.index(BLOCK)
+    return int(np.argmax(sizes))
 
 
 def _visible(metric: str, pairs: pd.DataFrame) -> bool:
@@ -86,7 +109,7 @@ def _visible(metric: str, pairs: pd.DataFrame) -> bool:
     if (metric, 0) not in pairs.index:
         return True
     own, other = _both(pairs, metric, 0)
-    return (shares_differ if is_percentage(_panel(metric).label) else differ)(own, other)
+    return (shares_differ if is_percentage(panel_of(metric).label) else differ)(own, other)
 
 
 def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.DataFrame) -> str:
@@ -130,7 +153,7 @@ def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
         if chosen.any():
             different = different[chosen]
             break
-    labels = [_panel(str(metric)).label for metric in different.index.get_level_values("metric")]
+    labels = [panel_of(str(metric)).label for metric in different.index.get_level_values("metric")]
     shares = np.array([is_percentage(label) for label in labels])
     if shares.any():
         points = (different["own"] - different["other"]).abs()[shares]
@@ -142,28 +165,14 @@ def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
     return str(metric), int(layer), "relative difference"
 
 
-def title(metric: str) -> str:
-    """A metric in words: `mixing ratio (AttnResLn-N: the attention block)`; its name if no analysis describes it."""
-    panel = _panel(metric)
-    if not panel.label:
-        return metric
-    label = unitless(panel.label)
-    return f"{label} ({panel.title})" if panel.title else label
-
-
 def as_written(metric: str, value: float) -> str:
     """A value as readers of tables see it: in per cent if its measure is."""
-    return (percentage if is_percentage(_panel(metric).label) else number)(value)
+    return (percentage if is_percentage(panel_of(metric).label) else number)(value)
 
 
 def _in_words(metric: str, value: float, *beside: float, signed: bool = False) -> str:
     """The same in a sentence that compares it with others."""
-    return (brief_share if is_percentage(_panel(metric).label) else brief)(value, *beside, signed=signed)
-
-
-def _panel(metric: str) -> Panel:
-    (family,) = families([metric]).values()
-    return family.panels[metric]
+    return (brief_share if is_percentage(panel_of(metric).label) else brief)(value, *beside, signed=signed)
 
 
 def significant(comparison: RunComparison) -> Sequence[str]:

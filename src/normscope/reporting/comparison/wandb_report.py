@@ -1,32 +1,43 @@
-"""Weights & Biases report on a group of runs: differing configs, curves by layer, metrics, tables and figures.
+"""Weights & Biases report on a group of runs: the verdict, and the curves, metrics, figures and tables of each analysis.
 
-python -m normscope.reporting.comparison.wandb_report --entity ME --group SWEEP outputs/multirun/SWEEP
-
-The folders supply the names of metrics, tables and figures. Publishing needs `wandb login`, runs that are online or synced,
-and `pip install wandb-workspaces`.
+Run folders supply the names of metrics, tables and figures. Publishing needs `wandb login`, runs that are online or synced, and
+`pip install wandb-workspaces`.
 """
 
-import argparse
 import importlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.config.arguments import ArgumentParser
-from normscope.errors import InputError, message, one_line
-from normscope.reporting.comparison import runs as run_folders
+from normscope.errors import InputError, one_line
+from normscope.reporting.comparison.compare import compared
+from normscope.reporting.comparison.runs import read
+from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.layer_charts import layer_charts
 from normscope.results.declare import Published, Rollup, declared
 from normscope.results.result import Result
-from normscope.streams import open_streams
 
 _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
 
 
-def report(entity: str, project: str, group: str, runs: Mapping[Path, Result]) -> Any:
+def published(entity: str, project: str, group: str, folders: Sequence[Path], baseline: Path | None = None) -> str:
+    """Publish the report as a draft, and return its address; see `report`.
+
+    Raises:
+        InputError: If a run is damaged, or the report cannot be published.
+    """
+    runs, failures = read(folders)
+    built = report(entity, project, group, runs, verdict(compared(runs, failures, baseline)))
+    try:
+        built.save(draft=True)
+    except Exception as error:  # the client raises many kinds of error without a login or a network
+        raise InputError(f"the report could not be published: {one_line(error)}; run `wandb login`") from error
+    return str(built.url)
+
+
+def report(entity: str, project: str, group: str, runs: Mapping[Path, Result], sentences: Sequence[str]) -> Any:
     """The report, not yet published: a `wandb_workspaces.reports.v2.Report`.
 
     Args:
@@ -34,6 +45,7 @@ def report(entity: str, project: str, group: str, runs: Mapping[Path, Result]) -
         project: Project of the runs.
         group: Group of the runs: the name of the sweep's folder.
         runs: The same runs, by the folders that they were read from.
+        sentences: The verdict of their comparison.
 
     Raises:
         InputError: If wandb-workspaces is not installed.
@@ -44,8 +56,8 @@ def report(entity: str, project: str, group: str, runs: Mapping[Path, Result]) -
         raise InputError("wandb-workspaces is not installed; run `pip install wandb-workspaces`") from error
     runset = wr.Runset(entity=entity, project=project, name=group, filters=f"Group = '{group}'")
     blocks: list[Any] = [
+        wr.MarkdownBlock("\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, start=1))),
         wr.TableOfContents(),
-        wr.P(f"Runs of group {group}: how their configs differ, and their results."),
         wr.H1("Differences between configs"),
         _grid(wr, runset, [wr.RunComparer(diff_only="split")]),
     ]
@@ -125,36 +137,3 @@ def _families(analysis: str, names: Iterable[str], rollups: Sequence[Rollup]) ->
 def _meanings(families: Iterable[str], rollups: Sequence[Rollup]) -> list[str]:
     meanings = {rollup.name: rollup.meaning for rollup in rollups}
     return [f"- `{family}`: {meanings[family]}" for family in families if family in meanings]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the report and publish it as a draft."""
-    parser = ArgumentParser(
-        prog="python -m normscope.reporting.comparison.wandb_report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="run directories, or folders that contain them"
-    )
-    parser.add_argument("--entity", required=True)
-    parser.add_argument("--project", default="normscope")
-    parser.add_argument("--group", required=True)
-    parsed = parser.parse_args(arguments)
-    try:
-        runs, _ = run_folders.read(parsed.folders)
-        built = report(parsed.entity, parsed.project, parsed.group, runs)
-        try:
-            built.save(draft=True)
-        except Exception as error:  # the client raises many kinds of error without a login or a network
-            raise InputError(f"the report could not be published: {one_line(error)}; run `wandb login`") from error
-        print(built.url)
-    except InputError as error:
-        print(message(error), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    open_streams()
-    sys.exit(main())

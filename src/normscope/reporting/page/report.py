@@ -1,28 +1,20 @@
 """The HTML report of one run."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
+from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import pairs_payload, payload
-from normscope.reporting.page.elements import (
-    EXPLORER_SCRIPTS,
-    SHOWN_ROWS,
-    asset,
-    environment,
-    packed_data,
-    script,
-    script_data,
-    table,
-    table_data,
-)
+from normscope.reporting.page.elements import SHOWN_ROWS, environment, table, table_data
 from normscope.reporting.page.inline_svg import figure_element
+from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.published import Comparison, against_paper
 from normscope.reporting.tracking import layers_label
 from normscope.results.declare import Table
@@ -42,33 +34,57 @@ def page(result: Result) -> str:
     facts, config = result.facts, result.config
     top, others = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            title=f"{_name(facts['model'])} on {_corpus(config['dataset'])}",
-            analyses=" · ".join(map(title, result.analyses)),
-            facts=_facts(facts, config),
-            css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
-            script=script(*EXPLORER_SCRIPTS, "tables.js", "report.js"),
-            sections=[_section(name, result, shown) for name in result.analyses],
-            top=[_linked(sentence, result, shown) for sentence in top],
-            others=[_linked(sentence, result, shown) for sentence in others],
-            pairs=script_data({name: pairs_payload(_pairs(name, result)) for name in result.analyses}),
-            tables=packed_data({_table_id(name): _table_data(name, rows) for name, rows in shown.items()}),
-            notes=list(dict.fromkeys(map(_begun, result.notes))),
-            comparison=_published(against_paper(result)),
-            unit=config["level"],
-            explorer=script_data(payload(result.maps, top[0].measure if top else "")) if result.maps else None,
-            is_cross_attention=any(text.is_cross_attention for text in result.maps),
-            of_targets=False,
-            not_shown="; ".join(facts.get("not_shown") or ()),
-            provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
-            config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
-            command=repeated(facts["command"]),
-            citations=citations(result.analyses),
-        )
+    published = against_paper(result)
+    sections = [
+        Section(
+            "findings",
+            "Findings",
+            findings=_linked(top, result, shown),
+            more_findings=_linked(others, result, shown),
+            remarks=list(dict.fromkeys(map(_begun, result.notes))),
+            ordered=True,
+        ),
+        *([] if published is None else [_published(published)]),
+        *([_explorer(result)] if result.maps else []),
+        *(_section(name, result, shown) for name in result.analyses),
+        *_about(result),
+    ]
+    return render(
+        f"{_name(facts['model'])} on {_corpus(config['dataset'])}",
+        sections,
+        {_table_id(name): _table_data(name, rows) for name, rows in shown.items()},
+        subtitle=" · ".join(map(title, result.analyses)),
+        facts=_facts(facts, config),
+        explorer=payload(result.maps, top[0].measure if top else "") if result.maps else None,
+        pairs={name: pairs_payload(_pairs(name, result)) for name in result.analyses},
     )
+
+
+def _explorer(result: Result) -> Section:
+    unit = result.config["level"]
+    is_cross_attention = any(text.is_cross_attention for text in result.maps)
+    guide = environment().get_template("explorer_help.html")
+    note = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=False)
+    if left_out := "; ".join(result.facts.get("not_shown") or ()):
+        note += f" To keep the page small: {left_out}."
+    place = Markup('<div id="explorer-root"></div>')
+    return Section("explorer", f"Explorer: {unit} by {unit}", note=note, content=place)
+
+
+def _about(result: Result) -> list[Section]:
+    """Where the numbers come from, how to repeat the run, and what to cite."""
+    facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the run")
+    config = yaml.safe_dump(dict(result.config), sort_keys=False, allow_unicode=True)
+    fold = Markup("<details><summary>{}</summary>{}</details>")
+    pre = Markup("<pre>{}</pre>").format(config)
+    code = Markup('<div class="code"><pre tabindex="0">{}</pre></div>')
+    return [
+        Section(
+            "provenance", "Provenance", content=fold.format("Facts of the run", facts) + fold.format("Full config", pre)
+        ),
+        Section("again", "Run it again", content=code.format(repeated(result.facts["command"]))),
+        Section("cite", "How to cite", content=code.format(citations(result.analyses))),
+    ]
 
 
 def _shown_tables(result: Result) -> dict[str, pd.DataFrame]:
@@ -92,13 +108,11 @@ def repeated(command: str) -> str:
 _FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
 
 
-def _published(comparison: Comparison | None) -> dict[str, Any] | None:
-    if comparison is None:
-        return None
-    return {
-        "refusal": comparison.refusal,
-        "table": table(comparison.table, "Measured and published values"),
-    }
+def _published(comparison: Comparison) -> Section:
+    heading = "Compared with the published numbers"
+    if comparison.refusal:
+        return Section("published", heading, content=Markup("<p>{}</p>").format(comparison.refusal))
+    return Section("published", heading, content=table(comparison.table, "Measured and published values"))
 
 
 def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -127,22 +141,23 @@ def _name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() else model
 
 
-def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Section:
+    """The section of an analysis: its first figure, and the rest folded away. Maps of two texts take the figure's place."""
     figures = _figures(name, result)
-    return {
-        "name": name,
-        "title": title(name),
-        "figures": [figure_element(figure, full) for full, figure in figures.items() if not _is_pair(figure)],
-        "has_pairs": any(map(_is_pair, figures.values())),
-        "tables": [
-            {
-                "id": _table_id(full),
-                "title": full.removeprefix(f"{name}_").replace("_", " "),
-                "extent": _extent(full, len(shown[full])),
-            }
+    pair = any(map(_is_pair, figures.values()))
+    measures = [Measure([figure_element(figure, full)]) for full, figure in figures.items() if not _is_pair(figure)]
+    first = 0 if pair else 1
+    return Section(
+        name,
+        title(name),
+        content=Markup('<div class="text-pairs" data-pairs="{}"></div>').format(name) if pair else Markup(),
+        measures=measures[:first],
+        more_measures=measures[first:],
+        tables=[
+            Folded(_table_id(full), full.removeprefix(f"{name}_").replace("_", " "), _extent(full, len(shown[full])))
             for full in result.owned_by(name, shown)
         ],
-    }
+    )
 
 
 def _is_pair(figure: Figure) -> bool:
@@ -169,13 +184,16 @@ def _extent(name: str, rows: int) -> str:
     return f"{counted(rows, 'row')}, one per {about.row}" if about else counted(rows, "row")
 
 
-def _linked(sentence: Sentence, result: Result, shown: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """A finding, and the parts of the page that show it."""
-    return {
-        "text": str(sentence),
-        "figure": sentence.figure if sentence.figure in result.figures else "",
-        "table": _table_id(sentence.table) if sentence.table in shown else "",
-    }
+def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, pd.DataFrame]) -> list[Finding]:
+    """Findings with the parts of the page that show them."""
+    return [
+        Finding(
+            str(sentence),
+            sentence.figure if sentence.figure in result.figures else "",
+            _table_id(sentence.table) if sentence.table in shown else "",
+        )
+        for sentence in sentences
+    ]
 
 
 def _begun(note: str) -> str:

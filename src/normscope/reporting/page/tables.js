@@ -15,14 +15,14 @@ function buildTable({ caption, columns }) {
   }))) : [];
   const body = make("tbody", {}, ...rows);
   const table = make("table", {}, make("caption", {}, caption), make("thead", {}, head), body);
-  sortable(table, columns, rows);
-  return { table, rows };
+  const numbers = new Map(rows.map((row, at) => [row, at]));
+  sortable(table, columns, rows, numbers);
+  return { table, rows, numbers };
 }
 
 // Numbers start with the largest, words with A; missing values come last in either order.
-function sortable(table, columns, rows) {
+function sortable(table, columns, rows, numbers) {
   const headers = [...table.tHead.rows[0].cells];
-  const numbers = new Map(rows.map((row, at) => [row, at]));
   headers.forEach((header, column) => header.firstChild.addEventListener("click", () => {
     const { kind, values } = columns[column];
     const now = header.getAttribute("aria-sort");
@@ -48,7 +48,8 @@ function matcher(query, columns) {
   return (row) => conditions.every((condition) => condition([...row.cells]));
 }
 
-function tableTools({ rows }, data) {
+function tableTools(built, name, data) {
+  const { rows } = built;
   const count = make("span", { className: "faint", role: "status" });
   const filter = make("input", { type: "search", placeholder: "filter, e.g. layer=3 cls", "aria-label": "Filter rows" });
   filter.addEventListener("input", () => {
@@ -57,17 +58,24 @@ function tableTools({ rows }, data) {
     for (const row of rows) if (!(row.hidden = !matches(row))) shown++;
     count.textContent = filter.value ? `${formatInteger(shown)} of ${formatInteger(rows.length)} rows` : "";
   });
-  return make("div", { className: "table-tools" }, filter, count);
+  const save = make("button", { type: "button", onclick: () => download(`${name}.csv`, "text/csv", csvOf(shownRows(built, data))) }, "CSV");
+  return make("div", { className: "table-tools" }, filter, count, save);
+}
+
+// The rows that the filter shows, in their order, with exact numbers.
+function shownRows({ rows, numbers }, { columns }) {
+  const shown = rows.filter((row) => !row.hidden);
+  return [columns.map(({ name }) => name), ...shown.map((row) => columns.map(({ values }) => values[numbers.get(row)] ?? ""))];
 }
 
 function fillTable(details, data) {
   if (details.querySelector("table")) return;
   const built = buildTable(data);
   const scroll = make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": data.caption }, built.table);
-  details.append(tableTools(built, data), scroll);
+  details.append(tableTools(built, details.id, data), scroll);
 }
 
-// A table in a `details` element is built when it opens, and opens when the address names it.
+// A table in a `details` element is built when it opens. What the address names is opened, with the folds around it.
 function mountTables(tables) {
   for (const [name, data] of Object.entries(tables)) {
     const details = document.getElementById(name);
@@ -75,7 +83,10 @@ function mountTables(tables) {
   }
   const openNamed = () => {
     const target = document.getElementById(location.hash.slice(1));
-    if (target?.dataset.table) target.open = true;
+    if (!target) return;
+    if (target.dataset.table) target.open = true;
+    for (let fold = target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    target.scrollIntoView();
   };
   addEventListener("hashchange", openNamed);
   addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("details[data-table][open]")) fillTable(details, tables[details.id]); });

@@ -1,4 +1,4 @@
-// The report: its explorer and tables, the table of contents and the copy buttons.
+// The page of results: its explorer and tables, the table of contents and the copy buttons.
 // Marks the section that is being read.
 function mountContents() {
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));

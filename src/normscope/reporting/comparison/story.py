@@ -1,0 +1,108 @@
+"""What happens along an ordered variable, such as the training step or the layer: where a measure begins, turns and ends."""
+
+import dataclasses
+
+import pandas as pd
+
+from normscope.reporting.comparison.curve_families import is_percentage, unitless
+from normscope.reporting.comparison.effects import COUNTS, effect, is_part, panel_of, title
+from normscope.reporting.comparison.run_comparison import RunComparison
+from normscope.reporting.comparison.significance import is_extreme
+from normscope.reporting.comparison.swept import SEED, short_keys
+from normscope.results.figures import Lines
+from normscope.rounding import brief, brief_share, compared
+
+FEWEST = 3
+"""Values of the variable that make a story."""
+_MOST = 3
+"""Measures that are told."""
+_REMAINDER = "/other"
+"""How measures of ordinary tokens end: these get what special tokens lose, which is the finding."""
+BLOCK = "mixing/attnresln_n/mean"
+"""The measure of the whole attention block, which is told first if it moves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """A measure along the variable."""
+
+    metric: str
+    variable: str
+    """`step`, `layer`, or the end of a config key."""
+    values: "pd.Series[float]"
+    """Means over the runs at each value of the variable, which ascends."""
+
+    @property
+    def sentence(self) -> str:
+        """Where it begins, turns and ends. A turn leaves the range between both ends by a tenth of the whole movement."""
+        first, last = float(self.values.iloc[0]), float(self.values.iloc[-1])
+        low, high = sorted((first, last))
+        beyond = (self.values - high).clip(lower=0) + (low - self.values).clip(lower=0)
+        place = int(beyond.to_numpy().argmax())
+        spread = float(self.values.max() - self.values.min())
+        write = brief_share if is_percentage(panel_of(self.metric).label) else brief
+        top = float(self.values.iloc[place]) if beyond.iloc[place] > spread / 10 else last
+        start, middle, end = compared(write, first, top, last)
+        verb = "rises" if top > first else "falls"
+        name = title(self.metric)
+        name = f"{name[:1].upper()}{name[1:]}" if name[:1].isascii() else name  # no capital alpha
+        begins, ends = f"{name} {verb} from {start} at {self._at(0)} to", f"{end} at {self._at(-1)}."
+        return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
+
+    def _at(self, place: int) -> str:
+        return f"{self.variable} {self.values.index[place]:,g}"
+
+    def figure(self) -> Lines:
+        """The measure as a curve."""
+        panel = panel_of(self.metric)
+        values = panel.factor * self.values.to_numpy()
+        rows = pd.DataFrame({self.variable: self.values.index, "value": values, "line": self.metric})
+        return Lines(
+            rows,
+            self.variable,
+            "value",
+            "line",
+            self.sentence,
+            panel.label,
+            series_titles={self.metric: panel.title or unitless(panel.label)},
+            x_label="training step" if self.variable == "step" else self.variable,
+            steps=self.variable == "step",
+        )
+
+
+def stories(comparison: RunComparison) -> list[Story]:
+    """The measures that move most along the one variable in which runs differ, seeds aside; empty if it has no order.
+
+    Only described measures of whole runs count that every value of the variable has and that move by a tenth of their natural
+    range. That of the attention block comes first, then those that move most: parts of a whole, then others, whose size is only
+    relative.
+    """
+    places = _places(comparison)
+    if places is None:
+        return []
+    variable, by_label = places
+    whole = comparison.values[comparison.values["layer"] == 0]
+    whole = whole.assign(place=whole["label"].map(by_label))
+    table = whole.pivot_table(index="place", columns="metric", values="value").sort_index().dropna(axis="columns")
+    told = {
+        str(metric): effect(str(metric), float(values.max()), float(values.min()))
+        for metric, values in table.items()
+        if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and panel_of(str(metric)).label
+    }
+    moved = [metric for metric, size in told.items() if size >= COUNTS]
+    moved.sort(key=lambda metric: (metric != BLOCK, not is_part(metric), -told[metric]))
+    return [Story(metric, variable, table[metric]) for metric in moved[:_MOST]]
+
+
+def _places(comparison: RunComparison) -> tuple[str, dict[str, float]] | None:
+    """The variable and the place of each run, by its label; None if the runs do not lie along one."""
+    keys = [key for key in comparison.swept if not SEED.search(key)]
+    if len(keys) != 1:
+        return None
+    (key,) = keys
+    completed = comparison.runs[comparison.runs["label"] != ""]
+    numbers = pd.to_numeric(completed[key].astype(str).str.strip("[]"), errors="coerce")
+    if numbers.isna().any() or numbers.nunique() < FEWEST:
+        return None
+    variable = {"model.step": "step", "layers": "layer"}.get(key, short_keys([key], parts=1)[key])
+    return variable, dict(zip(completed["label"], numbers.astype(float), strict=True))
