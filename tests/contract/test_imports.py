@@ -196,7 +196,7 @@ OWNERS = {
     "hydra": {"cli.py", "command_line.py"},
     "wandb": {"reporting/weights_and_biases.py"},
     "starlette": {"live/server.py"},
-    "uvicorn": {"live/server.py"},
+    "uvicorn": {"live/connections.py"},
     "matplotlib": {
         "reporting/drawing.py",
         "reporting/figure_text.py",

@@ -19,7 +19,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
-from normscope.live.server import TOKEN_HEADER, Access, Server, address, bound
+from normscope.live.connections import Server
+from normscope.live.server import TOKEN_HEADER, Access, address, bound
 from normscope.live.session import Session
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start

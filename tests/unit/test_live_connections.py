@@ -1,19 +1,23 @@
-"""Connections of clients that are slow or leave: nobody waits for them, and the terminal stays quiet."""
+"""Connections of strangers, and of clients that are slow or leave: the owner gets the page, and the terminal stays quiet."""
 
 import asyncio
 import contextlib
 import json
+import resource
 import socket
 import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 import normscope
 from normscope.errors import InputError
-from normscope.live.server import TOKEN_HEADER, Access, Server, bound
+from normscope.live import connections
+from normscope.live.connections import Server
+from normscope.live.server import TOKEN_HEADER, Access, bound
 from normscope.live.session import Session
 from normscope.models.cancellation import check_cancelled
 
@@ -96,8 +100,78 @@ def read(client: socket.socket) -> str:
         return first + lines.read(length).decode()
 
 
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"G",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ",
+        b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n",
+    ],
+    ids=["nothing", "letter", "headers", "body"],
+)
+def test_unfinished_requests_keep_nobody_out(running, capsys, beginning):
+    process, (_, most) = psutil.Process(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = process.num_fds()
+    count = min(1100, most // 2 - 200)
+    with contextlib.ExitStack() as held:
+        for number in range(count):
+            client = held.enter_context(contextlib.closing(socket.socket()))
+            client.connect(("127.0.0.1", running.port))
+            with contextlib.suppress(OSError):  # it is closed already
+                client.sendall(beginning)
+            if number % 100 == 99:
+                assert running.page() == 200
+        assert running.page() == 200
+        assert process.num_fds() - before - count <= connections.MOST + 2 * connections.BACKLOG
+    lines = capsys.readouterr().err.splitlines()
+    assert "normscope: more connections than the page needs are open; the oldest are closed (printed once)" in lines
+    assert len(lines) <= 2  # and that a request without the token is refused
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("drips", [False, True])
+@pytest.mark.parametrize("part", ["headers", "body", "next headers"])
+def test_a_request_that_takes_too_long_is_closed(running, monkeypatch, part, drips):
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.4)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.4)
+    beginning = {
+        "headers": b"GET / HTTP/1.1\r\nX: ",
+        "body": running.head(900),
+        "next headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    }[part]
+    client = running.connect(beginning)
+    if part == "next headers":
+        assert " 403 " in read(client)
+    begun = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while drips and time.monotonic() - begun < 2:
+            client.sendall(b"x")
+            time.sleep(0.05)
+    assert is_closed(client)
+    assert 0.2 < time.monotonic() - begun < 1.5
+
+
 @pytest.mark.slow
-def test_a_slow_answer_is_waited_for(running, monkeypatch):
+def test_an_answer_that_nobody_reads_is_closed(running, monkeypatch):
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.3)
+    client = running.connect()
+    page = f"GET / HTTP/1.1\r\nHost: localhost\r\n{TOKEN_HEADER}: {running.access.token}\r\n\r\n".encode()
+    client.sendall(100 * page)
+    end = time.monotonic() + 5
+    while time.monotonic() < end and not running.server.server_state.connections:
+        time.sleep(0.01)
+    while time.monotonic() < end and running.server.server_state.connections:
+        time.sleep(0.01)
+    assert not running.server.server_state.connections
+    client.close()
+
+
+@pytest.mark.slow
+def test_what_is_slower_than_the_time_for_headers_is_still_answered(running, monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.1)
+
     def slow(*_):
         time.sleep(0.5)
         return {"slow": True}
@@ -180,6 +254,21 @@ def test_stopping_while_a_client_is_slow_is_quiet_and_quick(model, capfd, monkey
     assert running.stop() < 1.5
     client.close()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize(
+    "host", [b"localhost\t", b"\tlocalhost", b"localhost ", b"", b" ", b"local host", b"a\r\n localhost"]
+)
+def test_a_host_with_blanks_is_refused_before_they_are_stripped(running, host):
+    """In one piece, and letter by letter."""
+    request = b"GET / HTTP/1.1\r\nHost: " + host + f"\r\n{TOKEN_HEADER}: {running.access.token}\r\n\r\n".encode()
+    whole, pieces = running.connect(request), running.connect()
+    for at in range(len(request)):
+        pieces.sendall(request[at : at + 1])
+    for client in (whole, pieces):
+        assert client.recv(1000)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 421")
+        client.close()
 
 
 @pytest.mark.slow

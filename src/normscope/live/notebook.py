@@ -69,7 +69,8 @@ class LivePage:
 
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
         written, chat = typed(text)
-        from normscope.live.server import Access, Server, address, bound  # which need what may not be installed
+        from normscope.live.connections import Server  # which needs what may not be installed
+        from normscope.live.server import Access, address, bound
 
         self._listening = listening = bound(_HOST, port, key="port")
         access = Access(framed=True)

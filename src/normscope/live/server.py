@@ -5,7 +5,6 @@ address once sets a cookie, and from then on the browser opens links without it.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime
 import errno
@@ -17,11 +16,10 @@ import re
 import secrets
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -153,42 +151,6 @@ def address(listening: socket.socket, host: str, token: str) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{listening.getsockname()[1]}/?token={token}"
-
-
-class Server(uvicorn.Server):
-    """Serves a page until `stop` is called, from any thread. It leaves signals to its caller.
-
-    Args:
-        session: What is served.
-        access: Who may ask.
-    """
-
-    def __init__(self, session: Session, access: Access) -> None:
-        self._session = session
-        super().__init__(
-            uvicorn.Config(
-                app(session, access),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                loop="asyncio",
-                log_level="critical",  # a stranger can cause as many lines as they like
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
-
-    def stop(self) -> None:
-        """Answer nothing more."""
-        self._session.engine.close(0)
-        self.should_exit = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
 
 
 def app(session: Session, access: Access) -> Starlette:
