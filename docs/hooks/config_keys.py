@@ -3,19 +3,14 @@
 from docs.hooks import presets
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
-from normscope.config.keys import Key, keys_of
-from normscope.running.options import RunOptions
-
-
-def keys() -> list[Key]:
-    """Every key of the config, section by section in the order of the schema."""
-    return list(keys_of(RunOptions))
+from normscope.config.keys import Key
+from normscope.running.options import SCHEMA
 
 
 def page() -> str:
     """The page in Markdown."""
     sections: dict[str, list[Key]] = {"": []}
-    for key in keys():
+    for key in SCHEMA.keys.values():
         sections.setdefault(_section(key.name), []).append(key)
     parts = [
         "# Config keys and presets\n",
@@ -29,7 +24,7 @@ def page() -> str:
             info = analyses()[section.removeprefix("analysis.")]
             parts.append(f"{info.title}: see [its tables](tables.md#{info.name}).\n")
         rows = [
-            (code(key.name), key.type, key.default, key.meaning)
+            (code(key.name), key.expected, code(key.shown_default), key.meaning)
             for key in sorted(members, key=lambda key: key.name.count(".") > 1 + section.count("."))
         ]
         parts.append(table(("key", "expected", "default", "meaning"), rows))

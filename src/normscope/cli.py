@@ -198,8 +198,7 @@ def job(config: DictConfig) -> dict[str, float]:
         if config.get("verbosity") != Verbosity.quiet:  # above the tables of the job
             print(f"\njob {hydra.job.num}: {escaped(' '.join(overrides)) or 'defaults'}", flush=True)
     try:
-        SCHEMA.refuse_unknown(config)
-        SCHEMA.check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+        SCHEMA.check(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
@@ -386,7 +385,7 @@ def _job_folder(hydra: Any) -> Path:
 def _sweep_folder(given: str | None) -> str:
     """`output_dir`, or a new dated folder below outputs/multirun/."""
     if given is not None:
-        SCHEMA.check(RunOptions(output_dir=given))
+        SCHEMA.check({"output_dir": given})
     if not _is_first():
         return _scratch().name
     parent = Path("outputs/multirun")

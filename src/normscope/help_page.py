@@ -2,13 +2,13 @@
 
 import difflib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from normscope.analyses.registry import analyses
-from normscope.config.keys import Key, keys_of
+from normscope.config.keys import Key
 from normscope.distribution import folder
 from normscope.errors import InputError
-from normscope.running.options import RunOptions
+from normscope.running.options import SCHEMA
 
 _PAGE = """\
 {program} [analysis=NAME] [model=NAME] [dataset=NAME] [KEY=VALUE ...]
@@ -45,11 +45,10 @@ def help_page(program: str, topics: Sequence[str] = ()) -> str:
         names = textwrap.fill(", ".join(analyses()), 88, subsequent_indent=" " * 10)
         presets, sweeps = folder("conf"), f"{folder('experiments')}/sweeps"
         return _PAGE.format(program=program, analyses=names, presets=presets, sweeps=sweeps)
-    keys = list(keys_of(RunOptions))
-    return "\n\n".join(_described(key) for topic in topics for key in _below(topic, keys))
+    return "\n\n".join(_described(key) for topic in topics for key in _below(topic, SCHEMA.keys.values()))
 
 
-def _below(topic: str, keys: Sequence[Key]) -> list[Key]:
+def _below(topic: str, keys: Iterable[Key]) -> list[Key]:
     name = f"analysis.{topic}" if topic in analyses() else topic
     below = [key for key in keys if f"{key.name}.".startswith(f"{name}.")]
     if not below:
@@ -62,5 +61,5 @@ def _below(topic: str, keys: Sequence[Key]) -> list[Key]:
 
 
 def _described(key: Key) -> str:
-    text = f"{key.name}   {key.type}; default: {key.default}\n{textwrap.indent(key.meaning, '    ')}"
-    return text.replace("`", "").rstrip()
+    meaning = textwrap.indent(key.meaning.replace("`", ""), "    ")
+    return f"{key.name}   {key.expected}; default: {key.shown_default}\n{meaning}".rstrip()

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from normscope.config.arguments import ArgumentParser
-from normscope.config.rules import check_rules
+from normscope.config.schema import check_options
 from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import in_terminal, runs
 from normscope.reporting.comparison.compare import compared, write
@@ -105,7 +105,7 @@ def draw_again(folder: Path) -> Path:
 def _look(result: Result) -> Appearance:
     """The appearance of figures that the run's config asks for."""
     options = FigureOptions(**result.config["figures"])
-    check_rules(options, "figures.")
+    check_options(options, "figures.")
     return appearance(options)
 
 

@@ -15,14 +15,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from docs.hooks.config_keys import keys
 from normscope import viewing
 from normscope.analyses.registry import analyses
 from normscope.command_line import ATTENTION, translate_command
 from normscope.maths.mixing import Method
 from normscope.reporting.comparison import wandb_report
 from normscope.results.run_tables import RUN_TABLES
-from normscope.running.options import check
+from normscope.running.options import SCHEMA, check
 from tests.contract.test_configs import PRESETS, ROOT, composed
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_once
@@ -32,7 +31,7 @@ PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
 
 
-@pytest.mark.parametrize("key", keys(), ids=lambda key: key.name)
+@pytest.mark.parametrize("key", SCHEMA.keys.values(), ids=lambda key: key.name)
 def test_every_key_is_described(key):
     assert re.match(r"[A-Z`]", key.meaning), f"{key.name} has no description below it in the schema"
     assert key.meaning.endswith((".", ".)")), key.name
@@ -83,7 +82,7 @@ def test_every_formula_is_mathml(site):
 @pytest.mark.slow
 def test_every_key_preset_table_column_and_family_is_on_its_page(site):
     pages = {name: text_of(site / "reference" / f"{name}.html") for name in ("keys", "tables", "models")}
-    for key in keys():
+    for key in SCHEMA.keys.values():
         assert f"<code>{key.name}</code>" in pages["keys"]
     for preset in PRESETS:
         if preset.parent.name != "hydra":

@@ -14,6 +14,7 @@ from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from normscope.config.sections import nested
 from normscope.errors import InputError
 from normscope.models.loading import open_model
 from normscope.models.options import DeviceOptions, ModelOptions
@@ -50,7 +51,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["device.batch_tokens=-1"], "device.batch_tokens=-1: expected a whole number of at least 1"),
         (["device=cuda"], "this machine has no such device"),
         (["device.dtype=int4"], "dtype"),
-        (["dataset.mask_fraction=2"], "dataset.mask_fraction=2.0: expected a share in"),
+        (["dataset.mask_fraction=2"], "dataset.mask_fraction=2.0: expected a number from 0 to below 1"),
         (["layers=[0]"], "expected all or numbers from 1 to 3"),
         (["categories=[verbs]"], "unknown category 'verbs'; expected some of cls, sep, mask, punctuation, other, all"),
         (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
@@ -73,15 +74,18 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
     ("arguments", "message"),
     [
         (["model=brt"], "model=brt: no such preset; did you mean bert? Expected one of albert, "),
-        (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
-        (["figures.format=pdf"], "figures.format=pdf: expected a list: 'figures.format=[pdf]'"),
+        (["seed=x"], "seed=x: expected a whole number from 0 to 2^63 − 1"),
+        (
+            ["figures.format=pdf"],
+            "figures.format=pdf: expected a list of one or more items, each one of png, svg, pdf: 'figures.format=[pdf]'",
+        ),
         (
             ["figures.format=jpg"],
-            "figures.format=jpg: expected a list of some of png, svg, pdf: 'figures.format=[png]'",
+            "figures.format=jpg: expected a list of one or more items, each one of png, svg, pdf",
         ),
         (
             ["dataset.categories=[verb]"],
-            "dataset.categories=[verb]: expected values by name, as in '+dataset.categories.",
+            "dataset.categories=[verb]: expected the name of a column of annotated words, or categories by name: +",
         ),
         (
             ["analysis=mixing,norms"],
@@ -115,13 +119,13 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
             ["--experimental-rerun=nope.pickle"],
             "--experimental-rerun: not supported; reproduce=FOLDER repeats a run",
         ),
-        (["resume="], "resume='': expected a value, got an empty one"),
-        (["reproduce=' '"], "reproduce=' ': expected a value, got an empty one"),
+        (["resume="], "resume='': expected a path, or null, got an empty text; leave resume out"),
+        (["reproduce=' '"], "reproduce=' ': expected a path, or null, got an empty text; leave reproduce out"),
         (["resume='a\nb'", "output_dir=null"], "resume=a\\nb: expected the folder of a run"),
-        (["tracking.tags=[[]]"], "tracking.tags=[[]]: expected a list of single values, got [] in it"),
+        (["tracking.tags=[[]]"], "tracking.tags=[[]]: expected a list of items, each text of 1 to 64 characters"),
         (
             ["analysis.outliers.dimensions=[{a:1}]"],
-            "analysis.outliers.dimensions=[{'a': 1}]: expected a list of single",
+            "analysis.outliers.dimensions=[{'a': 1}]: expected a list of items, each a whole number, or null",
         ),
         (["hydra.run.dir="], "hydra.run.dir=: expected a folder"),
         (["hydra.verbose=[3]"], "hydra.verbose=[3]"),
@@ -142,7 +146,7 @@ def test_an_empty_output_folder_is_refused_before_anything_is_made(capsys, monke
     monkeypatch.chdir(tmp_path)
     outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled", "output_dir=")
     assert outcome.status == 2
-    assert "normscope: output_dir='': expected a value" in outcome.err
+    assert "normscope: output_dir='': expected a folder on this machine, or null, got an empty text" in outcome.err
     assert "Traceback" not in outcome.err
     assert not list(tmp_path.iterdir())
 
@@ -153,15 +157,16 @@ CONFIG = OmegaConf.structured(RunOptions)
 @pytest.mark.parametrize("key", STRINGS)
 def test_null_is_suggested_only_where_it_is_accepted(key):
     """An empty value of every key that takes a text: the message offers null if, and only if, the key may be null."""
-    group, _, last = key.rpartition(".")
     with pytest.raises(InputError) as raised:
-        SCHEMA.check_strings({group: {last: ""}} if group else {last: ""})
+        SCHEMA.check(nested(key, ""))
     try:
         OmegaConf.update(CONFIG, key, None)
-        accepted = key not in ("categories", "layers", "figures.width")  # of any type, which later rules narrow down
+        accepted = key != "figures.width"  # OmegaConf takes null for any type of several
     except ValidationError:
         accepted = False
-    assert str(raised.value).endswith(f"leave {key} out" + (f", or set {key}=null" if accepted else ""))
+    line = str(raised.value)
+    assert line.endswith(f", got an empty text; leave {key} out")
+    assert (", or null, got" in line) == accepted
 
 
 # Messages that suggest something, each with what it suggests.
@@ -171,7 +176,7 @@ def test_null_is_suggested_only_where_it_is_accepted(key):
         (["dataset.categories=''"], 1),
         (["analysis=[]"], 1),
         (["figures.format=pdf"], 1),
-        (["figures.format=jpg"], 1),
+        (["figures.format=jpg"], 0),
         (["analysis=mixing,norms"], 1),
         (["level=word", "analysis=outliers"], 1),
         (["dataset.wikitext=true", "dataset=conllu"], 1),

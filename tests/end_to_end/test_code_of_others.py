@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from typing import Annotated
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ def test_these_keys_let_code_run():
 
     @dataclasses.dataclass
     class OfPlugIn(AnalysisConfig):
-        script: str = dataclasses.field(default="", metadata=RUNS_CODE)
+        script: Annotated[str, RUNS_CODE] = ""
         harmless: int = 1
 
     assert Schema(OfPlugIn).keys_that_run_code == {"script": ""}

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
 from normscope.distribution import folder
+from normscope.running.options import SCHEMA
 from tests.contract.test_configs import composed
 from tests.end_to_end.shell import run_here
 
@@ -37,18 +37,18 @@ def test_what_the_help_page_shows_can_be_typed(capsys, monkeypatch):
 def test_a_group_prints_all_its_keys(capsys, monkeypatch, section):
     shown = page(capsys, monkeypatch, "help", section)
     prefix = "analysis.sinks" if section == "sinks" else section
-    own = [key for key in keys() if key.name.startswith(f"{prefix}.")]
+    own = [key for key in SCHEMA.keys.values() if key.name.startswith(f"{prefix}.")]
     assert own
     assert re.findall(r"^(\S+)   ", shown, re.M) == [key.name for key in own]
     words = " ".join(shown.split())
     for key in own:
-        for part in (key.type, f"default: {key.default}", key.meaning):
+        for part in (key.expected, f"default: {key.shown_default}", key.meaning):
             assert " ".join(part.replace("`", "").split()) in words
 
 
 def test_keys(capsys, monkeypatch):
     assert page(capsys, monkeypatch, "help", "analysis.sinks.epsilon", "seed").splitlines() == [
-        "analysis.sinks.epsilon   a share of attention weight in [0, 1); default: 0.3",
+        "analysis.sinks.epsilon   a number from 0 to below 1; default: 0.3",
         "    A key is a sink of a head if its mean weight over the queries that see it exceeds this.",
         "",
         "seed   a whole number from 0 to 2^63 − 1; default: 0",

@@ -20,7 +20,7 @@ from normscope.analyses.outliers.options import OutlierCriterion, OutliersOption
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
-from normscope.config.rules import check_rules
+from normscope.config.schema import check_options
 from normscope.errors import InputError
 from normscope.results.figures import Lines, Scatter
 from normscope.running.options import RunOptions
@@ -61,10 +61,10 @@ ENDS = [
 def test_the_ends_of_what_is_accepted(kind, key, good, bad):
     name = next(info.name for info in analyses().values() if info.options is kind)
     others = {"seed": 0} if hasattr(kind, "seed") else {}
-    check_rules(kind(**others, **{key: good}), f"analysis.{name}.")
+    check_options(kind(**others, **{key: good}), f"analysis.{name}.")
     shown = re.escape(f"analysis.{name}.{key}={str(bad).replace(' ', '')}: expected ")
     with pytest.raises(InputError, match=f"^{shown}"):
-        check_rules(kind(**others, **{key: bad}), f"analysis.{name}.")
+        check_options(kind(**others, **{key: bad}), f"analysis.{name}.")
 
 
 def test_sequences_of_sink_rates_must_fit_the_corpus():
@@ -81,7 +81,7 @@ def aligned(stack=None, dataset="parallel", **options):
     run = SimpleNamespace(model=SimpleNamespace(stack=stack), dataset=SimpleNamespace(kind=dataset))
     given = {"enabled": True, "gold": LinkFileOptions(path="gold")} | options
     options = AlignmentOptions(**given)
-    check_rules(options, "analysis.alignment.")
+    check_options(options, "analysis.alignment.")
     options.validate(run)
 
 
@@ -95,7 +95,11 @@ def aligned(stack=None, dataset="parallel", **options):
         ({"baselines": {"a.b+c-d_1": "f"}}, {"baselines": {"a b": "f"}}, "analysis.alignment.baselines.a b"),
         ({"baselines": {"attn": "f"}}, {"baselines": {"attn_w": "f"}}, "analysis.alignment.baselines.attn_w"),
         ({"baselines": {}}, {"baselines": {"attn_n": "f"}}, "analysis.alignment.baselines.attn_n"),
-        ({"baselines": None}, {"baselines": ["f"]}, "analysis.alignment.baselines=['f']: expected {NAME: FILE"),
+        (
+            {"baselines": None},
+            {"baselines": ["f"]},
+            "analysis.alignment.baselines=[f]: expected {NAME: FILE, ...}, or null",
+        ),
         ({"enabled": False, "gold": LinkFileOptions()}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import typing
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from normscope.alignment import link_scores
-from normscope.config.sections import flat, plain
+from normscope.config.sections import flat, nested, plain
 from normscope.data import token_frequencies as frequency
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
@@ -25,11 +26,11 @@ def strings() -> list[str]:
     """Keys whose values are text, by the schema alone."""
 
     def walk(kind, prefix=""):
-        for field in dataclasses.fields(kind):
-            if dataclasses.is_dataclass(field.type):
-                yield from walk(field.type, f"{prefix}{field.name}.")
-            elif "str" in str(field.type) and "dict" not in str(field.type):
-                yield f"{prefix}{field.name}"
+        for name, of in typing.get_type_hints(kind).items():
+            if dataclasses.is_dataclass(of):
+                yield from walk(of, f"{prefix}{name}.")
+            elif "str" in str(of) and "dict" not in str(of):
+                yield f"{prefix}{name}"
 
     return list(walk(RunOptions))
 
@@ -40,15 +41,15 @@ def test_an_empty_value_is_not_a_missing_one(key, value):
     if value and key in ("dataset.delimiter", "dataset.separator"):
         return
     given = [value] if key in ("tracking.tags", "analysis.alignment.aligners") else value
-    with pytest.raises(InputError, match=f"{key}=.*expected a value"):
-        SCHEMA.check_strings({key: given})
+    with pytest.raises(InputError, match=f"{key}=.*: expected .*, got an empty text; leave {key} out"):
+        SCHEMA.check(nested(key, given))
 
 
 def test_the_rule_is_part_of_the_check():
     options = RunOptions(model=ModelOptions(name="x"), dataset=DatasetOptions(kind=DatasetKind.text, path=""))
     options = OmegaConf.to_object(OmegaConf.structured(options))
     options.analysis.mixing.enabled = True
-    with pytest.raises(InputError, match=r"dataset\.path='': expected a value"):
+    with pytest.raises(InputError, match=r"dataset\.path='': expected a path, or null, got an empty text"):
         check(options)
     options.dataset.path = "a.txt"
     check(options)
@@ -58,7 +59,7 @@ def test_the_rule_is_part_of_the_check():
 @pytest.mark.parametrize("path", ["a\0b", "x" * 256, "/x" * 3000, "~nobody-of-that-name/x", "é" * 200, "\ud800"])
 def test_invalid_paths(path):
     with pytest.raises(InputError, match=r"dataset\.path="):
-        SCHEMA.check_strings({"dataset": {"path": path}})
+        SCHEMA.check({"dataset": {"path": path}})
 
 
 def test_a_message_is_one_printable_line():

@@ -3,13 +3,13 @@
 import dataclasses
 import enum
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from normscope.alignment.published import PUBLISHED
 from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import KOBAYASHI_2020
-from normscope.config.rules import IS_PATH, rule
+from normscope.config.rules import Expected, FilePath, Options
 from normscope.errors import InputError
 
 
@@ -21,15 +21,18 @@ class WordsAre(enum.StrEnum):
 
 
 @dataclasses.dataclass
-class LinkFileOptions:
+class LinkFileOptions(Options):
     """A file of word alignments in Pharaoh format."""
 
-    path: str | None = dataclasses.field(default=None, metadata=IS_PATH)
+    path: FilePath | None = None
     """The file, one line per sentence pair."""
     base: int = 0
     """Number of the first word of a sentence: 0 or 1."""
     direction: str = "source-target"
     """Which side a link names first: `source-target` or `target-source`."""
+
+
+_BASELINES = Expected("{NAME: FILE, ...}, or null", lambda given: isinstance(given, dict | None))
 
 
 @dataclasses.dataclass
@@ -40,19 +43,20 @@ class AlignmentOptions(AnalysisConfig):
     """Manual alignments: `1-2` is a sure link, `3p4` a possible one."""
     words: WordsAre = WordsAre.spaced
     """What counts as a word: text between spaces (`spaced`), or runs of letters and single punctuation marks (`punctuated`)."""
-    baselines: Any = None  # a dict; if it were typed as one, Hydra would demand a + before its keys
+    baselines: Annotated[Any, _BASELINES] = (
+        None  # a dict; if it were typed as one, Hydra would demand a + before its keys
+    )
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     aligners: list[str] = dataclasses.field(default_factory=list)
     """Other aligners to run: eflomal, simalign."""
     simalign_model: str = "google-bert/bert-base-multilingual-cased"
     """Model whose embeddings simalign uses."""
-    symmetrisation: str = dataclasses.field(
-        default="grow-diag-final",
-        metadata=rule(f"one of {', '.join(Heuristic)}", lambda name: name in list(Heuristic), ("grow",)),
+    symmetrisation: Annotated[str, Expected(f"one of {', '.join(Heuristic)}", list(Heuristic).__contains__)] = (
+        "grow-diag-final"
     )
     """Heuristic that combines the two directions of an aligner in `aligners`: `intersection`, `union`,
     `grow-diag`, `grow-diag-final`, `grow-diag-and` or `grow-diag-final-and`."""
-    reverse: str | None = dataclasses.field(default=None, metadata=IS_PATH)
+    reverse: FilePath | None = None
     """Run directory of a model in the opposite direction on the same pairs, for symmetrisation."""
     sentences: list[int] = dataclasses.field(default_factory=list)
     """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
@@ -74,8 +78,6 @@ class AlignmentOptions(AnalysisConfig):
                 "analysis.alignment.gold.path is not set: expected a file of word alignments, with lines such as `1-2 3p4`, "
                 "for dataset=parallel"
             )
-        if not isinstance(self.baselines, dict | None):
-            raise InputError(f"analysis.alignment.baselines={self.baselines}: expected {{NAME: FILE, ...}}")
         for name in self.baselines or {}:
             if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
                 raise InputError(

@@ -2,9 +2,12 @@
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import Field
 
 from normscope.analyses.papers import Paper
+from normscope.config.rules import Options
 from normscope.results.declare import Published
 
 if TYPE_CHECKING:
@@ -20,14 +23,14 @@ class RunSettings(Protocol):
 
 
 @dataclasses.dataclass
-class AnalysisConfig:
+class AnalysisConfig(Options):
     """Base class for the options of an analysis: the config keys below `analysis.<name>`."""
 
-    enabled: bool = False
-    """Whether the analysis runs; `analysis=<name>` sets it."""
+    # No docstring: pydantic reads those of the class itself alone, not of its bases.
+    enabled: Annotated[bool, Field(description="Whether the analysis runs; `analysis=<name>` sets it.")] = False
 
     def validate(self, run: RunSettings) -> None:
-        """Check how options go together; rules for single values are metadata of their fields (`config.rules`).
+        """Check how options go together; rules for single values are annotations of their fields (`config.rules`).
 
         Called before the model is loaded, even if the analysis is disabled.
 

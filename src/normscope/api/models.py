@@ -102,7 +102,7 @@ def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase 
 def _verified(
     options: ModelOptions, device: DeviceOptions, device_map: object, tokenizer: PreTrainedTokenizerBase | None
 ) -> LoadedModel:
-    SCHEMA.check_strings({"model": plain(options), "device": plain(device)})
+    SCHEMA.check({"model": plain(options), "device": plain(device)})
     with drawing():  # transformers builds models under settings of the whole process
         model = open_model(options).load(device, device_map=device_map, tokenizer=tokenizer)
     _ = model.verification  # made here

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.config.rules import check_rules
+from normscope.config.schema import check_options
 from normscope.errors import InputError, one_line
 from normscope.reporting import drawing
 from normscope.reporting.figure_text import caption_of
@@ -43,7 +43,7 @@ class Picture:
         """
         options = FigureOptions(width=width, caption=caption, dpi=dpi)
         with in_terms_of_arguments({}):
-            check_rules(options, "figures.")
+            check_options(options, "figures.")
             look = appearance(options)
             try:
                 drawing.draw(self.description, [Path(path)], look)

@@ -1,14 +1,11 @@
 """Why Hydra or OmegaConf cannot compose a config, on one line that names the key."""
 
-import dataclasses
 import difflib
-import enum
 from collections.abc import Callable, Iterator
-from typing import get_args, get_type_hints
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from normscope.config.schema import Schema
+from normscope.config.schema import Schema, suggestion, what_is_expected
 from normscope.errors import printable
 
 # OmegaConf keeps only the words of what a resolver of ours raises.
@@ -21,7 +18,6 @@ _INSTEAD = {
 }
 """What may have been meant by a name that resembles no preset, by group."""
 _NOT_A_LIST = "is not a ListConfig, list or tuple"
-_NOT_A_MAPPING = "Cannot merge DictConfig with ListConfig"
 
 # Lines of their messages that are of no use to a user; their advice to add a + would get a typo past the schema.
 _ASIDES = ("full_key:", "object_type=", "reference_type=", "To append to your", "See https://", "^")
@@ -58,32 +54,18 @@ def explain(error: Exception, schema: Schema, quoted: Callable[[str], str | None
     about = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
     if about is None:
         return _reason(error)
-    key = str(about.full_key or "")
-    if isinstance(about, ConfigAttributeError | ConfigKeyError) and not str(about).startswith("Interpolation"):
+    key, said = str(about.full_key or ""), str(error)
+    is_reference = str(about).startswith("Interpolation")
+    if isinstance(about, ConfigAttributeError | ConfigKeyError) and not is_reference:
         if schema.is_free_form(key):
             return f"{key} is not set yet; +{key}=VALUE adds it"
-        return f"unknown key {key}{schema.suggestion(key)}"
-    said = str(error)
+        return f"unknown key {key}{suggestion(key, schema.keys)}"
     where = said.removeprefix(_MERGING).splitlines()[0] if said.startswith(_MERGING) else key
-    if _NOT_A_LIST in str(about) and "=" in where:
-        name, _, value = where.partition("=")
-        names = _names_of_items(about)
-        if names and value not in names:
-            return f"{where}: expected a list of some of {', '.join(names)}: '{name}=[{names[0]}]'"
-        return f"{where}: expected a list: '{name}=[{value}]'"
-    if _NOT_A_MAPPING in str(about) and "=" in where:
-        name, _, value = where.partition("=")
-        return f"{where}: expected values by name, as in '+{name}.NAME={value}', got a list"
+    name, is_typed, value = where.partition("=")
+    if is_typed and not is_reference and schema.knows(name):
+        in_brackets = f": '{name}=[{value}]'" if _NOT_A_LIST in str(about) and schema.accepts(name, [value]) else ""
+        return f"{where}: {what_is_expected(name, value, schema.keys)}{in_brackets}"
     return f"{where}: {_reason(about)}" if where else _reason(about)
-
-
-def _names_of_items(error: OmegaConfBaseException) -> list[str]:
-    """What the items of the list that an error is about may be; empty if not only names may."""
-    options = error.object_type
-    if not dataclasses.is_dataclass(options):
-        return []
-    of = get_args(get_type_hints(options)[str(error.key)])
-    return [item.name for item in of[0]] if of and issubclass(of[0], enum.Enum) else []
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

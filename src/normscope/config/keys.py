@@ -1,21 +1,14 @@
-"""Every key of a config as people read it: its type, default and meaning, from the dataclass at its root.
+"""Every key of a config: what is expected of its value, its default and its meaning, from the dataclasses of options."""
 
-Types, defaults and meanings are in Markdown, for the documentation; `help_page` shows the same in a terminal.
-"""
-
-import ast
 import dataclasses
-import enum
-import inspect
-import textwrap
-import types
-import typing
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import MISSING
+from pydantic import TypeAdapter
 
-from normscope.config.rules import listed
+from normscope.errors import printable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,91 +17,102 @@ class Key:
 
     name: str
     """As on the command line."""
-    type: str
-    default: str
+    expected: str
+    """What its value should be, in words: `a whole number of at least 1, or null`."""
+    default: Any
     meaning: str
-    """Empty if the schema does not document it."""
+    """In Markdown; empty if no docstring says it."""
+    runs_code: bool
+    """Whether it lets third-party code run; see `RUNS_CODE`."""
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a reader sees it."""
+        if self.default == MISSING:
+            return "required"
+        if isinstance(self.default, str) and self.default.startswith("${"):
+            return f"that of {self.default[2:-1]}"
+        return "none" if self.default in ([], {}) else shown(self.default)
 
 
-def keys_of(options: type, prefix: str = "") -> Iterator[Key]:
-    """Every key of a dataclass and those below it, in the order of the fields."""
-    meanings, types_ = field_docstrings(options), typing.get_type_hints(options)
-    for field in dataclasses.fields(options):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        name, kind = f"{prefix}{field.name}", types_[field.name]
-        # Options of an analysis are instances of their dataclass, whatever the annotation.
-        nested = type(default) if dataclasses.is_dataclass(default) else None
-        if nested is not None:
-            yield from keys_of(nested, f"{name}.")
-            continue
-        yield Key(name, _expected(field, kind), _default(default), meanings.get(field.name, ""))
+@functools.cache
+def adapter(options: type) -> TypeAdapter[Any]:
+    """What checks the values of a dataclass of options."""
+    return TypeAdapter(options)
 
 
-def _expected(field: dataclasses.Field[Any], kind: Any) -> str:
-    """The rules for a key's value, or its type if there are none."""
-    rules = [rule.expected for rule in field.metadata.get("rules", ())]
-    items = [rule.expected for rule in field.metadata.get("rules_of_items", ())]
-    parts = [", ".join(rules)] if rules else [f"list, each item {', '.join(items)}"] if items else []
-    if not parts:
-        return _type(kind)
-    return "; or ".join([*parts, *(["`null`"] if type(None) in typing.get_args(kind) else [])])
+@functools.cache
+def keys_of(options: type) -> Mapping[str, Key]:
+    """Every key of a dataclass and those below it by name, in the order of the fields."""
+    schema = adapter(options).json_schema()
+    return {key.name: key for key in _keys(schema, schema.get("$defs", {}), options(), "")}
 
 
-def field_docstrings(options: type) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass and its bases."""
-    docstrings: dict[str, str] = {}
-    for base in reversed(options.__mro__):
-        if not dataclasses.is_dataclass(base) or base.__module__ == "types" or _is_generated(base):
-            continue
-        try:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:  # installed without its source
-            continue
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
-                    docstrings[name] = inspect.cleandoc(docstring)
-    return docstrings
+def _keys(schema: Mapping[str, Any], named: Mapping[str, Any], section: Any, prefix: str) -> Iterator[Key]:
+    for name, field in schema["properties"].items():
+        default = getattr(section, name)
+        if dataclasses.is_dataclass(default):
+            yield from _keys(_of_name(field, named), named, default, f"{prefix}{name}.")
+        else:
+            # A meaning that an enum has as well is written there alone.
+            meaning = field.get("description") or ("$ref" in field and _of_name(field, named).get("description")) or ""
+            runs_code = field.get("runs_code", False)
+            yield Key(f"{prefix}{name}", _words(field, named), default, meaning, runs_code)
 
 
-def _is_generated(options: type) -> bool:
-    """Whether a dataclass is built at run time, from the registry of analyses, so that no source file has its docstrings."""
-    return options.__name__ == "AnalysisOptions"
+def _of_name(schema: Mapping[str, Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = named[schema["$ref"].rpartition("/")[2]]
+    return found
 
 
-def _type(kind: Any) -> str:
-    if kind is Any:
-        return "any"
-    arguments = typing.get_args(kind)
-    match typing.get_origin(kind):
-        case types.UnionType | typing.Union:
-            parts = [_type(argument) for argument in arguments if argument is not type(None)]
-            return " or ".join([*parts, *(["`null`"] if type(None) in arguments else [])])
-        case origin if origin is list:
-            return f"list of {_type(arguments[0])}"
-        case origin if origin is dict:
-            return "mapping"
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return ", ".join(_code(member.value) for member in kind)
-    return {str: "text", int: "integer", float: "number", bool: "`true`, `false`"}[kind]
+def _words(schema: Mapping[str, Any], named: Mapping[str, Any]) -> str:
+    """What a JSON Schema expects."""
+    match schema:
+        case {"expected": words}:
+            return str(words)
+        case {"$ref": _}:
+            return _words(_of_name(schema, named), named)
+        case {"anyOf": [*others, {"type": "null"}]}:
+            return f"{_words({'anyOf': others}, named)}, or null"
+        case {"anyOf": parts}:
+            return " or ".join(_words(part, named) for part in parts)
+        case {"enum": values}:
+            return f"one of {', '.join(map(str, values))}"
+        case {"const": value}:
+            return str(value)
+        case {"type": "array", "items": items}:
+            fewest = "one or more " if "minItems" in schema else ""
+            return f"a list of {fewest}items, each {_words(items, named)}"
+        case {"type": "string", "minLength": fewest, "maxLength": most}:
+            return f"text of {fewest} to {most} characters"
+        case {"type": "integer" | "number"}:
+            return f"a {'whole ' if schema['type'] == 'integer' else ''}number{_range(schema)}"
+    named_types = {"boolean": "true or false", "string": "text", "object": "values by name"}
+    return named_types.get(str(schema.get("type")), "any value")
 
 
-def _default(value: Any) -> str:
-    if value == MISSING:
-        return "required"
-    if value is None:
-        return _code("null")
-    if isinstance(value, bool):
-        return _code(str(value).lower())
-    if isinstance(value, str) and value.startswith("${"):
-        return f"that of {_code(value[2:-1])}"
-    if isinstance(value, list | dict) and not value:
-        return "none"
-    if isinstance(value, list):
-        return _code(listed(value))
-    return _code(value)
+def _range(schema: Mapping[str, Any]) -> str:
+    match schema:
+        case {"minimum": low, "maximum": high}:
+            return f" from {low:,} to {high:,}"
+        case {"minimum": low, "exclusiveMaximum": high}:
+            return f" from {low:,} to below {high:,}"
+        case {"exclusiveMinimum": low, "exclusiveMaximum": high}:
+            return f" above {low:,} and below {high:,}"
+        case {"minimum": low}:
+            return f" of at least {low:,}"
+        case {"exclusiveMinimum": low}:
+            return f" above {low:,}"
+    return ""
 
 
-def _code(text: object) -> str:
-    return f"`{text}`"
+def shown(value: Any) -> str:
+    """A value as on the command line."""
+    match value:
+        case None | bool():
+            return "null" if value is None else str(value).lower()
+        case list():
+            return f"[{','.join(map(shown, value))}]"
+        case str() if value != value.strip() or not value:
+            return printable(repr(value), 300)
+    return printable(str(value), 300)

@@ -1,26 +1,114 @@
-"""What can be known of a config's keys from the dataclass at its root."""
+"""Whether values fit the options that they are for: one line says which key to change, and what it expects."""
 
-import dataclasses
 import difflib
-import functools
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import itertools
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import MISSING
+from pydantic import ValidationError
 
-from normscope.config.rules import FREE_FORM, IS_PATH, MAY_BE_BLANK, RUNS_CODE, Metadata, check_rules
-from normscope.config.sections import flat, plain
+from normscope.config.keys import Key, adapter, keys_of, shown
+from normscope.config.sections import flat, nested, plain
 from normscope.errors import InputError
-
-_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
 
 _ALIKE, _LAST_ALIKE = 0.6, 0.85
 """How alike two keys, or the last parts of two keys of any groups, are if one may be a misspelling of the other."""
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""Characters that no text and no name of a file has."""
+
+
+def check_options(section: Any, prefix: str = "") -> None:
+    """Check the values of a dataclass of options.
+
+    Args:
+        section: The options.
+        prefix: The name of the section and a dot; empty for the root.
+
+    Raises:
+        InputError: If a value is not what its annotation says; the message names the key.
+    """
+    check_values(type(section), plain(section), prefix)
+
+
+def check_values(options: type, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Check values for a dataclass of options, all of them or some, nested as in a config file; see `check_options`."""
+    try:
+        adapter(options).validate_python(values)
+    except ValidationError as error:
+        found = [each for each in error.errors(include_url=False) if not _is_open(each["input"])]
+        if found:
+            # Keys of a section come before those of the sections in it, whose values may refer to them.
+            first = min(found, key=lambda each: len(each["loc"]))
+            raise InputError(_line(first, keys_of(options), values, prefix)) from error
+    for key, value in flat(values).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and _NO_TEXT.search(text):
+                raise InputError(
+                    f"{prefix}{key}={shown(value)}: expected text, got a character that no text or file name has"
+                )
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value is not there yet: a config that is composed sets it, or takes that of another key."""
+    return isinstance(value, str) and (value == MISSING or value.startswith("${"))
+
+
+def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str, Any], prefix: str) -> str:
+    """What pydantic found, in one line."""
+    if error["type"] == "unexpected_keyword_argument":
+        name = ".".join(map(str, error["loc"]))
+        return f"unknown key {prefix}{name}{suggestion(name, keys, prefix)}"
+    name, value = "", values
+    for part in error["loc"]:
+        if name in keys or not isinstance(value, Mapping):
+            break
+        name, value = f"{name}.{part}".lstrip("."), value[part]
+    reason = str(error.get("ctx", {}).get("error", "")) or what_is_expected(name, value, keys, prefix)
+    return f"{prefix}{name}={shown(value)}: {reason}"
+
+
+def what_is_expected(name: str, value: Any, keys: Mapping[str, Key], prefix: str = "") -> str:
+    """The end of a message about a wrong value of a key or a section."""
+    if name not in keys:
+        below = [f"{prefix}{key}" for key in keys if key.startswith(f"{name}.")]
+        return f"expected keys such as {below[0]}"
+    texts = value if isinstance(value, list) else [value]
+    is_empty = any(isinstance(text, str) and not text.strip() for text in texts)
+    return f"expected {keys[name].expected}" + (f", got an empty text; leave {prefix}{name} out" if is_empty else "")
+
+
+def _with_sections(keys: Iterable[str]) -> list[str]:
+    """Keys and the sections that they are in."""
+    parts = (itertools.accumulate(key.split("."), lambda above, name: f"{above}.{name}") for key in keys)
+    return list(dict.fromkeys(itertools.chain.from_iterable(parts)))
+
+
+def suggestion(key: str, keys: Iterable[str], prefix: str = "") -> str:
+    """The end of a message that suggests the closest known key; empty if none is close.
+
+    What a key is called counts most: to `model.dtype`, `device.dtype` is closer than `model.toy`.
+    """
+
+    def alike(one: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, one, other).ratio()
+
+    def last(name: str) -> str:
+        return name.rpartition(".")[2]
+
+    scores = {name: (alike(last(name), last(key)), alike(name, key)) for name in _with_sections(keys)}
+    close = {
+        name: of_last + of_all / 2
+        for name, (of_last, of_all) in scores.items()
+        if of_last >= _LAST_ALIKE or of_all >= _ALIKE
+    }
+    return f"; did you mean {prefix}{max(close, key=lambda name: close[name])}?" if close else ""
+
 
 class Schema:
-    """All keys of a config, with their defaults and the metadata of their fields.
+    """All keys of a config.
 
     Args:
         root: The dataclass of the whole config, all of whose fields have defaults.
@@ -29,138 +117,35 @@ class Schema:
     def __init__(self, root: type) -> None:
         self._root = root
 
-    def check(self, options: Any) -> None:
-        """Check the options of a run, as far as their metadata tells."""
-        self.check_strings(plain(options))
-        check_rules(options)
+    @property
+    def keys(self) -> Mapping[str, Key]:
+        """Every key by name."""
+        return keys_of(self._root)
 
-    def refuse_unknown(self, config: DictConfig) -> None:
-        """Refuse unknown keys set by `+key=value`, which OmegaConf lets through: they are typos.
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Check values as in a config file, all of them or some; see `check_values`."""
+        check_values(self._root, values)
 
-        Raises:
-            InputError: If there is an unknown key.
-        """
-        self._refuse_unknown(config, "")
-
-    def _refuse_unknown(self, config: DictConfig, prefix: str) -> None:
-        for name in map(str, config):
-            key = f"{prefix}{name}"
-            if key not in self._names:
-                raise InputError(f"unknown key {key}{self.suggestion(key)}")
-            below = config._get_node(name)
-            if isinstance(below, DictConfig) and f"{key}." in self._sections:
-                self._refuse_unknown(below, f"{key}.")
+    def accepts(self, key: str, value: Any) -> bool:
+        """Whether a key may have a value."""
+        try:
+            self.check(nested(key, value))
+        except InputError:
+            return False
+        return True
 
     def knows(self, key: str) -> bool:
         """Whether this is a key or a section, or a key that Hydra reads itself."""
-        return key in self._names or self.is_free_form(key) or key == "experiment" or key.startswith("hydra.")
-
-    def suggestion(self, key: str) -> str:
-        """The end of a message that suggests the closest known key; empty if none is close.
-
-        What a key is called counts most: to `model.dtype`, `device.dtype` is closer than `model.toy`.
-        """
-
-        def alike(one: str, other: str) -> float:
-            return difflib.SequenceMatcher(None, one, other).ratio()
-
-        def last(name: str) -> str:
-            return name.rpartition(".")[2]
-
-        scores = {name: (alike(last(name), last(key)), alike(name, key)) for name in self._names}
-        close = {
-            name: of_last + of_all / 2
-            for name, (of_last, of_all) in scores.items()
-            if of_last >= _LAST_ALIKE or of_all >= _ALIKE
-        }
-        return f"; did you mean {max(close, key=lambda name: close[name])}?" if close else ""
+        own = key in _with_sections(self.keys) or self.is_free_form(key)
+        return own or key == "experiment" or key.startswith("hydra.")
 
     def is_free_form(self, key: str) -> bool:
         """Whether a key is, or lies in, a mapping that users fill in with keys of their own."""
-        return any(f"{key}.".startswith(f"{own}.") for own in self._with(FREE_FORM))
+        return any(
+            isinstance(own.default, dict) and f"{key}.".startswith(f"{name}.") for name, own in self.keys.items()
+        )
 
-    @functools.cached_property
+    @property
     def keys_that_run_code(self) -> Mapping[str, Any]:
         """The default of every key that lets third-party code run, those of plug-ins included; see `RUNS_CODE`."""
-        return {key: default for key, default in self._defaults.items() if key in self._with(RUNS_CODE)}
-
-    def check_strings(self, config: Mapping[str, Any]) -> None:
-        """Refuse strings and lists without a meaning: an empty string is not the same as null, and no file name contains NUL.
-
-        Args:
-            config: The whole config or a part of it, nested or flat.
-        """
-        settings = {key: value for key, value in flat(config).items() if not self.is_free_form(key)}
-        for key, value in settings.items():
-            if isinstance(value, list):  # OmegaConf takes any item for a list of numbers or words
-                _check_items(key, value)
-        for key, text in _strings(settings):
-            if not text or (not text.strip() and key not in self._with(MAY_BE_BLANK)):
-                null = f", or set {key}=null" if self._defaults.get(key, "") is None else ""
-                raise InputError(f"{key}={text!r}: expected a value, got an empty one; leave {key} out{null}")
-            if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise InputError(f"{key}={text!r}: expected text, got a character that no text or file name has")
-            if key in self._with(IS_PATH):
-                _check_path(key, text)
-
-    @functools.cached_property
-    def _fields(self) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-        """The field and the default of every key and every section, the latter with a dot at the end."""
-        return dict(_fields(self._root(), ""))
-
-    @functools.cached_property
-    def _names(self) -> dict[str, None]:
-        """Every key and section, in order."""
-        return dict.fromkeys(key.removesuffix(".") for key in self._fields)
-
-    @functools.cached_property
-    def _sections(self) -> frozenset[str]:
-        return frozenset(key for key in self._fields if key.endswith("."))
-
-    @functools.cached_property
-    def _defaults(self) -> dict[str, Any]:
-        return {key: default for key, (_, default) in self._fields.items()}
-
-    def _with(self, mark: Metadata) -> frozenset[str]:
-        """The keys whose metadata has a mark."""
-        return self._marked.get(next(iter(mark)), frozenset())
-
-    @functools.cached_property
-    def _marked(self) -> dict[str, frozenset[str]]:
-        names = {name for field, _ in self._fields.values() for name in field.metadata}
-        return {
-            name: frozenset(key for key, (field, _) in self._fields.items() if field.metadata.get(name))
-            for name in names
-        }
-
-
-def _fields(section: Any, prefix: str) -> Iterator[tuple[str, tuple[dataclasses.Field[Any], Any]]]:
-    for field in dataclasses.fields(section):
-        default, key = getattr(section, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(default):
-            yield f"{key}.", (field, default)
-            yield from _fields(default, f"{key}.")
-        else:
-            yield key, (field, default)
-
-
-def _check_items(key: str, items: list[Any]) -> None:
-    for item in items:
-        if isinstance(item, list | dict):
-            raise InputError(f"{key}={items}: expected a list of single values, got {item!r} in it")
-
-
-def _strings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        yield from ((key, item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
-
-
-def _check_path(key: str, text: str) -> None:
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError as error:
-        raise InputError(f"{key}={text}: {error}") from error
-    if len(str(path).encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
-        raise InputError(
-            f"{key}={text[:60]}…: expected a path with names of at most {_LONGEST_NAME} bytes, {_LONGEST_PATH:,} in all"
-        )
+        return {name: key.default for name, key in self.keys.items() if key.runs_code}

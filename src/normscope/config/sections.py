@@ -21,6 +21,12 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dotted
 
 
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A config with one key: the opposite of `flat`."""
+    above, _, last = key.rpartition(".")
+    return nested(above, {last: value}) if above else {last: value}
+
+
 def plain(options: Any) -> dict[str, Any]:
     """A config, or a group of one, as strings, numbers, lists and dicts, ready for any file format."""
 

@@ -3,11 +3,12 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import II, MISSING
+from pydantic import Field
 
-from normscope.config.rules import FREE_FORM, IS_PATH, MAY_BE_BLANK, SEED, at_least, rule, share
+from normscope.config.rules import BlankText, Count, Expected, FilePath, Options, Seed, Share
 from normscope.errors import InputError
 
 
@@ -56,21 +57,31 @@ class Segments(enum.StrEnum):
     zero = "zero"
 
 
-_ONE_CHARACTER = {**rule("one character", lambda text: len(text) == 1, ("ab", "; "), repr), **MAY_BE_BLANK}
+OneCharacter = Annotated[BlankText, Field(max_length=1), Expected("one character")]
+
+
+def _are_categories(given: Any) -> bool:
+    return isinstance(given, Mapping) or (isinstance(given, str) and bool(given.strip()))
+
+
+_CATEGORIES = Expected(
+    "the name of a column of annotated words, or categories by name: +dataset.categories.NAME=[token,token]",
+    _are_categories,
+)
 
 
 @dataclass
-class DatasetOptions:
+class DatasetOptions(Options):
     """Which texts are read, and how."""
 
     kind: DatasetKind = MISSING
     """Where examples come from; presets set it."""
-    path: str | None = field(default=None, metadata=IS_PATH)
+    path: FilePath | None = None
     """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `hub`,
     the dataset's name; for `conllu`, the treebank."""
-    pair_path: str | None = field(default=None, metadata=IS_PATH)
+    pair_path: FilePath | None = None
     """File of the second texts, line by line with those of `path`."""
-    separator: str | None = field(default=None, metadata=MAY_BE_BLANK)
+    separator: BlankText | None = None
     """Separates a text from its translation, if `parallel` has both on one line."""
     config: str | None = None
     """Configuration of a Hub dataset."""
@@ -86,7 +97,7 @@ class DatasetOptions:
     """Column of the gold score of a pair: a number that says how similar its texts are."""
     header: bool = True
     """Whether the first line of a .csv or .tsv names the columns."""
-    delimiter: str | None = field(default=None, metadata=_ONE_CHARACTER)
+    delimiter: OneCharacter | None = None
     """Separates the cells of a .csv or .tsv."""
     quoting: Quoting | None = None
     """What quotation marks mean; by default `standard` in .csv, `none` in .tsv."""
@@ -98,20 +109,20 @@ class DatasetOptions:
     """Whether rows hold conversations (`messages`), which are written in the tokenizer's chat template."""
     stride: int = 0
     """Tokens by which a window overlaps the one before it."""
-    limit: int | None = field(default=None, metadata=at_least(1))
+    limit: Count | None = None
     """Maximum number of examples."""
-    max_length: int | None = field(default=None, metadata=at_least(3, "at least {} tokens"))
+    max_length: Annotated[int, Field(ge=3)] | None = None
     """Maximum number of tokens in an example (by default, the model's); in a pair, the longer text is truncated first."""
-    mask_fraction: float = field(default=0.0, metadata=share())
+    mask_fraction: Share = 0.0
     """Fraction of the ordinary tokens that are masked."""
     segments: Segments = Segments.pair
     """Segment ids of the second text of a pair: 1 (`pair`), or 0 as in the first text (`zero`)."""
-    categories: Any = field(default_factory=dict, metadata=FREE_FORM)
+    categories: Annotated[Any, _CATEGORIES] = field(default_factory=dict)
     """User-defined token categories, each a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens;
     or a column of annotated words (`upos`, `deprel`), whose values become categories."""
     name: str | None = None
     """Name of the data, if known: published numbers are compared only with numbers on the same data."""
-    seed: int = field(default=II("seed"), metadata=SEED)
+    seed: Seed = II("seed")
     """Seed of everything that is drawn at random: masked tokens and pairs of paragraphs."""
 
 
@@ -140,11 +151,6 @@ def check_dataset(options: DatasetOptions) -> None:
         raise InputError(
             "dataset.score_column is set, but the texts of a pair come from two files (dataset.pair_path); expected one file "
             "with this column and both texts"
-        )
-    if not isinstance(options.categories, str | Mapping):
-        raise InputError(
-            f"dataset.categories={options.categories}: expected the name of a column of annotated words, or categories by "
-            "name: +dataset.categories.NAME=[token,token]"
         )
     if options.kind is DatasetKind.conllu and (options.segmentation is not Segmentation.none or options.wikitext):
         raise InputError(

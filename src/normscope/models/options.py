@@ -2,15 +2,17 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from omegaconf import II, MISSING
+from pydantic import Field
 
-from normscope.config.rules import IS_PATH, RUNS_CODE, SEED, at_least, is_size, rule
+from normscope.config.rules import RUNS_CODE, Count, FilePath, MemorySize, Options, Seed
 from normscope.errors import InputError
 
 
 @dataclass
-class Pin:
+class Pin(Options):
     """The source of a preset's model. It is ignored if another `model.name` overrides the preset's."""
 
     name: str | None = None
@@ -32,16 +34,16 @@ class ModelStack(enum.StrEnum):
 
 
 @dataclass
-class ModelOptions:
+class ModelOptions(Options):
     """Which model is analysed."""
 
-    name: str = field(default=MISSING, metadata=IS_PATH)
+    name: FilePath = MISSING
     """Hub name or local folder."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     sha256: str | None = None
     """Expected SHA-256 digest of the weights."""
-    step: int | None = field(default=None, metadata=at_least(0))
+    step: Annotated[int, Field(ge=0)] | None = None
     """Training step of the checkpoint, the x-axis of a comparison; by default read from the revision, the name or the file
     `trainer_state.json`. With `model=multiberts-steps`, which checkpoint."""
     checkpoints: str | None = None
@@ -50,24 +52,24 @@ class ModelOptions:
     pin: Pin = field(default_factory=Pin)
     stack: ModelStack | None = None
     """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
-    tokenizer: str | None = field(default=None, metadata=IS_PATH)
+    tokenizer: FilePath | None = None
     """Hub name or local folder of another tokenizer."""
-    factory: str | None = field(default=None, metadata=RUNS_CODE)
+    factory: Annotated[str | None, RUNS_CODE] = None
     """A function that builds the model, as `package.module:function`. It returns a `torch.nn.Module`, a pair of a module and
     its tokenizer, or a dict with `model` and other arguments of `normscope.wrap`."""
     random_init: bool = False
     """Use random weights of the same shapes, as a control."""
     toy: bool = False
     """Use the toy translation model, which is trained on first use."""
-    seed: int = field(default=II("seed"), metadata=SEED)
+    seed: Seed = II("seed")
     """Seed of random weights; with `model=multiberts`, which of the 25 models."""
     source_language: str | None = None
     """Source language of a multilingual translation model, as a language code of its tokenizer."""
     target_language: str | None = None
     """Target language of a multilingual translation model, as a language code of its tokenizer."""
-    allow_pickle: bool = field(default=False, metadata=RUNS_CODE)
+    allow_pickle: Annotated[bool, RUNS_CODE] = False
     """Accept weights that are not safetensors."""
-    trust_remote_code: bool = field(default=False, metadata=RUNS_CODE)
+    trust_remote_code: Annotated[bool, RUNS_CODE] = False
     """Run code that comes with the model."""
 
 
@@ -86,28 +88,25 @@ class DeviceMap(enum.StrEnum):
     auto = "auto"
 
 
-_SIZE = rule("a size such as 20GiB or 500MB", is_size, ("much", "GiB", "-1GB"))
-
-
 @dataclass
-class MaxMemory:
+class MaxMemory(Options):
     """Sizes such as `20GiB` or `500MB`; by default, the free memory."""
 
-    accelerator: str | None = field(default=None, metadata=_SIZE)
+    accelerator: MemorySize | None = None
     """On the accelerator on which the model runs, and on each other GPU of the process."""
-    cpu: str | None = field(default=None, metadata=_SIZE)
+    cpu: MemorySize | None = None
     """In CPU memory. Weights that fit nowhere stay on disk."""
 
 
 @dataclass
-class DeviceOptions:
+class DeviceOptions(Options):
     """Where the model runs."""
 
     name: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`."""
     dtype: DType = DType.float32
     """Number format of weights and activations."""
-    batch_tokens: int = field(default=4096, metadata=at_least(1))
+    batch_tokens: Count = 4096
     """Maximum number of tokens in a batch, padding included."""
     map: DeviceMap | None = None
     """`auto` keeps weights that do not fit on the device on the process's other GPUs, then in CPU memory, then on disk

@@ -2,11 +2,13 @@
 
 import dataclasses
 import enum
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from normscope.config.rules import Metadata, between, both, each, rule, some_of
+from pydantic import Field
+
+from normscope.config.rules import Expected, Options, SomeOf
 
 # What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
 MOST_EXAMPLES = 100
@@ -42,55 +44,42 @@ TAG_LENGTH = 64
 """Maximum length of a tag in W&B."""
 
 
-def _name_of(length: int, expected: str = "a name of 1 to {} characters") -> Metadata:
-    return rule(
-        expected.format(length),
-        lambda name: 1 <= len(name.strip()) <= len(name) <= length,
-        (" ", "x" * (length + 1)),
-        repr,
-    )
-
-
-_NAME = _name_of(NAME_LENGTH)
-_PROJECT = rule(
-    "a name without / \\ # ? % and :", lambda name: not re.search(r"[/\\#?%:]", name), ("a/b", "a:b", "a%b"), repr
-)
-_ENTITY = rule(
-    "a user or team: letters, digits, -, _ and .", lambda name: re.fullmatch(r"[\w.-]+", name), ("a b", "a/b"), repr
-)
+Name = Annotated[str, Field(max_length=NAME_LENGTH)]
+_PROJECT = Expected(f"a name of 1 to {NAME_LENGTH} characters, without / \\ # ? % and :")
+_ENTITY = Expected(f"a user or team of 1 to {NAME_LENGTH} characters: letters, digits, -, _ and .")
 
 
 @dataclass
-class TrackingOptions:
+class TrackingOptions(Options):
     """Weights & Biases."""
 
     mode: TrackingMode | None = None
     """`online`, `offline` or `disabled`; by default WANDB_MODE, or else `offline`."""
-    project: str | None = field(default=None, metadata=both(_NAME, _PROJECT))
+    project: Annotated[Name, Field(pattern=r"^[^/\\#?%:]+$"), _PROJECT] | None = None
     """W&B project; by default WANDB_PROJECT, or else `normscope`."""
-    entity: str | None = field(default=None, metadata=both(_NAME, _ENTITY))
+    entity: Annotated[Name, Field(pattern=r"^[\w.-]+$"), _ENTITY] | None = None
     """W&B user or team."""
-    group: str | None = field(default=None, metadata=_NAME)
+    group: Name | None = None
     """Group of runs; in a multirun, by default the name of the sweep's directory."""
-    name: str | None = field(default=None, metadata=_NAME)
+    name: Name | None = None
     """Name of the run; by default its analyses, model, data and seed (WANDB_NAME if it is set)."""
-    job_type: str | None = field(default=None, metadata=_NAME)
+    job_type: Name | None = None
     """Type of the run; by default `analysis`, `experiment` or `reproduction` (WANDB_JOB_TYPE if it is set)."""
     notes: str | None = None
     """Notes on the run; by default its command line (WANDB_NOTES if it is set)."""
-    tags: list[str] = field(default_factory=list, metadata=each(_name_of(TAG_LENGTH, "a tag of 1 to {} characters")))
+    tags: list[Annotated[str, Field(max_length=TAG_LENGTH)]] = field(default_factory=list)
     """Tags of the run in addition to its model family, data and analyses; by default WANDB_TAGS."""
 
 
 @dataclass
-class ReportOptions:
+class ReportOptions(Options):
     """The report of a run."""
 
     enabled: bool = True
     """Whether to write the report."""
-    examples: int = field(default=3, metadata=between(0, MOST_EXAMPLES, "texts for the explorer of the report"))
+    examples: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] = 3
     """Number of texts with token maps: the first texts that are short enough, then the first longer ones."""
-    tokens: int = field(default=64, metadata=between(FEWEST_TOKENS, MOST_TOKENS, "tokens of a text in the explorer"))
+    tokens: Annotated[int, Field(ge=FEWEST_TOKENS, le=MOST_TOKENS)] = 64
     """Maximum number of tokens in such a text; longer ones are truncated."""
     text: str | None = None
     """A text to show instead; `text ||| second text` is a pair."""
@@ -110,29 +99,25 @@ def _is_width(width: str | int | float) -> bool:
     return NARROWEST_FIGURE <= width <= WIDEST_FIGURE
 
 
-_WIDTH = rule(
-    f"column, page or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches", _is_width, (2.9, 40.5, "wide", float("nan"))
-)
+_WIDTH = Expected(f"column, page or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches", _is_width)
 
 
 @dataclass
-class FigureOptions:
+class FigureOptions(Options):
     """The figures of a run, ready for a paper."""
 
-    format: list[FigureFormat] = field(
-        default_factory=lambda: [FigureFormat.png, FigureFormat.svg], metadata=some_of(FigureFormat)
-    )
+    format: SomeOf[FigureFormat] = field(default_factory=lambda: [FigureFormat.png, FigureFormat.svg])
     """File formats: some of `png`, `svg` and `pdf`, as in `[pdf,png]`."""
-    width: str | int | float = field(default="page", metadata=_WIDTH)
+    width: Annotated[str | int | float, _WIDTH] = "page"
     """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), or a number of inches."""
     caption: bool = True
     """Whether to write the caption below the panels; otherwise, it is written to a text file beside the figure."""
-    dpi: int = field(default=200, metadata=between(LOWEST_DPI, HIGHEST_DPI, "pixels per inch"))
+    dpi: Annotated[int, Field(ge=LOWEST_DPI, le=HIGHEST_DPI)] = 200
     """Pixels per inch of .png, and of point clouds in the other formats."""
 
 
 @dataclass
-class RecipeOptions:
+class RecipeOptions(Options):
     """The preset of a paper's result, if `experiment` selects one."""
 
     name: str | None = None

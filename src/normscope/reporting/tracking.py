@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.config.rules import check_rules
+from normscope.config.schema import check_options
 from normscope.config.sections import INCIDENTAL, flat
 from normscope.config.training_step import step_in, without_step
 from normscope.data.options import DatasetOptions
@@ -113,7 +113,7 @@ def with_environment(options: TrackingOptions, warn: Callable[[str], None] = say
     if project is None:
         project = os.environ.get("WANDB_PROJECT") or _PROJECT
         try:
-            check_rules(TrackingOptions(project=project), "tracking.")
+            check_options(TrackingOptions(project=project), "tracking.")
         except InputError:
             warn(f"WANDB_PROJECT={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
             project = _PROJECT

@@ -4,16 +4,17 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
 
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses
 from normscope.config.composition import explain
-from normscope.config.rules import IS_PATH, SEED, at_least, rule
-from normscope.config.schema import Schema
+from normscope.config.rules import Expected, FilePath, Options, Seed
+from normscope.config.schema import Schema, check_options
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
 from normscope.live.options import LiveOptions
@@ -29,10 +30,10 @@ from normscope.reporting.options import (
 
 
 @dataclass
-class CheckpointOptions:
+class CheckpointOptions(Options):
     """Checkpoints, from which an interrupted run can be resumed."""
 
-    every_seconds: float = field(default=60.0, metadata=at_least(0, "seconds, {} or more"))
+    every_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Minimum number of seconds between two checkpoints; 0 saves after every batch."""
 
 
@@ -43,15 +44,16 @@ else:
     AnalysisOptions = dataclasses.make_dataclass(
         "AnalysisOptions",
         [(info.name, info.options, field(default_factory=info.options)) for info in analyses().values()],
+        bases=(Options,),
         namespace={"__doc__": "The options of every analysis, enabled or not.", "__module__": __name__},
     )
 
 
-_LOCAL_FOLDER = IS_PATH | rule("a folder on this machine", lambda path: "://" not in path, ("http://x/y", "s3://x/y"))
+LocalFolder = Annotated[FilePath, Expected("a folder on this machine", lambda path: "://" not in path)]
 
 
 @dataclass
-class RunOptions:
+class RunOptions(Options):
     """The whole config."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -59,23 +61,23 @@ class RunOptions:
     analysis: AnalysisOptions = field(default_factory=AnalysisOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
-    layers: Any = "all"
-    """`all`, or a list of layer numbers from 1."""
-    categories: Any = "all"
-    """`all`, or a list of token categories to report."""
+    layers: Annotated[Any, Expected("all, or a list of layer numbers from 1")] = "all"
+    """Which layers to measure."""
+    categories: Annotated[Any, Expected("all, or a list of token categories")] = "all"
+    """Which categories of tokens to report."""
     level: Level = Level.token
     """Whether to measure tokens (`token`) or whole words (`word`). The vectors of a word's tokens are merged before they are
     measured. Words are those of the corpus if it is annotated, otherwise those of the tokenizer."""
-    seed: int = field(default=0, metadata=SEED)
+    seed: Seed = 0
     """Seed of all random choices, unless a more specific one is set."""
     attention: AttentionRule = AttentionRule.held
     """What attributions do with attention weights, in a run, `explain` and `serve`: hold them at their values (`held`), or
     follow them to queries and keys as well (`through`)."""
-    output_dir: str | None = field(default=None, metadata=_LOCAL_FOLDER)
+    output_dir: LocalFolder | None = None
     """The run directory itself; in a multirun, the sweep's directory."""
-    resume: str | None = field(default=None, metadata=IS_PATH)
+    resume: FilePath | None = None
     """Directory of a stopped run to resume."""
-    reproduce: str | None = field(default=None, metadata=IS_PATH)
+    reproduce: FilePath | None = None
     """Directory of a run to repeat; the numbers are compared."""
     verbosity: Verbosity = Verbosity.normal
     """`normal`, or `quiet` (`--quiet`): only the folder of the results and errors are printed."""
@@ -122,7 +124,7 @@ def settled(options: RunOptions) -> RunOptions:
 
 def check(options: RunOptions) -> None:
     """Check what types cannot say, as far as it is known before a model is loaded."""
-    SCHEMA.check(options)
+    check_options(options)
     if not enabled_analyses(options.analysis):
         names = ", ".join(node.name for node in dataclasses.fields(options.analysis))
         raise InputError(f"analysis=[]: expected at least one of {names}, for example analysis=mixing")
@@ -175,7 +177,9 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
         InputError: If a key is unknown or a value has the wrong type; the message names the key.
     """
     try:
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunOptions), _plain(settings)))
+        values = _plain(settings)
+        SCHEMA.check(values)
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunOptions), values))
     except OmegaConfBaseException as error:
         raise InputError(explain(error, SCHEMA)) from error
     except RecursionError as error:

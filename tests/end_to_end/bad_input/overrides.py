@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ def leaves() -> Iterator[tuple[str, str]]:
     """Keys of the schema on the command line, and their types."""
 
     def walk(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
-        for field in dataclasses.fields(kind):
-            if dataclasses.is_dataclass(field.type):
-                yield from walk(field.type, f"{prefix}{field.name}.")
+        for name, of in typing.get_type_hints(kind).items():
+            if dataclasses.is_dataclass(of):
+                yield from walk(of, f"{prefix}{name}.")
             else:
-                yield f"{prefix}{field.name}", str(getattr(field.type, "__name__", field.type))
+                yield f"{prefix}{name}", of.__name__ if isinstance(of, type) else str(of)
 
     yield from walk(RunOptions, "")
 

@@ -3,8 +3,10 @@
 import dataclasses
 import enum
 import importlib.util
+from typing import Annotated
 
 from omegaconf import II
+from pydantic import Field
 
 from normscope.analyses.attribution.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
@@ -19,7 +21,7 @@ from normscope.analyses.papers import (
     MODARRESSI_2023,
     MOHEBBI_2023,
 )
-from normscope.config.rules import ABOVE_ZERO, SEED, at_least, listed, rule
+from normscope.config.rules import AboveZero, Count, Seed
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
 
@@ -59,14 +61,11 @@ class AttributionOptions(AnalysisConfig):
     """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences; with
     `model.stack=cross`, how much of each word of a translation comes from the source."""
 
-    methods: list[AttributionMethod] | None = dataclasses.field(
-        default=None,
-        metadata=rule(f"at least one of {', '.join(AttributionMethod)}", len, ([],), listed),
-    )
+    methods: Annotated[list[AttributionMethod], Field(min_length=1)] | None = None
     """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `through_attention` (which follows
     attention weights as well, where `decompx` holds them), `gradient_x_input` and `integrated_gradients` (which needs Captum).
     By default, the first six, as far as they are defined for the model's family."""
-    attention: AttentionRule = dataclasses.field(default=II("attention"))
+    attention: AttentionRule = II("attention")
     """`through` adds `through_attention` to the default methods. By default, the run's `attention`."""
     stage: AttributionStage = AttributionStage.block
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, whichever of them ends the attention `block`, or
@@ -74,35 +73,29 @@ class AttributionOptions(AnalysisConfig):
     bias: ValueBias = ValueBias.token
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
-    sequences: int = dataclasses.field(default=8, metadata=at_least(1))
+    sequences: Count = 8
     """Maximum number of random sequences. The memory for maps grows with the square of a sequence's length."""
     pooling: Pooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is attributed whatever heads the checkpoint
     has. By default, as the model's files say; otherwise causal models use the last token's vector, and others the mean."""
-    shares: list[float] = dataclasses.field(
-        default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0],
-        metadata=rule(
-            "percentages above 0 and below 100, at least one",
-            lambda shares: shares and all(0 < share < 100 for share in shares),
-            ([], [0.0], [5.0, 100.0], [float("nan")]),
-            listed,
-        ),
+    shares: Annotated[list[Annotated[float, Field(gt=0, lt=100)]], Field(min_length=1)] = dataclasses.field(
+        default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0]
     )
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
     """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if the
     tokenizer has one and `target` is not `loss`."""
-    orders: int = dataclasses.field(default=3, metadata=at_least(1))
+    orders: Count = 3
     """Number of random orders of each sequence's tokens, as a baseline."""
-    steps: int = dataclasses.field(default=50, metadata=at_least(1))
+    steps: Count = 50
     """Number of steps of `integrated_gradients`."""
-    seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
+    seed: Seed = II("seed")
     """Seed of the sampled sequences and the random orders."""
     target: ReadoutTarget | None = None
     """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
     of the `embedding`; by default, what the checkpoint has weights for, in this order. For a causal language model, it can
     also be the `answer`, the second text of each pair (`dataset.pair_column`), or the `loss` on the text's own tokens."""
-    precision: float | None = dataclasses.field(default=0.4, metadata=ABOVE_ZERO)
+    precision: AboveZero | None = 0.4
     """The sample ends early once it is known how much more faithful the best method is than random orders: when the 95%
     interval of the difference in comprehensiveness is within ± this share of the difference; null attributes all sequences.
     Translations are always all attributed."""

@@ -7,20 +7,20 @@ from omegaconf import II
 from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2024
-from normscope.config.rules import ABOVE_ZERO, SEED, at_least
+from normscope.config.rules import AboveZero, Count, Seed
 
 
 @dataclasses.dataclass
 class FeedForwardOptions(AnalysisConfig):
     """Mixing through the whole layer, including the feed-forward network (Kobayashi et al. 2024)."""
 
-    sequences: int = dataclasses.field(default=16, metadata=at_least(1))
+    sequences: Count = 16
     """Maximum number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
-    pairs: int = dataclasses.field(default=20, metadata=at_least(1))
+    pairs: Count = 20
     """Number of amplified token pairs to list in each layer."""
-    seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
+    seed: Seed = II("seed")
     """Seed of the sampled sequences."""
-    precision: float | None = dataclasses.field(default=0.015, metadata=ABOVE_ZERO)
+    precision: AboveZero | None = 0.015
     """The sample ends early once the 95% interval of the change by the network, 1 − Spearman's ρ averaged over layers, is
     within ± this; null compares all sequences."""
 

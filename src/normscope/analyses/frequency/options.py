@@ -7,21 +7,21 @@ from omegaconf import II
 from normscope.analyses.frequency.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
-from normscope.config.rules import IS_PATH, SEED
+from normscope.config.rules import FilePath, Seed
 
 
 @dataclasses.dataclass
 class FrequencyOptions(AnalysisConfig):
     """Token frequency (Kobayashi et al. 2020 and 2021)."""
 
-    source: str = dataclasses.field(default="corpus", metadata=IS_PATH)
+    source: FilePath = "corpus"
     """Where tokens are counted: `corpus`, or a text file like those of dataset.path."""
-    path: str | None = dataclasses.field(default=None, metadata=IS_PATH)
+    path: FilePath | None = None
     """A file of `rank count token_id` lines to read the ranks from instead."""
     conventional: bool = False
     """Whether [CLS], [SEP], comma and period rank as the four most frequent tokens, and other special tokens and single
     characters are left out (K20, footnote 5)."""
-    seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
+    seed: Seed = II("seed")
     """Seed of the scatter plot's sample."""
 
 

@@ -7,18 +7,18 @@ from omegaconf import II
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.norms.published import PUBLISHED
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2020, KOBAYASHI_2021
-from normscope.config.rules import SEED, at_least
+from normscope.config.rules import Count, Seed
 
 
 @dataclasses.dataclass
 class NormsOptions(AnalysisConfig):
     """Vector norms (Kobayashi et al. 2020)."""
 
-    sampled_queries: int | None = dataclasses.field(default=512, metadata=at_least(1))
+    sampled_queries: Count | None = 512
     """Maximum number of queries per sequence for the rank correlation, drawn at random; null uses all."""
-    scatter_pairs: int = dataclasses.field(default=10_000, metadata=at_least(1))
+    scatter_pairs: Count = 10_000
     """Number of pairs in the scatter plot."""
-    seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
+    seed: Seed = II("seed")
     """Seed of the sampled queries and pairs."""
 
 

@@ -2,11 +2,14 @@
 
 import dataclasses
 import enum
+from typing import Annotated
+
+from pydantic import Field
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.outliers.published import PUBLISHED
 from normscope.analyses.papers import MARUTA_2024
-from normscope.config.rules import ABOVE_ZERO, rule
+from normscope.config.rules import AboveZero
 
 
 class OutlierCriterion(enum.StrEnum):
@@ -22,12 +25,9 @@ class OutliersOptions(AnalysisConfig):
 
     criterion: OutlierCriterion = OutlierCriterion.sigma
     """Unit of the distance: standard deviations (`sigma`), or median absolute deviations (`mad`)."""
-    threshold: float = dataclasses.field(default=3.0, metadata=ABOVE_ZERO)
+    threshold: AboveZero = 3.0
     """Distance beyond which a dimension is an outlier of a layer."""
-    share: float = dataclasses.field(
-        default=0.5,
-        metadata=rule("a share of the layers in [0, 1]", lambda value: 0 <= value <= 1, (-0.1, 1.1, float("nan"))),
-    )
+    share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Minimum share of the layers in which an outlier of the model must be an outlier."""
     dimensions: list[int] | None = None
     """The outlier dimensions; null detects them."""

@@ -5,7 +5,7 @@ import dataclasses
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import MODARRESSI_2023
 from normscope.analyses.similarity.published import PUBLISHED
-from normscope.config.rules import at_least, each
+from normscope.config.rules import Count
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ValueBias
 
@@ -26,7 +26,7 @@ class SimilarityOptions(AnalysisConfig):
     sums: bool = False
     """Whether to measure only what each token adds together with the whole other text. This takes about three times as long as
     embedding the texts, however long they are; there are no maps, and no table of pairs of categories."""
-    rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3], metadata=each(at_least(1)))
+    rows: list[Count] = dataclasses.field(default_factory=lambda: [1, 2, 3])
     """Pairs of texts to show token by token, given by their numbers in the data, from 1."""
 
     def validate(self, _run: RunSettings) -> None:
