@@ -82,6 +82,7 @@ def _plain(value: object) -> str:
     text = re.sub(r"<class '([^']+)'>", r"\1", text)
     text = re.sub(r"<factory>|<function .*? at 0x[0-9a-f]+>", "…", text)
     text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
+    text = re.sub(r"[\w.]*Annotated\[(\w+), FieldInfo\(.*?\)\]", r"\1", text)  # what a value must be is not its type
     return re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", text).replace("'", '"')
 
 

@@ -28,7 +28,7 @@ def test_bad_input_before_the_first_job_leaves_no_folder(capsys, monkeypatch, tm
     outcome = sweep(capsys, monkeypatch, tmp_path / "parent/sweep", "seed=1,x")
     assert (outcome.status, outcome.err.splitlines()) == (
         2,
-        ["normscope: seed=x: Value 'x' of type 'str' could not be converted to Integer"],
+        ["normscope: seed=x: expected a whole number from 0 to 2^63 − 1"],
     )
     assert not list(tmp_path.iterdir())
 

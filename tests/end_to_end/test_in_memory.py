@@ -211,7 +211,7 @@ def test_text_in_results_is_escaped(model):
         ({"scatter_pairs": -3}, r"^scatter_pairs=-3: expected .* at least 1"),
         ({"scatter_pairs": "many"}, r"^scatter_pairs: Value 'many'"),
         ({"max_length": 999}, r"^max_length=999: expected at most 160"),
-        ({"max_length": 2}, r"^max_length=2: expected at least 3 tokens$"),
+        ({"max_length": 2}, r"^max_length=2: expected a whole number of at least 3, or null$"),
         ({"mask_fraction": 2.0}, r"^mask_fraction=2.0: expected a share in \[0, 1\)$"),
         ({"segmentation": "words"}, r"^segmentation: Invalid value 'words'"),
         ({"batch_tokens": 0}, r"^batch_tokens=0: expected a whole number of at least 1$"),

@@ -491,7 +491,7 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["live.port=99999"], "live.port=99999: expected a port from 0 to 65535"),
+        (["live.port=99999"], "live.port=99999: expected a whole number from 0 to 65,535"),
         (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
         (["live.host=a..b"], "live.host=a..b: cannot be resolved: "),
         ([f"live.host={'a' * 64}"], f"live.host={'a' * 64}: cannot be resolved: "),
