@@ -128,6 +128,7 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
             "analysis.outliers.dimensions=[{'a': 1}]: expected a list of items, each a whole number, or null",
         ),
         (["hydra.run.dir="], "hydra.run.dir=: expected a folder"),
+        (["hydra.job.num=x"], "hydra.job.num=x: Value 'x' of type 'str' could not be converted to Integer"),
         (["hydra.verbose=[3]"], "hydra.verbose=[3]"),
         (
             ["+hydra.job.env_copy=[NOT_SET]"],

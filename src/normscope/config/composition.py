@@ -62,7 +62,7 @@ def explain(error: Exception, schema: Schema, quoted: Callable[[str], str | None
         return f"unknown key {key}{suggestion(key, schema.keys)}"
     where = said.removeprefix(_MERGING).splitlines()[0] if said.startswith(_MERGING) else key
     name, is_typed, value = where.partition("=")
-    if is_typed and not is_reference and schema.knows(name):
+    if is_typed and not is_reference and name in schema.names:
         in_brackets = f": '{name}=[{value}]'" if _NOT_A_LIST in str(about) and schema.accepts(name, [value]) else ""
         return f"{where}: {what_is_expected(name, value, schema.keys)}{in_brackets}"
     return f"{where}: {_reason(about)}" if where else _reason(about)

@@ -122,6 +122,11 @@ class Schema:
         """Every key by name."""
         return keys_of(self._root)
 
+    @property
+    def names(self) -> list[str]:
+        """Every key and section."""
+        return _with_sections(self.keys)
+
     def check(self, values: Mapping[str, Any]) -> None:
         """Check values as in a config file, all of them or some; see `check_values`."""
         check_values(self._root, values)
@@ -136,7 +141,7 @@ class Schema:
 
     def knows(self, key: str) -> bool:
         """Whether this is a key or a section, or a key that Hydra reads itself."""
-        own = key in _with_sections(self.keys) or self.is_free_form(key)
+        own = key in self.names or self.is_free_form(key)
         return own or key == "experiment" or key.startswith("hydra.")
 
     def is_free_form(self, key: str) -> bool:
