@@ -62,6 +62,12 @@ def compare(results: Sequence[Result]) -> list[str]:
     Args:
         results: What `run` or `read` returned; differences are measured from the first.
 
+    Examples:
+        >>> import normscope
+        >>> results = [normscope.run("mixing", texts=["A short text."], layers=[layer]) for layer in (1, 3)]
+        >>> normscope.compare(results)[0].partition(". ")[2]
+        'The largest difference in percentage points is in mixing ratio (AttnResLn-N: the attention block): 15% instead of 25%.'
+
     Raises:
         InputError: If no run has completed.
     """
@@ -129,7 +135,10 @@ def compare_folders(
     Raises:
         InputError: If there is nothing to compare, a run is damaged, or the folder cannot be written to.
     """
-    comparison = compared(*runs.read(folders), baseline, thresholds)
+    return _shown(compared(*runs.read(folders), baseline, thresholds), output)
+
+
+def _shown(comparison: RunComparison, output: Path) -> Path:
     written = write(comparison, output)
     in_terminal.show(comparison)
     return written
@@ -150,13 +159,15 @@ def command(words: Sequence[str], program: str) -> Path:
         return draw_again(parsed.run)
     is_sweep = len(parsed.runs) == 1 and not os.path.exists(parsed.runs[0] / RESULTS)
     output = parsed.output or (parsed.runs[0] if is_sweep else Path("outputs/comparison"))
-    written = compare_folders(parsed.runs, output, parsed.baseline, dict(parsed.threshold))
+    found, failures = runs.read(parsed.runs)
+    comparison = compared(found, failures, parsed.baseline, dict(parsed.threshold))
+    written = _shown(comparison, output)
     if parsed.wandb is not None:
         from normscope.reporting.comparison.wandb_report import published
 
         entity, _, project = parsed.wandb.partition("/")
         group = parsed.group or parsed.runs[0].resolve().name
-        say(f"report in {published(entity, project or 'normscope', group, parsed.runs, parsed.baseline)}")
+        say(f"report in {published(entity, project or 'normscope', group, found, verdict(comparison))}")
     return written
 
 

@@ -30,8 +30,6 @@ CARRIED = ("decompx",)
 """Those that carry a vector for each pair of tokens through every layer, which takes many times as long."""
 _CHOICES = 8
 """Predictions that are shown."""
-
-
 _STRONGEST = 8
 """Heads that are named."""
 _SINK = 0.3

@@ -76,8 +76,8 @@ class Access:
     def check_page(self, request: Request) -> None:
         """Check that a request comes from a page of this server, or from none.
 
-        Another site's page may send requests here, or point a name of its own to this machine: browsers then tell by `Origin`
-        and `Host`.
+        Another site's page may send requests here, or make a host name of its own point to this machine: browsers then say so
+        in `Origin` and `Host`.
 
         Raises:
             Refusal: If it does not.

@@ -79,7 +79,7 @@ class ConfiguredInputs(Inputs):
     """The model and the corpus that a config names.
 
     Args:
-        group: The processes of the run; each has a device of its own.
+        group: The processes of the run, each with its own device.
     """
 
     def __init__(self, model: ModelOptions, device: DeviceOptions, group: ProcessGroup) -> None:

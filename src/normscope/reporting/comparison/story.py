@@ -15,11 +15,11 @@ from normscope.rounding import brief, brief_share, compared
 FEWEST = 3
 """Values of the variable that make a story."""
 _MOST = 3
-"""Measures that are told."""
+"""Measures that have a sentence at most."""
 _REMAINDER = "/other"
 """How measures of ordinary tokens end: these get what special tokens lose, which is the finding."""
 BLOCK = "mixing/attnresln_n/mean"
-"""The measure of the whole attention block, which is told first if it moves."""
+"""The measure of the whole attention block, which comes first if it moves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +84,13 @@ def stories(comparison: RunComparison) -> list[Story]:
     whole = comparison.values[comparison.values["layer"] == 0]
     whole = whole.assign(place=whole["label"].map(by_label))
     table = whole.pivot_table(index="place", columns="metric", values="value").sort_index().dropna(axis="columns")
-    told = {
+    moves = {
         str(metric): effect(str(metric), float(values.max()), float(values.min()))
         for metric, values in table.items()
         if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and panel_of(str(metric)).label
     }
-    moved = [metric for metric, size in told.items() if size >= COUNTS]
-    moved.sort(key=lambda metric: (metric != BLOCK, not is_part(metric), -told[metric]))
+    moved = [metric for metric, size in moves.items() if size >= COUNTS]
+    moved.sort(key=lambda metric: (metric != BLOCK, not is_part(metric), -moves[metric]))
     return [Story(metric, variable, table[metric]) for metric in moved[:_MOST]]
 
 

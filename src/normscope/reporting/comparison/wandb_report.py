@@ -11,9 +11,6 @@ from typing import Any
 
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.errors import InputError, one_line
-from normscope.reporting.comparison.compare import compared
-from normscope.reporting.comparison.runs import read
-from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.layer_charts import layer_charts
 from normscope.results.declare import Published, Rollup, declared
 from normscope.results.result import Result
@@ -22,14 +19,13 @@ _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
 
 
-def published(entity: str, project: str, group: str, folders: Sequence[Path], baseline: Path | None = None) -> str:
+def published(entity: str, project: str, group: str, runs: Mapping[Path, Result], sentences: Sequence[str]) -> str:
     """Publish the report as a draft, and return its address; see `report`.
 
     Raises:
-        InputError: If a run is damaged, or the report cannot be published.
+        InputError: If the report cannot be published.
     """
-    runs, failures = read(folders)
-    built = report(entity, project, group, runs, verdict(compared(runs, failures, baseline)))
+    built = report(entity, project, group, runs, sentences)
     try:
         built.save(draft=True)
     except Exception as error:  # the client raises many kinds of error without a login or a network

@@ -35,17 +35,28 @@ EXPLORER_SCRIPTS = (
 """The scripts of the explorer and of pairs of texts, in order: they need no others."""
 
 
+ALONE = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""What a browser lets a page do that needs no other file and asks nobody."""
+
+
 @functools.cache
 def environment() -> jinja2.Environment:
     """The template environment; every value is escaped."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("normscope.reporting", "page"), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    made.globals["policy"] = Markup(ALONE)
+    return made
 
 
 def asset(name: str) -> Markup:
     """A stylesheet or script, to be inlined into a page."""
     return Markup((importlib.resources.files("normscope.reporting") / "page" / name).read_text(encoding="utf-8"))
+
+
+def style(*names: str) -> Markup:
+    """Stylesheets as one."""
+    return Markup().join(map(asset, names))
 
 
 def script(*names: str) -> Markup:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from normscope.reporting.explorer import pairs_payload, payload
-from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
+from normscope.reporting.page.elements import EXPLORER_SCRIPTS, environment, script, script_data, style
 from normscope.results.figures import TextPair
 from normscope.results.maps import TokenMaps
 
@@ -15,7 +15,7 @@ def explorer_page(sentences: Sequence[TokenMaps]) -> str:
         .get_template("explorer_page.html")
         .render(
             title=_title(sentences[0]),
-            css=asset("page.css") + asset("explorer.css"),
+            css=style("page.css", "explorer.css"),
             script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
             explorer=script_data(payload(sentences)),
             unit=sentences[0].unit,
@@ -54,7 +54,7 @@ def attention_page(
             what=what,
             strongest=strongest,
             note=note,
-            css=asset("page.css") + asset("explorer.css"),
+            css=style("page.css", "explorer.css"),
             script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
             explorer=script_data(payload([maps], next(iter(maps.maps)))),
         )
@@ -72,7 +72,7 @@ def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
         .get_template("pairs_page.html")
         .render(
             title=pairs[0].title,
-            css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
+            css=style("page.css", "explorer.css", "pairs.css"),
             script=script(*EXPLORER_SCRIPTS, *(["ranking.js"] if ranked else []), "pairs_page.js"),
             ranked=ranked,
             pairs=script_data(pairs_payload(pairs)),

@@ -5,10 +5,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, script, script_data
+from normscope.reporting.page.elements import ALONE, EXPLORER_SCRIPTS, environment, script, script_data, style
 
-_ALONE = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-POLICY = f"{_ALONE}; connect-src 'self'"
+POLICY = f"{ALONE}; connect-src 'self'"
 """What a browser lets the page do: what a report may, and ask its own server."""
 REFUSED = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>normscope live</title>
@@ -44,8 +43,8 @@ def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, 
         .get_template("live.html")
         .render(
             title=title or f"{names}, live",
-            policy=Markup(POLICY if saved is None else _ALONE),
-            css=asset("page.css") + asset("explorer.css") + asset("pairs.css") + asset("live.css"),
+            policy=Markup(POLICY if saved is None else ALONE),
+            css=style("page.css", "explorer.css", "pairs.css", "live.css"),
             script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
             about=script_data(about),
             unit="token",

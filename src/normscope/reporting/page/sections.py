@@ -6,10 +6,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from normscope.reporting.page.elements import EXPLORER_SCRIPTS, asset, environment, packed_data, script, script_data
+from normscope.reporting.page.elements import EXPLORER_SCRIPTS, environment, packed_data, script, script_data, style
+from normscope.rounding import counted
 
 _NOTHING = Markup()
-_STYLES = ("page.css", "explorer.css", "pairs.css")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,7 @@ class Section:
         """What is folded away, in a few words; empty if nothing is."""
         figures = sum(len(measure.figures) for measure in self.more_measures)
         counts = {"finding": len(self.more_findings), "figure": figures, "table": len(self.tables)}
-        parts = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
-        return ", ".join(parts)
+        return ", ".join(counted(count, noun) for noun, count in counts.items() if count)
 
 
 def render(
@@ -101,7 +100,7 @@ def render(
             sections=sections,
             subtitle=subtitle,
             facts=facts,
-            css=Markup().join(map(asset, _STYLES)),
+            css=style("page.css", "explorer.css", "pairs.css"),
             script=script(*EXPLORER_SCRIPTS, "tables.js", "page.js"),
             tables=packed_data(tables),
             explorer=None if explorer is None else script_data(explorer),
