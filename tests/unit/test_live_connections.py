@@ -130,6 +130,20 @@ def test_unfinished_requests_keep_nobody_out(running, capsys, beginning):
     assert len(lines) <= 2  # and that a request without the token is refused
 
 
+def test_a_stranger_whose_request_is_refused_stays_older_than_the_owner(running):
+    """Refused before its body has come, which never does."""
+    refused = b"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    strangers = [running.connect() for _ in range(connections.MOST - 1)]
+    owner = running.connect()
+    for stranger in strangers:
+        stranger.sendall(refused)
+        assert " 403 " in read(stranger)
+    running.connect()
+    assert is_closed(strangers[0])
+    owner.sendall(f"GET / HTTP/1.1\r\nHost: localhost\r\n{TOKEN_HEADER}: {running.access.token}\r\n\r\n".encode())
+    assert " 200 " in read(owner)
+
+
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("drips", [False, True])
 @pytest.mark.parametrize("part", ["headers", "body", "next headers"])

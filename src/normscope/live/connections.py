@@ -102,9 +102,10 @@ class Connection(H11Protocol):
         return host is None or _TIDY.fullmatch(host[1]) is not None
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request. One that was refused before its body came stays as old as it was."""
         super().on_response_complete()
-        self._since = self.loop.time()
+        if not self.cycle.more_body:
+            self._since = self.loop.time()
         self._expect(HEADERS_SECONDS)
 
     def pause_writing(self) -> None:
