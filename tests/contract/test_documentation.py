@@ -287,6 +287,13 @@ def test_the_readme_says_what_the_first_run_says(tmp_path):
         assert claim in (ROOT / "docs" / page).read_text()
 
 
+def test_every_table_of_questions_has_those_that_reports_open_with():
+    for page, link in (("README.md", "docs/measures/"), ("docs/index.md", "measures/"), ("docs/measures/index.md", "")):
+        text = (ROOT / page).read_text()
+        for name, info in analyses().items():
+            assert f"]({link}{name}.md) | {info.question} |" in text, f"{page}: {name}"
+
+
 def test_every_file_that_the_readme_links_to_exists():
     for readme in READMES:
         for target in re.findall(r"\]\(([^)#\s]+)", readme.read_text()):
