@@ -104,7 +104,6 @@ def test_the_gallery_has_every_figure_once(site):
     page = (site / "gallery.html").read_text()
     for picture in (ROOT / "docs" / "images").glob("*.png"):
         assert len(re.findall(rf'<img src="[^"]*/{picture.name}"', page)) == 1, picture.name
-    assert page.count("<h3") >= len(list((ROOT / "docs" / "images").glob("*.png")))
 
 
 @pytest.mark.slow
