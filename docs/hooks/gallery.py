@@ -19,8 +19,8 @@ def page() -> str:
     return "\n".join(
         [
             "# Gallery\n",
-            "Reports that you can click through, then every figure. A name such as `mixing_heatmap` is that of the file in a "
-            "run's `figures/`.\n",
+            "Reports that you can click through, then every figure by the question it answers. The name below each, such as "
+            "`mixing_heatmap`, is that of the file in a run's `figures/`.\n",
             "## Live reports\n",
             *(_reports() or [f"{_MISSING}\n"]),
             *_figures(),
@@ -55,7 +55,7 @@ def _figures() -> list[str]:
     for name, info in analyses().items():
         own = {figure: path for figure, path in shown.items() if figure.startswith(f"{name}_")}
         if own:
-            parts.append(f"## {info.title}\n\n[What it measures](measures/{name}.md).\n")
+            parts.append(f"## {info.question}\n\n[{info.title}](measures/{name}.md)\n")
         parts += [_figure(figure, path) for figure, path in sorted(own.items())]
         shown = {figure: path for figure, path in shown.items() if figure not in own}
     parts.append("## From Python, and over training\n")
@@ -68,4 +68,4 @@ def _figure(name: str, path: Path) -> str:
         width, height = picture.size
     described = html.escape(f"The figure {name}", quote=True)
     size = f'width="{width}" height="{height}" loading="lazy"'
-    return f'### {code(name)}\n\n<img src="{link}" alt="{described}" {size}>\n\n{caption(path)}\n'
+    return f'<img src="{link}" alt="{described}" {size}>\n\n{caption(path)} {code(name)}\n'

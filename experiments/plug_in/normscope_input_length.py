@@ -22,7 +22,12 @@ PUBLISHED = Published(
     curves=(Rollup("length", "Mean length.", of="by_layer.length", label="length"),),
 )
 INFO = AnalysisInfo(
-    "input_length", "Length of inputs", InputLengthOptions, "normscope_input_length:InputLength", published=PUBLISHED
+    "input_length",
+    "Length of inputs",
+    InputLengthOptions,
+    "normscope_input_length:InputLength",
+    question="How long are the vectors that enter a block?",
+    published=PUBLISHED,
 )
 
 

@@ -88,6 +88,7 @@ class AlignmentOptions(AnalysisConfig):
 ALIGNMENT = AnalysisInfo(
     name="alignment",
     title="Word alignment",
+    question="Which source word does each translated word come from?",
     options=AlignmentOptions,
     implementation="normscope.alignment.analysis:AlignmentAnalysis",
     papers=(KOBAYASHI_2020,),

@@ -54,6 +54,8 @@ class AnalysisInfo:
     """Dataclass of the options."""
     implementation: str
     """Path of the `Analysis` subclass, `package.module:Class`. It is imported only if the analysis is enabled."""
+    question: str = ""
+    """What it answers, as a question. It opens the section."""
     papers: tuple[Paper, ...] = ()
     """Papers to cite."""
     supports_cross_attention: bool = False

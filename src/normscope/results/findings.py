@@ -68,20 +68,16 @@ MOST_ON_TOP = 5
 """The most findings at the top of a report."""
 
 
-def ranked(sentences: Sequence[Sentence]) -> tuple[list[Sentence], list[Sentence]]:
-    """The findings of a run, the most important first.
+def ranked(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """The findings at the top of a report, at most `MOST_ON_TOP`.
 
     The first finding of each analysis comes first, then surprising findings, then the rest.
-
-    Returns:
-        The findings on top, at most `MOST_ON_TOP`, and all others in their own order.
     """
     answers = {sentence.analysis: sentence for sentence in reversed(sentences)}
     first = [sentence for sentence in sentences if answers[sentence.analysis] is sentence]
     surprises = [sentence for sentence in sentences if sentence.surprising]
     order = {id(sentence): sentence for sentence in [*first, *surprises, *sentences]}
-    top = list(order.values())[:MOST_ON_TOP]
-    return top, [sentence for sentence in sentences if not any(sentence is chosen for chosen in top)]
+    return list(order.values())[:MOST_ON_TOP]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -122,9 +122,10 @@ def test_plug_ins_are_installed_and_can_be_imported() -> None:
 
 
 def test_it_declares_itself(info: AnalysisInfo) -> None:
-    """Name, title, options with defaults, and the class that implements it."""
+    """Name, title, question, options with defaults, and the class that implements it."""
     assert info.name.isidentifier()
     assert info.title
+    assert info.question.endswith("?"), "AnalysisInfo(question=...) says what it answers"
     assert issubclass(info.options, AnalysisConfig)
     assert not info.options().enabled, "analysis=NAME enables it"
     assert issubclass(info.load(), Analysis)

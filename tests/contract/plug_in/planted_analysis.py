@@ -27,6 +27,7 @@ class PlantedOptions(AnalysisConfig):
 INFO = AnalysisInfo(
     name="planted",
     title="Length of inputs",
+    question="How long are the vectors that enter a block?",
     options=PlantedOptions,
     implementation="planted_analysis:PlantedAnalysis",
     papers=(Paper("planted1999", "@misc{planted1999, title = {A planted paper}}"),),

@@ -123,6 +123,7 @@ class AttributionOptions(AnalysisConfig):
 ATTRIBUTION = AnalysisInfo(
     name="attribution",
     title="Attribution",
+    question="Which method says most faithfully what an output depends on?",
     options=AttributionOptions,
     implementation="normscope.analyses.attribution.analysis:AttributionAnalysis",
     papers=(

@@ -28,6 +28,7 @@ class FeedForwardOptions(AnalysisConfig):
 FEEDFORWARD = AnalysisInfo(
     name="feedforward",
     title="Feed-forward networks",
+    question="What does the feed-forward network change?",
     options=FeedForwardOptions,
     implementation="normscope.analyses.feedforward.analysis:FeedForwardAnalysis",
     papers=(KOBAYASHI_2024, CUNNINGHAM_2026),

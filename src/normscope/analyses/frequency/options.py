@@ -28,6 +28,7 @@ class FrequencyOptions(AnalysisConfig):
 FREQUENCY = AnalysisInfo(
     name="frequency",
     title="Token frequency",
+    question="Does the model discount frequent tokens?",
     options=FrequencyOptions,
     implementation="normscope.analyses.frequency.analysis:FrequencyAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),

@@ -15,6 +15,7 @@ class MixingOptions(AnalysisConfig):
 MIXING = AnalysisInfo(
     name="mixing",
     title="Mixing ratios",
+    question="How much of a token's output vector comes from other tokens?",
     options=MixingOptions,
     implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
     papers=(KOBAYASHI_2021, CUNNINGHAM_2026),

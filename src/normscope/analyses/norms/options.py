@@ -25,6 +25,7 @@ class NormsOptions(AnalysisConfig):
 NORMS = AnalysisInfo(
     name="norms",
     title="Vector norms",
+    question="How much does each token contribute, as opposed to how much weight it gets?",
     options=NormsOptions,
     implementation="normscope.analyses.norms.analysis:NormsAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021, CUNNINGHAM_2026),

@@ -36,6 +36,7 @@ class OutliersOptions(AnalysisConfig):
 OUTLIERS = AnalysisInfo(
     name="outliers",
     title="Outlier dimensions",
+    question="Which hidden dimensions stand far from the others?",
     options=OutliersOptions,
     implementation="normscope.analyses.outliers.analysis:OutliersAnalysis",
     papers=(MARUTA_2024,),

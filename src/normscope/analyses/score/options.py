@@ -43,6 +43,7 @@ class ScoreOptions(AnalysisConfig):
 SCORE = AnalysisInfo(
     name="score",
     title="Score contributions",
+    question="Which dimensions decide where attention goes, and is their effect causal?",
     options=ScoreOptions,
     implementation="normscope.analyses.score.analysis:ScoreAnalysis",
     papers=(MARUTA_2024,),

@@ -20,6 +20,7 @@ class SyntaxOptions(AnalysisConfig):
 SYNTAX = AnalysisInfo(
     name="syntax",
     title="Syntax",
+    question="Do weights or vectors find the syntactic head of a word?",
     options=SyntaxOptions,
     implementation="normscope.analyses.syntax.analysis:SyntaxAnalysis",
     papers=(CLARK_2019,),

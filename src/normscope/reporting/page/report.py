@@ -1,5 +1,6 @@
 """The HTML report of one run."""
 
+import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ _LONGEST = 200_000
 def page(result: Result) -> str:
     """The report of one run as self-contained HTML."""
     facts, config = result.facts, result.config
-    top, others = ranked([Sentence.of(sentence) for sentence in result.sentences])
+    top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
     published = against_paper(result)
     sections = [
@@ -40,7 +41,6 @@ def page(result: Result) -> str:
             "findings",
             "Findings",
             findings=_linked(top, result, shown),
-            more_findings=_linked(others, result, shown),
             remarks=list(dict.fromkeys(map(_begun, result.notes))),
             ordered=True,
         ),
@@ -142,16 +142,28 @@ def _name(model: str) -> str:
 
 
 def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Section:
-    """The section of an analysis: its first figure, and the rest folded away. Maps of two texts take the figure's place."""
+    """The section of an analysis: its question, its first finding and one figure; the rest is folded away.
+
+    Maps of two texts take the figure's place.
+    """
+    info = analyses().get(name)
+    sentences = [sentence for sentence in map(Sentence.of, result.sentences) if sentence.analysis == name]
+    findings = _linked(sentences, result, shown)
     figures = _figures(name, result)
     pair = any(map(_is_pair, figures.values()))
-    measures = [Measure([figure_element(figure, full)]) for full, figure in figures.items() if not _is_pair(figure)]
+    drawn = {full: figure for full, figure in figures.items() if not _is_pair(figure)}
+    answer = findings[0].figure if findings else ""
+    order = sorted(drawn, key=lambda full: full != answer)  # that of the finding, if it has one
+    measures = [Measure([figure_element(drawn[full], full)]) for full in order]
     first = 0 if pair else 1
     return Section(
         name,
         title(name),
+        question="" if info is None else info.question,
+        findings=[dataclasses.replace(finding, figure="") for finding in findings[:1]],  # it is below the sentence
         content=Markup('<div class="text-pairs" data-pairs="{}"></div>').format(name) if pair else Markup(),
         measures=measures[:first],
+        more_findings=findings[1:],
         more_measures=measures[first:],
         tables=[
             Folded(_table_id(full), full.removeprefix(f"{name}_").replace("_", " "), _extent(full, len(shown[full])))

@@ -50,6 +50,8 @@ class Section:
 
     id: str
     title: str
+    question: str = ""
+    """What it answers."""
     findings: Sequence[Finding] = ()
     note: str = ""
     """How to read it."""
