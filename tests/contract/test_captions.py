@@ -127,7 +127,10 @@ CLAIMS: Mapping[str, Callable[[Drawn], bool]] = {
     r"\bpurple\b": lambda drawn: drawn.has_hue(250, 300),
     r"\bdarker\b": Drawn.darker_is_more,
     r"the colour of zero": lambda drawn: all(image.norm.vmin == 0 for image in drawn.images()) and drawn.maps(),
-    r"\b(blue|red|green|yellow|gr[ae]y|black|white|pink|warm|cool|lighter|light|dark)\b": _never,
+    r"\bgrey cells\b": lambda drawn: any(
+        not np.isfinite(image.get_array().filled(np.nan)).all() for image in drawn.images()
+    ),
+    r"\b(blue|red|green|yellow|gr[ae]y(?! cells)|black|white|pink|warm|cool|lighter|light|dark)\b": _never,
     r"\b(curves?|bars?|boxe?s?|markers?|arrows?|legend|solid|dotted)\b": _never,
     r"\b(circles?|(?<!mean )squares?|triangles?|diamonds?|stars?|crosses)\b": _never,
 }
@@ -199,7 +202,7 @@ def _canvas(**options: object) -> Canvas:
         ("Each token (row) and each token (column).", ["(row"]),
         ("Orange raises it, purple lowers it.", ["Orange", "purple"]),
         ("The darker, the more.", ["darker"]),
-        ("Grey cells have no value.", ["cells", "Grey"]),
+        ("Grey cells have no value.", ["cells", "Grey cells"]),
         ("Norms on a logarithmic scale.", ["logarithmic"]),
         ("Pairs (n: number of pairs).", ["n: number"]),
         ("The weight α exceeds ε = 0.3, and ‖αf(x)‖ is small.", ["α", "‖αf(x)‖"]),

@@ -19,7 +19,7 @@ from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.curve_figures import by_layer
-from normscope.reporting.comparison.map_figures import maps_of_groups
+from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import depth as depth_of
@@ -643,6 +643,32 @@ def test_layers_that_a_run_left_out_have_no_difference():
     _same(found, {1: 0, 2: np.nan, 3: np.nan, 4: 2})
 
 
+def test_layers_that_several_runs_have_measured_are_one_map():
+    """No run is subtracted from another: each has other layers of the same model."""
+    cells = pd.concat([_cells("layers=[1]", layers=(1,)), _cells("layers=[3]", layers=(3,))])
+    other = _cells("layers=[1]", figure="mixing/by_category").assign(row_title="category")
+    (part,) = merged_maps(pd.concat([cells, other]))
+    assert part.title == "Mixing ratios", "a figure without layers is left out"
+    (grid,) = part.figures
+    assert (grid.row, grid.column, grid.limits) == ("layer", "category", (0, 3))
+    assert [title for title, _ in grid.rows_of_panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    places = {(layer, name): layer for layer in (1, 3) for name in ("[CLS]", "all")}
+    assert _maps(grid, "Attn-N: vectors") == {"": places}
+
+
+def test_runs_of_single_layers_are_one_line(tmp_path):
+    metric = "mixing/attn_w/mean"
+    runs = [_run(name="a", layers=f"[{layer}]", curves=[(metric, layer, layer / 6, layer / 10)]) for layer in (1, 2, 5)]
+    runs = [dataclasses.replace(run, facts={**run.facts, "model": "owner/a"}) for run in runs]
+    found = _compared(tmp_path, *runs)
+    assert found.sweeps_layers
+    assert not _compared(tmp_path / "other", *runs, _run(name="b", layers="[1]")).sweeps_layers
+    table = next(rows for name, rows in _tables_of(comparison_page(found)).items() if name.startswith("values_layers"))
+    columns = {column["name"]: column["values"] for column in table["columns"]}
+    assert columns["group"] == ["a"] * 3
+    assert columns["layer"] == [1, 2, 5]
+
+
 def _with_maps(run, cells):
     return dataclasses.replace(run, tables={**run.tables, "heatmaps": cells})
 
@@ -668,8 +694,7 @@ def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
     for seeds in (0, 1):
         means = pd.DataFrame([curve | {"low": 0.4, "high": 0.6}] * seeds, columns=[*curve, "low", "high"])
         page = comparison_page(dataclasses.replace(found, seed_curves=means))
-        assert ("Groups are means over seeds; grey marks" in page) == bool(seeds)
-        assert ("Grey marks" in page) != bool(seeds)
+        assert ("Groups are means over seeds." in page) == bool(seeds)
 
 
 def test_a_sweep_keeps_what_comparisons_need(sweep):

@@ -15,6 +15,7 @@ from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
 from normscope.reporting import drawing
 from normscope.reporting.drawing import draw, laid_out
+from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.style import styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import Appearance, FigureFormat, FigureOptions, appearance
@@ -51,6 +52,35 @@ def word_map(words: list[str], title: str) -> WordMaps:
         frame="gold",
         caption=title,
     )
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("x", ["layer", "depth", "rank"])
+def test_lines_do_not_cross_layers_that_were_not_measured(named, x):
+    layers = [1, 2, 4, 7, 8]
+    table = pd.DataFrame({"layer": layers, "value": 0.5, "line": "a"}).assign(
+        depth=lambda t: t["layer"] / 8, rank=layers
+    )
+    figure = Lines(table, x, "value", "line", "", "value", {"a": "first"} if named else None)
+    with styled():
+        (line,) = (line for line in laid_out(figure, caption=False).axes[0].get_lines() if len(line.get_xdata()) > 1)
+    joined = np.diff(np.isfinite(line.get_ydata()).nonzero()[0]) == 1
+    assert joined.tolist() == ([True] * 4 if x == "rank" else [True, False, False, True])
+    assert line.get_marker() != "None" or x == "rank", "a layer without neighbours is a point"
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_captions_say_what_grey_is_where_it_is(missing):
+    table = pd.DataFrame({"category": "cls", "layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": 0.5, "same": 1.0})
+    shown = table[:-1] if missing else table
+    ends = [
+        caption_of(HeatmapGrid(shown, {"value": "", "same": ""}, "layer", "head", "A map.", "category", limits=(0, 1)))
+    ]
+    ends.append(
+        caption_of(HeatmapPanels(shown, "category", "layer", "head", "value", "A map.", {"cls": ""}, "", (0, 1)))
+    )
+    assert ends == ["A map. Grey cells have no value." if missing else "A map."] * 2
 
 
 @pytest.mark.draws

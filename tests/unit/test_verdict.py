@@ -139,11 +139,48 @@ def test_groups_without_a_common_measure():
     assert verdict(comparison(values)) == ["other and base have no measure in common."]
 
 
-def test_at_most_five_groups_have_a_sentence():
-    values = [("base", MEAN, 0.25), *((f"run {number}", MEAN, 0.3) for number in range(8))]
+def test_at_most_five_findings_have_a_sentence():
+    """Groups whose largest difference is in another measure each."""
+    metrics = [f"own/{number}" for number in range(8)]
+    values = [("base", metric, 0.25) for metric in metrics]
+    for at in range(8):
+        values += [(f"run {at}", metric, 0.3 if place == at else 0.25) for place, metric in enumerate(metrics)]
     sentences = verdict(comparison(values))
     assert len(sentences) == 6
     assert sentences[-1] == "3 more groups of runs: see the tables."
+
+
+def test_sentences_that_differ_in_numbers_are_one():
+    values = [*VALUES, ("other", MEAN, 0.5), ("other", SHARE, 0.125)]
+    tests = [
+        ("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04),
+        ("other", MEAN, 0.25, 0.2, 0.3, 0.001), ("other", SHARE, 0.0, -0.01, 0.01, 0.9),
+    ]  # fmt: skip
+    assert verdict(comparison(values, sequence_tests=tests)) == [
+        f"tuned and other differ from base in 2 and 1 of 2 measures tested over sequences, above all in {TITLE}: "
+        "25% in base, 38% in tuned and 50% in other (differences +10 to +15 points and +20 to +30 points, 95% intervals)."
+    ]
+    (untested,) = verdict(comparison(values))
+    assert untested.startswith("Whether tuned and other differ from base cannot be tested")
+    assert untested.endswith(f"is in {TITLE}: 25% in base, 38% in tuned and 50% in other.")
+    noise = [(group, metric, *numbers, 0.9) for group, metric, *numbers, _ in tests]
+    assert verdict(comparison(values, sequence_tests=noise)) == [
+        "No detectable difference of tuned and other from base: 2 measures tested over sequences."
+    ]
+
+
+def test_many_groups_of_one_finding_are_told_by_the_ends():
+    values = [("base", MEAN, 0.25), *((f"run {number}", MEAN, 0.3 + number / 100) for number in range(8))]
+    (sentence,) = verdict(comparison(values))
+    assert sentence.startswith("Whether 8 groups of runs differ from base")
+    assert sentence.endswith(f"{TITLE}: 25% in base, and from 30% (run 0) to 37% (run 7) in the others.")
+
+
+def test_equal_groups_share_a_sentence_too():
+    values = [(group, MEAN, 0.25) for group in ("base", "same", "alike")]
+    assert verdict(comparison(values)) == [
+        "base, same and alike are equal up to rounding in every common measure (1), also layer by layer."
+    ]
 
 
 def test_one_group_needs_no_verdict():

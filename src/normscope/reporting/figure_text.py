@@ -47,8 +47,8 @@ def with_token_names(figure: D) -> D:
 
 
 def caption_of(figure: Drawing) -> str:
-    """The caption, which says so if panels do not share a scale."""
-    return " ".join(filter(None, (figure.caption, _own_scales(figure))))
+    """The caption, which says so if panels do not share a scale, and what grey means where it occurs."""
+    return " ".join(filter(None, (figure.caption, _own_scales(figure), _missing(figure))))
 
 
 OWN_RANGE = "own range"
@@ -62,6 +62,20 @@ def profile_titles(figure: Profiles) -> dict[Any, str]:
     panels, apart = sorted(figure.table[figure.panel].unique()), figure.panels_apart()
     marked = apart if len(apart) < len(panels) else []
     return {panel: f"{figure.panel} {panel}{f' ({OWN_RANGE})' * (panel in marked)}" for panel in panels}
+
+
+def _missing(figure: Drawing) -> str:
+    match figure:
+        case HeatmapPanels():
+            panels = [rows for _, rows in figure.table.groupby(figure.panel)]
+            values = [figure.value]
+        case HeatmapGrid():
+            panels, values = [rows for _, rows in figure.rows_of_panels()], list(figure.values)
+        case _:
+            return ""
+    cells = figure.table[figure.row].nunique() * figure.table[figure.column].nunique()
+    full = all((rows[values].notna().sum() == cells).all() for rows in panels)
+    return "" if full else "Grey cells have no value."
 
 
 def _own_scales(figure: Drawing) -> str:

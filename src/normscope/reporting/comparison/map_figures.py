@@ -28,16 +28,64 @@ def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Shown]:
         cells: The columns group, depth, figure, panel, row, column, value, row_title, column_title, value_title.
         baseline: The group that the others are compared with.
     """
-    cells = cells.assign(
-        **{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")},
-        panel=cells["panel"].map(_panel_title),
-    )
     return [
         _part(own, baseline, str(figure), str(label))
-        for figure, of_figure in cells.groupby("figure", sort=False)
+        for figure, of_figure in _titled(cells).groupby("figure", sort=False)
         if baseline in set(of_figure["group"]) and of_figure["group"].nunique() > 1
         for label, own in of_figure.groupby("value_title", sort=False)
     ]
+
+
+def merged_maps(cells: pd.DataFrame) -> list[Shown]:
+    """Heat maps of one model whose layers several runs have measured: each map once, with the layers of all runs.
+
+    Maps without an axis of layers are left out: each run's is of other layers.
+
+    Args:
+        cells: As for `maps_of_groups`; cells that several runs have are averaged.
+    """
+    with_layers = cells[(cells["row_title"] == _LAYER) | (cells["column_title"] == _LAYER)]
+    return [
+        _merged(own.assign(group=_MERGED), str(figure), str(label))
+        for (figure, label), own in _titled(with_layers).groupby(["figure", "value_title"], sort=False)
+    ]
+
+
+_MERGED = "all runs"
+
+
+def _merged(cells: pd.DataFrame, figure: str, label: str) -> Shown:
+    keys = [name for name in cells.columns if name != "value"]
+    cells = cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
+    maps, row, column = _maps(_without_quantity(cells, label), [_MERGED])
+    low, high = ends_of_scale(maps)
+    panel = _PANEL if cells["panel"].nunique() > 1 else None
+    own = maps.set_axis(["map"], axis="columns").reset_index()
+    drawn = HeatmapGrid(
+        own,
+        {"map": ""},
+        row,
+        column,
+        "Each layer as the run shows it that has measured it.",
+        panel,
+        low < 0,
+        (low, high),
+        label,
+    )
+    return Shown(_title(figure, unitless(label)), [drawn], own.rename(columns={_PANEL: "panel", "map": label}))
+
+
+def _titled(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells with special tokens named as papers do."""
+    return cells.assign(
+        **{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")},
+        panel=cells["panel"].map(_panel_title),
+    )
+
+
+def _without_quantity(cells: pd.DataFrame, label: str) -> pd.DataFrame:
+    """The cells with panels whose titles do not repeat what all of them show."""
+    return cells.assign(panel=cells["panel"].str.removeprefix(f"{label}, "))
 
 
 def _title(figure: str, quantity: str) -> str:
@@ -57,7 +105,7 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
     """The maps of one quantity, and their differences."""
     others = _chosen([name for name in cells["group"].unique() if name != baseline])
     cells = cells[cells["group"].isin([baseline, *others])]
-    maps, row, column = _maps(cells.assign(panel=cells["panel"].str.removeprefix(f"{label}, ")), [baseline, *others])
+    maps, row, column = _maps(_without_quantity(cells, label), [baseline, *others])
     differences = maps[others].sub(maps[baseline], axis=0).rename(columns=lambda name: f"{name} − {baseline}")
     panel = _PANEL if cells["panel"].nunique() > 1 else None
     low, high = ends_of_scale(maps)

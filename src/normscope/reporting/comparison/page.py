@@ -12,7 +12,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
-from normscope.reporting.comparison.map_figures import maps_of_groups
+from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.run_comparison import RunComparison, Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.story import stories
@@ -83,8 +83,13 @@ def _drawn(comparison: RunComparison, tables: dict[str, Any]) -> list[Section]:
     """The sections with figures, whose values are added to the tables; curves of checkpoints are shown over training alone."""
     training = comparison.training
     only_checkpoints = len(training) > 0 and comparison.values["step"].notna().all()
-    layers = [] if only_checkpoints else by_layer(comparison.values, comparison.seed_curves)
-    maps = maps_of_groups(comparison.heatmaps, comparison.baseline_group)
+    merged = comparison.sweeps_layers
+    values, seed_curves, cells = comparison.values, comparison.seed_curves, comparison.heatmaps
+    if merged:  # every layer is one of the same model, whichever run has measured it
+        values = values.assign(group=comparison.model)
+        seed_curves = seed_curves.assign(group=comparison.model).drop_duplicates(["metric", "layer"])
+    layers = [] if only_checkpoints else by_layer(values, seed_curves)
+    maps = merged_maps(cells) if merged else maps_of_groups(cells, comparison.baseline_group)
     return [
         _section(
             "training",
@@ -95,7 +100,7 @@ def _drawn(comparison: RunComparison, tables: dict[str, Any]) -> list[Section]:
             _crossings(comparison.crossings, tables),
         ),
         _section("layers", "By layer", _MEANS if len(comparison.seed_curves) else "", layers, tables),
-        _section("maps", "Maps", _about_maps(comparison), maps, tables),
+        _section("maps", "Maps", "" if merged else _about_maps(comparison), maps, tables),
     ]
 
 
@@ -119,12 +124,11 @@ def _about_steps(training: pd.DataFrame) -> str:
 
 
 def _about_maps(comparison: RunComparison) -> str:
-    means = "Groups are means over seeds; grey" if len(comparison.seed_curves) else "Grey"
+    means = "Groups are means over seeds. " if len(comparison.seed_curves) else ""
     deepest = " Rows are the layers of the deepest model, beside those of the others at the same relative depth."
     return (
-        "All groups of runs on one scale, then how much more (orange) or less (purple) the others have than "
-        f"{comparison.baseline_group}. {means} marks what a model does not have."
-        f"{deepest if comparison.heatmaps['depth'].nunique() > 1 else ''}"
+        f"{means}All groups of runs on one scale, then how much more (orange) or less (purple) the others have than "
+        f"{comparison.baseline_group}.{deepest if comparison.heatmaps['depth'].nunique() > 1 else ''}"
     )
 
 

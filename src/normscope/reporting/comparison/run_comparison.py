@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from normscope.reporting.comparison.swept import SEED, last_part
 from normscope.results.figures import Figure
 
 
@@ -46,6 +47,16 @@ class RunComparison:
     folders: Sequence[Path]
     """The runs' folders."""
     failures: Sequence[str]
+
+    @property
+    def sweeps_layers(self) -> bool:
+        """Whether runs differ only in the layers of one model that they measure, and in seeds."""
+        return [key for key in self.swept if not SEED.search(key)] == ["layers"]
+
+    @property
+    def model(self) -> str:
+        """The model of the first run, without its owner or folder."""
+        return last_part(str(self.runs["model"].iloc[0]))
 
 
 @dataclasses.dataclass(frozen=True)

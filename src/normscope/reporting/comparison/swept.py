@@ -71,7 +71,7 @@ def labels(configs: Sequence[Config], *, seeds: bool = True, analyses: bool = Tr
         " ".join(filter(None, (_part(key, short[key], values[at]) for key, values in parts.items())))
         for at in range(len(configs))
     ]
-    return [name or _last_part(str(config.get("model.name"))) for name, config in zip(named, configs, strict=True)]
+    return [name or last_part(str(config.get("model.name"))) for name, config in zip(named, configs, strict=True)]
 
 
 def short_keys(differing: Iterable[str], parts: int = 2) -> dict[str, str]:
@@ -104,7 +104,7 @@ def title(configs: Sequence[Config]) -> str:
     if not words:
         words = f"{len(configs)} {'run' if len(configs) == 1 else 'runs'}"
     if "models" not in counts:
-        words += f" of {_last_part(str(configs[0].get('model.name')))}"
+        words += f" of {last_part(str(configs[0].get('model.name')))}"
     return words if "datasets" in counts else f"{words} on {_corpus(configs[0])}"
 
 
@@ -160,10 +160,11 @@ def _shortened(names: Iterable[str]) -> dict[str, str]:
 
 def _corpus(config: Config) -> str:
     name = str(config.get("dataset.name") or config.get("dataset.path") or config.get("dataset.kind"))
-    return "the sample corpus" if name == "sample" else _last_part(name)
+    return "the sample corpus" if name == "sample" else last_part(name)
 
 
-def _last_part(name: str) -> str:
+def last_part(name: str) -> str:
+    """A name without the owner or folder before it."""
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 

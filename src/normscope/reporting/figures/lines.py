@@ -79,13 +79,15 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
     handles: dict[Hashable, Line2D] = {}
     if titles is None:
         for _, rows in table.groupby(figure.series):
-            rows = rows.sort_values(figure.x)
-            axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], alpha=0.45, linewidth=0.7)
+            rows = _with_gaps(rows, figure)
+            alone = bool(rows[figure.y].isna().any()) or len(rows) == 1  # a point without a neighbour is no line
+            marker = "." if alone else None
+            axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], alpha=0.45, linewidth=0.7, marker=marker)
     else:
         styles = series_styles(list(titles))
         close = coincide(figure)
         for number, series in enumerate(titles):
-            rows = table[table[figure.series] == series].sort_values(figure.x)
+            rows = _with_gaps(table[table[figure.series] == series], figure)
             if len(rows):
                 # Of lines that lie on each other, the first is the widest, and shows on both sides of the others.
                 extra = 2.6 * (len(titles) - 1 - number) / max(1, len(titles) - 1) if close else 0.0
@@ -93,6 +95,16 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
     _scale_x(axes, figure, table[figure.x].tolist(), inches)
     axes.grid(axis="y")
     return handles
+
+
+def _with_gaps(rows: pd.DataFrame, figure: Lines) -> pd.DataFrame:
+    """The rows of a line in order, with an empty one wherever a layer was not measured: no line crosses what is not known."""
+    rows = rows.sort_values(figure.x).reset_index(drop=True)
+    if figure.x not in ("layer", "depth") or "layer" not in rows:
+        return rows
+    beyond = rows["layer"].diff() > 1
+    gaps = rows.loc[beyond, [figure.x]].set_axis(rows.index[beyond] - 0.5)
+    return pd.concat([rows, gaps]).sort_index() if len(gaps) else rows
 
 
 def _scale_x(axes: Axes, figure: Lines, values: Sequence[float], inches: float) -> None:
