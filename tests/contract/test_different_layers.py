@@ -106,10 +106,9 @@ def test_decompositions_have_the_heads_of_each_layer(name):
         torch.testing.assert_close(found.head_vectors[layer, :heads], of_heads[0], **EXACT)
         assert not found.head_weights[layer, heads:].any()
         torch.testing.assert_close(found.weights[layer], parts.weights[0].mean(dim=0), **EXACT)
-    maps = found.token_maps()
-    assert maps.single_heads == (len({kind.heads for kind in VARIED[name]}) == 1)
-    assert maps.weights.shape[1] == (4 if maps.single_heads else 1)
-    assert not pd.isna(maps.weights).any()
+    token_map = found.token_map()
+    assert token_map.heads == (4 if len({kind.heads for kind in VARIED[name]}) == 1 else 0)
+    assert not pd.isna(token_map.maps["attn_w"]).any()
 
 
 HEADS = "numbers of heads"

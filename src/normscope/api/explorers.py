@@ -13,7 +13,7 @@ from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.reporting.page.explorer_page import explorer_page, pairs_page
 from normscope.results.figures import TextPair
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 from normscope.rounding import counted
 from normscope.untrusted.writing import write_named
 
@@ -73,7 +73,7 @@ class Framed(abc.ABC):
 class Explorer(Framed):
     """The token maps of texts; see `Framed`."""
 
-    sentences: Sequence[TokenMaps]
+    sentences: Sequence[TokenMap]
     """The maps of each text."""
 
     name = "Explorer of token maps"

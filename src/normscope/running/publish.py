@@ -17,7 +17,7 @@ from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT, RunFolder
 from normscope.reporting.terminal import say, show
 from normscope.reporting.weights_and_biases import Tracker
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.rounding import counted
 from normscope.running.checkpoint import remove_checkpoints
@@ -105,7 +105,7 @@ def _show_counts(run: Run) -> None:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
 
 
-def _maps(run: Run) -> tuple[Sequence[TokenMaps], Sequence[str]]:
+def _maps(run: Run) -> tuple[Sequence[TokenMap], Sequence[str]]:
     """The token maps of the report, and what is left out of them."""
     maps = run.plan.maps
     if not maps.texts:

@@ -16,7 +16,6 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, unit_texts
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
-from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import ModelLayout
@@ -25,7 +24,7 @@ from normscope.models.observer import Observer
 from normscope.models.text_check import Check
 from normscope.models.word_block import between
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
-from normscope.results.maps import DependencyTree, TokenMaps
+from normscope.results.maps import DependencyTree, TokenMap
 from normscope.rounding import counted
 
 # Number of examples that are searched for short ones.
@@ -130,7 +129,7 @@ def token_maps(
     feed_forward: bool = False,
     added_maps: int = 0,
     add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
-) -> tuple[list[TokenMaps], list[str]]:
+) -> tuple[list[TokenMap], list[str]]:
     """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
 
     Args:
@@ -166,10 +165,10 @@ def token_maps(
     return sentences, _notes(texts, sentences, left_out)
 
 
-def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMaps], left_out: Sequence[int]) -> list[str]:
+def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_out: Sequence[int]) -> list[str]:
     shown = [text for number, text in enumerate(texts, start=1) if number not in left_out]
     cut = [number for number, text in enumerate(shown, start=1) if text.cut]
-    blocks = [number for number, sentence in enumerate(sentences, start=1) if not sentence.single_heads]
+    blocks = [number for number, sentence in enumerate(sentences, start=1) if not sentence.head_maps]
     notes = []
     if cut:
         longest = max(len(shown[number - 1].sequence.input_ids) for number in cut)
@@ -194,25 +193,21 @@ def _sentence(
     layers: Sequence[int],
     single_heads: bool,
     feed_forward: bool,
-) -> TokenMaps:
+) -> TokenMap:
     batch = collate([text.sequence], encoder)
-    weights: list[np.ndarray] = []
-    norms: list[np.ndarray] = []
     block_maps: list[dict[str, np.ndarray]] = []
+    head_weights: list[np.ndarray] = []
+    head_norms: list[np.ndarray] = []
     groups = batch.to(model.device).groups
 
     def visit(block: AttentionBlock) -> None:
         units = between(block, groups)
         of_block = units.maps() | {"share": units.pair_shares()}
-        maps = {str(name): values[0].float().numpy() for name, values in of_block.items()}
-        mean = maps.pop(Method.ATTN_W)
-        block_maps.append(maps)
-        if not single_heads:
-            weights.append(mean[None])
-            return
-        of_heads = (block.weights, block.transformed_norms) if groups is None else units.head_maps()
-        for kept, values in zip((weights, norms), of_heads, strict=True):
-            kept.append(values[0].float().cpu().numpy())
+        block_maps.append({str(name): values[0].float().numpy() for name, values in of_block.items()})
+        if single_heads:
+            of_heads = (block.weights, block.transformed_norms) if groups is None else units.head_maps()
+            for kept, values in zip((head_weights, head_norms), of_heads, strict=True):
+                kept.append(values[0].float().cpu().numpy())
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
         of_words = None if groups is None else block.word_maps(groups, in_double=False)
@@ -225,21 +220,23 @@ def _sentence(
         of_networks = visit_feed_forward if feed_forward else None
         observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
     labels = labels_of(model, batch)
-    return TokenMaps(
+    head_maps = {"attn_w": np.stack(head_weights)} if single_heads else {}
+    norms = np.stack(head_norms) if single_heads else None
+    if groups is not None and norms is not None:
+        head_maps["attn_n"], norms = norms, None
+    return TokenMap(
         title=f"{labels.text} …" if text.cut else labels.text,
         queries=labels.queries,
         keys=labels.keys,
-        is_cross_attention=batch.is_cross_attention,
         layers=tuple(layers),
-        single_heads=single_heads,
-        weights=np.stack(weights),
-        norms=np.stack(norms) if norms and groups is None else None,
-        head_maps={"attn_n": np.stack(norms)} if norms and groups is not None else {},
         maps={
             name: np.stack([maps[name] for maps in block_maps])
             for name in block_maps[0]
             if all(name in maps for maps in block_maps)
         },
+        head_maps=head_maps,
+        norms=norms,
+        is_cross_attention=batch.is_cross_attention,
         query_words=labels.query_words,
         key_words=labels.key_words,
         tree=labels.tree,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from normscope.reporting.explorer import pairs_payload, payload
 from normscope.reporting.page.elements import EXPLORER_SCRIPTS, environment, script, script_data, style
 from normscope.results.figures import TextPair
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 
 
-def explorer_page(sentences: Sequence[TokenMaps]) -> str:
+def explorer_page(sentences: Sequence[TokenMap]) -> str:
     """The explorer of at least one sentence as self-contained HTML, which works in a sandboxed frame too."""
     return (
         environment()
@@ -25,7 +25,7 @@ def explorer_page(sentences: Sequence[TokenMaps]) -> str:
     )
 
 
-def _title(sentence: TokenMaps) -> str:
+def _title(sentence: TokenMap) -> str:
     return f"{'Attribution' if sentence.of_targets else f'{sentence.unit.capitalize()} maps'}: {sentence.title}"
 
 
@@ -34,7 +34,7 @@ def attention_page(
     title: str,
     what: str,
     strongest: Sequence[tuple[str, Sequence[tuple[str, str, str]]]],
-    maps: TokenMaps,
+    maps: TokenMap,
     note: str,
 ) -> str:
     """What some tokens or regions of a text receive from others, as self-contained HTML.
