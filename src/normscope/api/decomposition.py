@@ -175,7 +175,8 @@ class Decomposition:
             "atbffres_n": "with its residual connection",
             "atbffresln_n": "the whole layer",
         }
-        caption = f"How much each {self.level} (row) receives from each {self.level} (column) in layer {number}; darker is more."
+        unit = self.level
+        caption = f"How much each {unit} (row) receives from each {unit} (column) in layer {number}; darker is more."
         return Picture(self.token_map().figure(titles, caption, number))
 
     def explorer(self) -> Explorer:

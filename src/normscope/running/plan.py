@@ -199,7 +199,7 @@ class Plan:
         layers = chosen_layers(options.layers, model.layout)
         encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
-        corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
+        corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
         observer = _observer(model, layers, needs.values())
         context = _context(all_options(options.analysis), model, encoders[0], observer, layers, categories)
         resources = {
@@ -208,8 +208,6 @@ class Plan:
             for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
-        if group.is_main and group.size > 1 and corpus.undivided:
-            say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
         return cls(
             options=options,
             model=model,
@@ -405,12 +403,6 @@ def _view(
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
     """The segmenter of the analysis that needs words, if any does."""
     return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
-
-
-def _numbers_rows(needs: Mapping[type[Analysis], Requirements], model: LoadedModel) -> bool:
-    """Whether something refers to examples by their rows: gold links, tables of pairs, messages about translations."""
-    by_row = any(requirements.pairs or requirements.words is not None for requirements in needs.values())
-    return by_row or model.decoder_inputs is not None
 
 
 def _annotated_categories(options: DatasetOptions, inputs: Inputs) -> tuple[str, ...]:

@@ -133,5 +133,7 @@ def _maps(sequence: TokenMap) -> WordMaps:
         method: values / np.maximum(values.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
         for method, values in sequence.maps.items()
     }
-    caption = "How much of each token's output vector (row) comes from each token (column) through all layers, as shares of the row."
+    caption = (
+        "How much of each token's output (row) comes from each token (column) through all layers; rows add up to 1."
+    )
     return dataclasses.replace(sequence, maps=shares).figure(METHODS, caption)
