@@ -18,7 +18,6 @@ from normscope.models.token_block import TokenBlock
 from normscope.models.verification import verify
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
-from normscope.running.plan import InputsInMemory
 from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch
 from tests.treebank import TREEBANK
 from tests.varied_layers import VARIED, varied
@@ -189,8 +188,7 @@ def test_heads_that_a_layer_lacks_follow_no_dependency_relation(tokenizer, tmp_p
         "analysis": {"syntax": {"enabled": True}},
         "report": {"enabled": False},
     }
-    inputs = InputsInMemory(model, ConlluFile(tmp_path / "bank.conllu"))
-    result = analyse(run_options(settings), inputs, progress=False)
+    result = analyse(run_options(settings), model, ConlluFile(tmp_path / "bank.conllu"), progress=False)
     for table in (result.tables["syntax_heads"], result.tables["syntax_best"]):
         of_heads = table[table["layer"] > 0]
         assert {layer: rows["head"].max() for layer, rows in of_heads.groupby("layer")} == {1: 4, 2: 2, 3: 4}

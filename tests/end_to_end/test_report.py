@@ -13,13 +13,14 @@ import pytest
 
 from normscope.config.sections import plain
 from normscope.models.options import ModelOptions
+from normscope.reporting import publish
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.report import page
 from normscope.results.figures import HeatmapGrid, HeatmapPanels, WordMaps
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.rounding import number, percentage
-from normscope.running import publish, token_maps
+from normscope.running import token_maps
 from normscope.running.options import RunOptions
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python

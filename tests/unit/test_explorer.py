@@ -16,6 +16,7 @@ from normscope.api import load
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
+from normscope.data.words import words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.layer_composition import LAYER_STAGES
@@ -25,7 +26,7 @@ from normscope.reporting.explorer import payload
 from normscope.reporting.options import ReportOptions
 from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMap, pairs_table
 from normscope.running import token_maps as exploration
-from normscope.running.token_maps import maps_per_layer, select_examples, token_maps, words_of
+from normscope.running.token_maps import maps_per_layer, select_examples, token_maps
 from tests.tiny import layout_of
 
 
@@ -176,7 +177,7 @@ def test_the_page_keeps_signs():
     ],
 )
 def test_words_are_read_off_the_marks_of_the_tokenizer(tokens, words):
-    assert words_of(tokens.split(), {"[CLS]", "[SEP]", "<s>", "</s>"}) == words
+    assert words_of_tokens(tokens.split(), {"[CLS]", "[SEP]", "<s>", "</s>"}) == words
 
 
 def random_sentence(generator, layers, heads, length, single_heads=True):

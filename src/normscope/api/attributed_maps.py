@@ -30,7 +30,6 @@ from normscope.maths.choices import ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
 from normscope.results.maps import TokenMap
-from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
 _METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
@@ -222,7 +221,7 @@ def attribution_maps(
         _ = model.layers_verification
     inputs, groups = batch.model_inputs(), batch.groups
     maps = model_maps(model.model, model.layout, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
-    tokens = texts_of(model, batch)
+    tokens = batch.unit_texts(model.tokenizer)
     return AttributionMaps(
         {str(method): _attribution_map(method, tokens, found, of_level) for method, found in maps.items()}
     )
@@ -242,7 +241,7 @@ def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) 
         check_defined_for_translations(method)
     batch = single_text(model, text, "attribution_maps")
     assert batch.source is not None
-    source, tokens = texts_of(model, batch.source), texts_of(model, batch)
+    source, tokens = batch.source.unit_texts(model.tokenizer), batch.unit_texts(model.tokenizer)
     _ = model.stacks_verification
     maps = translation_maps(model.model, batch.model_inputs())
     return AttributionMaps(

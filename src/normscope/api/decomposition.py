@@ -32,7 +32,7 @@ from normscope.models.text_batches import Text, batch_from_texts, is_single
 from normscope.models.text_check import Check
 from normscope.models.word_block import between
 from normscope.results.maps import TokenMap
-from normscope.running.token_maps import labels_of
+from normscope.running.token_maps import without_values
 from normscope.statistics.tidy import tidy
 
 T = TypeVar("T")
@@ -400,14 +400,14 @@ def _decomposition(
     places = whole_numbers("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
     at = None if places is None else torch.tensor(places)
     maps = _maps(model, observer, batch, at, measures, heads, feed_forward)
-    labels = labels_of(model, batch)
+    about = without_values(model, batch)
 
     def of_rows(values: tuple[T, ...]) -> tuple[T, ...]:
         return values if places is None else tuple(values[place] for place in places)
 
     return Decomposition(
-        tokens=of_rows(labels.queries),
-        key_tokens=labels.keys,
+        tokens=of_rows(about.queries),
+        key_tokens=about.keys,
         weights=maps["attn_w"],
         vectors=maps.get("attn_n"),
         residual=maps.get("attnres_n"),
@@ -416,10 +416,10 @@ def _decomposition(
         methods=model.layout.methods,
         head_weights=maps.get("head_w"),
         head_vectors=maps.get("head_n"),
-        text=labels.text,
+        text=about.title,
         is_cross_attention=batch.is_cross_attention,
-        words=None if labels.query_words is None else of_rows(labels.query_words),
-        key_words=labels.key_words,
+        words=None if about.query_words is None else of_rows(about.query_words),
+        key_words=about.key_words,
         feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
         level=Level.token if batch.groups is None else Level.word,
         shares=maps.get("shares"),

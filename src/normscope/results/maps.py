@@ -68,9 +68,9 @@ class TokenMap:
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     """The same as the queries except in cross-attention."""
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] = ()
     """Layers, counted from 1; 0 stands for all layers together."""
-    maps: Mapping[str, np.ndarray]
+    maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """What all heads together, or the layers up to this one, pass from key to query, by measure: layer, query, key."""
     head_maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """What single heads pass, by measure: layer, head, query, key; empty without single heads."""
