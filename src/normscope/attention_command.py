@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from normscope.api.attention_values import AttentionValues, attention
@@ -88,14 +89,16 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     ]
     what = _said(found, values.shape[1])
     _print(model.name, what, strongest, len(found.axes["query"]) - len(strongest))
-    maps, note = _maps(found, values)
+    token_map, note = _maps(found, values)
+    columns = {"from": "name", "mean": "mean", "largest, and where": "largest"}
     page = attention_page(
         title=f"{model.name}: {text[:80]}",
         what=what,
         strongest=[
-            (query, [(number(each.mean), each.largest, each.name) for each in rows]) for query, rows in strongest
+            (query, pd.DataFrame({column: [getattr(key, field) for key in keys] for column, field in columns.items()}))
+            for query, keys in strongest
         ],
-        maps=maps,
+        token_map=token_map,
         note=note,
     )
     try:

@@ -333,7 +333,7 @@ def similarity(model):
 
 def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity):
     explorer = similarity.explorer()
-    (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])
+    (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])["pairs"]
     assert pair["tokens_a"] == list(similarity.tokens_a)
     assert pair["tokens_b"] == list(similarity.tokens_b)
     np.testing.assert_allclose(np.reshape(pair["values"], similarity.matrix.shape), similarity.matrix, rtol=1e-4)

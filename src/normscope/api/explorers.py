@@ -17,7 +17,7 @@ from normscope.results.maps import TokenMap
 from normscope.rounding import counted
 from normscope.untrusted.writing import write_named
 
-_HEIGHT = 820
+_HEIGHT = 940
 """Pixels of the frame, enough for the controls and the map of a sentence; the reader can make it taller."""
 
 _LARGEST = 4_000_000
