@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from normscope.api.attention_values import AttentionValues, attention
@@ -14,7 +15,7 @@ from normscope.errors import InputError, escaped, one_line
 from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
 from normscope.reporting.page.explorer_page import attention_page
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 from normscope.rounding import counted, number
 from normscope.running.options import RunOptions
 from normscope.typed_texts import as_given
@@ -88,14 +89,16 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     ]
     what = _said(found, values.shape[1])
     _print(model.name, what, strongest, len(found.axes["query"]) - len(strongest))
-    maps, note = _maps(found, values)
+    token_map, note = _maps(found, values)
+    columns = {"from": "name", "mean": "mean", "largest, and where": "largest"}
     page = attention_page(
         title=f"{model.name}: {text[:80]}",
         what=what,
         strongest=[
-            (query, [(number(each.mean), each.largest, each.name) for each in rows]) for query, rows in strongest
+            (query, pd.DataFrame({column: [getattr(key, field) for key in keys] for column, field in columns.items()}))
+            for query, keys in strongest
         ],
-        maps=maps,
+        token_map=token_map,
         note=note,
     )
     try:
@@ -212,7 +215,7 @@ def _short(name: str) -> str:
     return shown if len(shown) <= _NAME else f"{shown[: _NAME - 1]}…"
 
 
-def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query key"]) -> tuple[TokenMaps, str]:
+def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query key"]) -> tuple[TokenMap, str]:
     """The requested map, and a note of what it leaves out."""
     notes = []
     layers, heads, queries, keys = values.shape
@@ -228,17 +231,14 @@ def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query ke
     shown = values.astype(np.float32)
     name = _MAPS[PairMeasure(found.measure)]
     combined = shown.sum(axis=1) if name == "share" and "head" in found.axes else shown.mean(axis=1)
-    maps = TokenMaps(
+    token_map = TokenMap(
         title=found.text,
         queries=tuple(found.axes["query"][: values.shape[2]]),
         keys=tuple(found.keys),
-        is_cross_attention=tuple(found.axes["query"]) != tuple(found.keys),
         layers=tuple(found.axes["layer"]),
-        single_heads=single,
-        weights=None,
-        norms=None,
         maps={name: combined},
         head_maps={name: shown} if single else {},
+        is_cross_attention=tuple(found.axes["query"]) != tuple(found.keys),
     )
     note = "; ".join(notes)
-    return maps, f"{note[:1].upper()}{note[1:]}." if note else ""
+    return token_map, f"{note[:1].upper()}{note[1:]}." if note else ""

@@ -32,14 +32,13 @@ from normscope.analyses.registry import plug_ins
 from normscope.command_line import complaint, culprit, expand_checkpoints, program, translate_command
 from normscope.config.composition import explain
 from normscope.distribution import CHECKOUT, folder
-from normscope.errors import InputError, PeerError, escaped, message, one_line, origin, printable
+from normscope.errors import InputError, PeerError, Terminated, escaped, message, one_line, origin, printable
 from normscope.help_page import help_page
 from normscope.quick_imports import quick_imports
 from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
-from normscope.running.shutdown import Terminated, terminate
 from normscope.streams import open_streams
 from normscope.sweep import Sweep
 
@@ -85,8 +84,13 @@ def run(main: Callable[[], object]) -> NoReturn:
     if not _is_first():
         logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(_finished(main))
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    """Handle SIGTERM when nothing has to be finished first."""
+    raise Terminated
 
 
 class _OneLine(logging.Formatter):

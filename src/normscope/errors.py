@@ -1,4 +1,4 @@
-"""The error for invalid input, and helpers for error messages."""
+"""Our errors, and helpers for error messages."""
 
 import re
 import sys
@@ -20,6 +20,10 @@ class InputError(Exception):
 
 class PeerError(InputError):
     """Raised if another process of the same run has invalid input; that process prints the message."""
+
+
+class Terminated(KeyboardInterrupt):
+    """The process received SIGTERM."""
 
 
 def one_line(error: BaseException) -> str:

@@ -46,7 +46,7 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
     assert float(found.error.max()) < 1e-12
     assert float(found.remainder.abs().max() / scale) < 1e-12
     assert (found.scores[~tokens] == 0).all()
-    shares = vector_maps(family_model, layout_of(family), inputs, rule).shares
+    _, shares = vector_maps(family_model, layout_of(family), inputs, rule)
     read = torch.einsum("kbtm,btm->btk", vectors, hidden / hidden.square().sum(dim=-1, keepdim=True))
     torch.testing.assert_close(shares[tokens], read[tokens], **EXACT)
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=1e-10)
@@ -59,11 +59,11 @@ def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
     """Nine tokens and the bias: together, or at most three at a time."""
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     batch, layout = token_batch(model, LENGTHS), layout_of(model_type)
-    whole = vector_maps(model, layout, batch, rule, keep=True)
+    norms, shares = vector_maps(model, layout, batch, rule, keep=True)
     monkeypatch.setitem(vectors_of_sources.ENTRIES_AT_ONCE, "cpu", 1)
     monkeypatch.setattr(vectors_of_sources, "_FEWEST", 3)
-    found = vector_maps(model, layout, batch, rule, keep=True)
-    for layer, expected in zip((*found.norms, found.shares), (*whole.norms, whole.shares), strict=True):
+    norms_in_groups, shares_in_groups = vector_maps(model, layout, batch, rule, keep=True)
+    for layer, expected in zip((*norms_in_groups, shares_in_groups), (*norms, shares), strict=True):
         torch.testing.assert_close(layer, expected, **EXACT)
 
 

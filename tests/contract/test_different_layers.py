@@ -18,7 +18,6 @@ from normscope.models.token_block import TokenBlock
 from normscope.models.verification import verify
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
-from normscope.running.plan import InputsInMemory
 from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch
 from tests.treebank import TREEBANK
 from tests.varied_layers import VARIED, varied
@@ -106,10 +105,9 @@ def test_decompositions_have_the_heads_of_each_layer(name):
         torch.testing.assert_close(found.head_vectors[layer, :heads], of_heads[0], **EXACT)
         assert not found.head_weights[layer, heads:].any()
         torch.testing.assert_close(found.weights[layer], parts.weights[0].mean(dim=0), **EXACT)
-    maps = found.token_maps()
-    assert maps.single_heads == (len({kind.heads for kind in VARIED[name]}) == 1)
-    assert maps.weights.shape[1] == (4 if maps.single_heads else 1)
-    assert not pd.isna(maps.weights).any()
+    token_map = found.token_map()
+    assert token_map.heads == (4 if len({kind.heads for kind in VARIED[name]}) == 1 else 0)
+    assert not pd.isna(token_map.maps["attn_w"]).any()
 
 
 HEADS = "numbers of heads"
@@ -190,8 +188,7 @@ def test_heads_that_a_layer_lacks_follow_no_dependency_relation(tokenizer, tmp_p
         "analysis": {"syntax": {"enabled": True}},
         "report": {"enabled": False},
     }
-    inputs = InputsInMemory(model, ConlluFile(tmp_path / "bank.conllu"))
-    result = analyse(run_options(settings), inputs, progress=False)
+    result = analyse(run_options(settings), model, ConlluFile(tmp_path / "bank.conllu"), progress=False)
     for table in (result.tables["syntax_heads"], result.tables["syntax_best"]):
         of_heads = table[table["layer"] > 0]
         assert {layer: rows["head"].max() for layer, rows in of_heads.groupby("layer")} == {1: 4, 2: 2, 3: 4}

@@ -153,7 +153,7 @@ def test_decompx_through_gates_is_complete():
     """Vectors of tokens and of biases add up to the last hidden vectors; gates are held as α is."""
     model, layout, inputs, _ = observed("afmoe")
     assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
-    shares = vector_maps(model, layout, inputs, ValueBias.token, keep=False, groups=None).shares
+    _, shares = vector_maps(model, layout, inputs, ValueBias.token, keep=False, groups=None)
     tokens = inputs["attention_mask"].bool()
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones_like(shares[..., 0][tokens]), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="alti is not defined for this afmoe: .* gate"):

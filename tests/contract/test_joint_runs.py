@@ -15,7 +15,6 @@ from normscope.errors import InputError
 from normscope.running.memory import BatchRunner
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
-from normscope.running.plan import InputsInMemory
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 from tests.treebank import TREEBANK
 
@@ -54,7 +53,7 @@ def run(model, corpus, kind, names, stack=OWN, **options):
         "analysis": {name: {"enabled": True} | QUICK.get(name, {}) | options.get(name, {}) for name in names},
         "report": {"enabled": False},
     }
-    result = analyse(run_options(settings), InputsInMemory(model, corpus), progress=False)
+    result = analyse(run_options(settings), model, corpus, progress=False)
     found = {
         name: (
             {table: result.tables[table] for table in result.owned_by(name, result.tables)},

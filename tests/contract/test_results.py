@@ -10,7 +10,7 @@ from normscope.analyses.registry import analyses
 from normscope.errors import InputError
 from normscope.reporting.drawing import svg
 from normscope.results.findings import Sentence
-from normscope.results.maps import DependencyTree, TokenMaps
+from normscope.results.maps import DependencyTree, TokenMap
 from normscope.results.parts import joined
 from normscope.results.result import Result
 from tests.oracles import specimens
@@ -50,36 +50,41 @@ def test_what_an_analysis_returns_is_saved_and_read(name, bert, tmp_path):
         assert svg(found.figures[key]) == svg(figure), key
 
 
-def text(**changes) -> TokenMaps:
+def text(**changes) -> TokenMap:
     generator = np.random.default_rng(0)
     random = lambda *shape: generator.random(shape, dtype=np.float32)  # noqa: E731
     given = {
         "title": "a b c",
         "queries": ("a", "b", "=c"),
         "keys": ("a", "b", "=c"),
-        "is_cross_attention": False,
         "layers": (2, 4),
-        "single_heads": True,
-        "weights": random(2, 5, 3, 3),
+        "maps": {"attn_w": random(2, 3, 3), "attn_n": random(2, 3, 3), "share": -random(2, 3, 3)},
+        "head_maps": {"attn_w": random(2, 5, 3, 3)},
         "norms": random(2, 5, 3),
-        "maps": {"attn_n": random(2, 3, 3), "share": -random(2, 3, 3)},
         "query_words": (0, 1, 1),
         "key_words": (0, 1, 1),
         "tree": DependencyTree((0, 1), ((0, 1, "nsubj"),)),
     }
-    return TokenMaps(**given | changes)
+    return TokenMap(**given | changes)
 
 
+WEIGHTS = text().head_maps["attn_w"]
 TEXTS = {
     "heads": text(),
-    "blocks": text(single_heads=False, weights=text().weights.mean(axis=1)[:, None], norms=None, tree=None),
-    "words": text(norms=None, head_maps={"attn_n": text().weights * 2}, unit="word", query_words=None, key_words=None),
+    "blocks": text(head_maps={}, norms=None, tree=None),
+    "words": text(
+        head_maps={"attn_w": WEIGHTS, "attn_n": WEIGHTS * 2},
+        norms=None,
+        unit="word",
+        query_words=None,
+        key_words=None,
+    ),
     "translation": text(
         keys=("x", "y"),
-        is_cross_attention=True,
-        weights=text().weights[..., :2],
+        maps={"attn_w": WEIGHTS[:, 1, :, :2], "attn_n": WEIGHTS[:, 0, :, :2]},
+        head_maps={"attn_w": WEIGHTS[..., :2]},
         norms=text().norms[..., :2],
-        maps={"attn_n": text().weights[:, 0, :, :2]},
+        is_cross_attention=True,
     ),
 }
 

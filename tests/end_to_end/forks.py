@@ -183,8 +183,8 @@ def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
     from matplotlib.figure import Figure
 
+    from normscope.reporting import publish
     from normscope.reporting.page import inline_svg
-    from normscope.running import publish
 
     def drawn(_figure: object, formats: Sequence[str], _look: object) -> list[bytes]:
         streams = [io.BytesIO() for _ in formats]

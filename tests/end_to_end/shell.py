@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from normscope.reporting import publish
 from normscope.reporting.page import inline_svg
-from normscope.running import publish
 from tests.end_to_end import forks
 
 ROOT = Path(__file__).parents[2]

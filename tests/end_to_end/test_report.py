@@ -13,13 +13,14 @@ import pytest
 
 from normscope.config.sections import plain
 from normscope.models.options import ModelOptions
+from normscope.reporting import publish
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.report import page
 from normscope.results.figures import HeatmapGrid, HeatmapPanels, WordMaps
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.rounding import number, percentage
-from normscope.running import publish, token_maps
+from normscope.running import token_maps
 from normscope.running.options import RunOptions
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
@@ -71,8 +72,9 @@ def test_a_page_with_three_long_texts_stays_below_three_megabytes():
     generator = np.random.default_rng(0)
     tokens = tuple(f"token{position}" for position in range(64))
     weights = generator.random((6, 12, 64, 64), dtype=np.float32)
-    maps = {name: generator.random((6, 64, 64), dtype=np.float32) for name in ("attn_n", "attnres_n", "attnresln_n")}
-    text = TokenMaps("text", tokens, tokens, False, tuple(range(1, 7)), True, weights, weights[:, :, 0], maps)
+    measures = ("attn_w", "attn_n", "attnres_n", "attnresln_n")
+    maps = {name: generator.random((6, 64, 64), dtype=np.float32) for name in measures}
+    text = TokenMap("text", tokens, tokens, tuple(range(1, 7)), maps, {"attn_w": weights}, weights[:, :, 0])
     assert 3 * 6 * 64**2 * (12 + token_maps._MAPS) <= token_maps._BUDGET, "such texts are shown with all their heads"
     rows = pd.DataFrame(generator.random((1000, 8)), columns=list("abcdefgh"))
     content = page(of_mixing(tables={f"mixing_table{number}": rows for number in range(4)}, maps=[text] * 3))
@@ -393,7 +395,7 @@ def test_figures_fit_into_their_places(tmp_path, size):
             "other",
         ),
     }
-    text = TokenMaps("text", ("a",), ("a",), False, (1,), True, np.ones((1, 1, 1, 1)), np.ones((1, 1, 1)), {})
+    text = TokenMap("text", ("a",), ("a",), (1,), {"attn_w": np.ones((1, 1, 1))})
     report = tmp_path / "report.html"
     named = {f"mixing_{name}": figure for name, figure in figures.items()}
     report.write_text(page(of_mixing(figures=named, maps=[text])))

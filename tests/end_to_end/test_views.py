@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import normscope
+from normscope.reporting import publish
 from normscope.reporting.weights_and_biases import Tracker
-from normscope.running import publish
 from tests.end_to_end.shell import run_here, run_once
 
 FEW = ("analysis=[mixing,norms]", "dataset.limit=3", "device=cpu", "tracking=disabled", "report.examples=1")

@@ -29,7 +29,7 @@ from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.published import COLUMNS
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
-from normscope.results.maps import MEASURES, TokenMaps, write_maps
+from normscope.results.maps import MEASURES, TokenMap, write_maps
 from normscope.results.parts import tidy_curves, tidy_heatmaps, tidy_sequences
 from normscope.results.result import Result
 from normscope.results.run_tables import MAPS, RUN_TABLES
@@ -186,16 +186,14 @@ def test_the_check_notices_what_is_missing_and_what_is_too_much():
 
 
 def test_the_tables_of_every_run_are_described():
-    maps = TokenMaps(
+    token_map = TokenMap(
         title="a b",
         queries=("a", "b"),
         keys=("a", "b"),
-        is_cross_attention=False,
         layers=(1,),
-        single_heads=True,
-        weights=np.ones((1, 3, 2, 2)),
+        maps={name: np.ones((1, 2, 2)) for name in MEASURES},
+        head_maps={"attn_w": np.ones((1, 3, 2, 2))},
         norms=np.ones((1, 3, 2)),
-        maps={name: np.ones((1, 2, 2)) for name in list(MEASURES)[1:]},
     )
     tables = {
         "curves": list(tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),
@@ -204,5 +202,5 @@ def test_the_tables_of_every_run_are_described():
         "comparison": list(COLUMNS),
     }
     assert {name: list(info.columns) for name, info in RUN_TABLES.items()} == tables
-    write_maps(file := io.BytesIO(), [maps], {})
+    write_maps(file := io.BytesIO(), [token_map], {})
     assert list(MAPS.columns) == list(pd.read_parquet(file))

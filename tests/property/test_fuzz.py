@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 
-from normscope.running import plan, publish
+from normscope.reporting import publish
+from normscope.running import plan
 from tests.end_to_end.shell import ROOT, draw_nothing
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 

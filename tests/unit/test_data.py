@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +17,7 @@ from normscope.data.corpora import open_corpus, sample_path
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.resources import Readers, Resource, ResourceContext, prepare_resources
 from normscope.data.text_files import TextFile
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
@@ -236,7 +238,7 @@ def test_options_that_do_not_fit_the_model(tokenizer):
 
 
 class Listed(Corpus):
-    """A corpus that can only be read from its start."""
+    """A corpus of these examples."""
 
     def __init__(self, examples):
         self._examples = examples
@@ -265,6 +267,46 @@ def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch,
         together.add(counts)
     assert sorted(found) == sorted(expected)
     assert together == alone
+
+
+class Letters(Resource):
+    """The first letters of the texts, counted."""
+
+    reads_corpus = divisible = True
+
+    def start(self, _context):
+        self.counts = torch.zeros(128, dtype=torch.int64)
+
+    def read(self, examples):
+        for example in examples:
+            if not isinstance(example, str):
+                self.counts[ord(example.text[0]) % 128] += 1
+
+    def state(self):
+        return {"counts": self.counts}
+
+    def add(self, state):
+        self.counts = self.counts + state["counts"]
+
+    def finish(self):
+        return self.counts.tolist()
+
+    def digest(self, value):
+        return str(value)
+
+
+def test_processes_count_a_corpus_once_for_a_resource(monkeypatch):
+    """Three processes, each of which reads its share, against one."""
+    monkeypatch.setattr(batching, "LOOKAHEAD", 4)
+    corpus = Listed([Example(f"{chr(97 + n % 7)} word") if n % 5 else "empty" for n in range(23)])
+    context = ResourceContext(None, None, 0)
+    alone = prepare_resources({"letters": Letters()}, context, lambda _: corpus)["letters"]
+    sent = []
+    for rank in range(3):
+        readers = Readers(ProcessGroup(rank, 3).windows, gathered=lambda states: sent.append(states) or sent)
+        together = prepare_resources({"letters": Letters()}, context, lambda _: corpus, readers)["letters"]
+    assert together.value == alone.value
+    assert all(states["letters"]["counts"].sum() > 0 for states in sent)
 
 
 def test_counts_of_compared_pairs_are_copied_and_add_up():

@@ -16,6 +16,7 @@ from normscope.api import load
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
+from normscope.data.words import words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.layer_composition import LAYER_STAGES
@@ -23,9 +24,9 @@ from normscope.models.observer import Observer
 from normscope.models.token_block import TokenBlock
 from normscope.reporting.explorer import payload
 from normscope.reporting.options import ReportOptions
-from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMaps, pairs_table
+from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMap, pairs_table
 from normscope.running import token_maps as exploration
-from normscope.running.token_maps import maps_per_layer, select_examples, token_maps, words_of
+from normscope.running.token_maps import maps_per_layer, select_examples, token_maps
 from tests.tiny import layout_of
 
 
@@ -144,12 +145,13 @@ def test_the_page_keeps_three_digits_of_every_map():
     scales = np.float32([9, 1, 1e-3, 0]).reshape(4, 1, 1, 1)
     values = (10 ** generator.uniform(-6, 0, size=(4, 3, 20, 20))).astype(np.float32) * scales
     values[0, 0, 0] = 0
-    sentence = dataclasses.replace(random_sentence(generator, 4, 3, 20), weights=values)
+    sentence = dataclasses.replace(random_sentence(generator, 4, 3, 20), head_maps={"attn_w": values})
     (packed,) = payload([sentence])["sentences"]
     largest = values.reshape(4, -1).max(axis=1).reshape(4, 1, 1, 1).astype(float)
-    error = np.abs(unpacked(packed["weights"], values.shape) - values)
+    weights = unpacked(packed["head_maps"]["attn_w"], values.shape)
+    error = np.abs(weights - values)
     assert (error <= np.maximum(0.5005e-3 * values, 0.501 / 65535 * largest)).all()
-    assert unpacked(packed["weights"], values.shape)[0, 0, 0].tolist() == [0] * 20
+    assert weights[0, 0, 0].tolist() == [0] * 20
     for name, expected in sentence.maps.items():
         np.testing.assert_allclose(unpacked(packed["maps"][name], expected.shape), expected, rtol=6e-4, atol=8e-6)
     np.testing.assert_allclose(unpacked(packed["norms"], sentence.norms.shape), sentence.norms, rtol=6e-4, atol=8e-6)
@@ -175,7 +177,7 @@ def test_the_page_keeps_signs():
     ],
 )
 def test_words_are_read_off_the_marks_of_the_tokenizer(tokens, words):
-    assert words_of(tokens.split(), {"[CLS]", "[SEP]", "<s>", "</s>"}) == words
+    assert words_of_tokens(tokens.split(), {"[CLS]", "[SEP]", "<s>", "</s>"}) == words
 
 
 def random_sentence(generator, layers, heads, length, single_heads=True):
@@ -184,16 +186,16 @@ def random_sentence(generator, layers, heads, length, single_heads=True):
 
     tokens = tuple(f"token{position}" for position in range(length))
     weights = draw(layers, heads, length, length)
-    return TokenMaps(
+    norms = draw(layers, heads, length)
+    maps = {name: draw(layers, length, length) for name in ("attn_n", "attnres_n", "attnresln_n")}
+    return TokenMap(
         title="random",
         queries=tokens,
         keys=tokens,
-        is_cross_attention=False,
         layers=tuple(range(2, layers + 2)),
-        single_heads=single_heads,
-        weights=weights if single_heads else weights.mean(axis=1, keepdims=True),
-        norms=draw(layers, heads, length),
-        maps={name: draw(layers, length, length) for name in ("attn_n", "attnres_n", "attnresln_n")},
+        maps={"attn_w": weights.mean(axis=1), **maps},
+        head_maps={"attn_w": weights} if single_heads else {},
+        norms=norms if single_heads else None,
     )
 
 
@@ -206,10 +208,9 @@ def test_the_table_has_a_row_for_every_pair(single_heads):
         length = len(sentence.queries)
         heads = range(4 if single_heads else 1)
         for head, layer, query, key in itertools.product(heads, range(2), range(length), range(length)):
-            weight = float(sentence.weights[layer, :, query, key].mean())
-            norms = [float(sentence.maps[name][layer, query, key]) for name in ("attn_n", "attnres_n", "attnresln_n")]
+            weight, *norms = (float(values[layer, query, key]) for values in sentence.maps.values())
             if head:
-                weight = float(sentence.weights[layer, head - 1, query, key])
+                weight = float(sentence.head_maps["attn_w"][layer, head - 1, query, key])
                 norms = [weight * float(sentence.norms[layer, head - 1, key]), np.nan, np.nan]
             rows.append((layer + 2, head, query, key, f"token{query}", f"token{key}", weight, *norms, number))
     names = [

@@ -12,7 +12,7 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.reporting.explorer import payload
 from normscope.reporting.options import ReportOptions
 from normscope.reporting.page.explorer_page import explorer_page
-from normscope.results.maps import DependencyTree, TokenMaps
+from normscope.results.maps import DependencyTree, TokenMap
 from normscope.running.token_maps import select_examples, token_maps
 from tests.end_to_end.browser import needs_browser, opened
 from tests.treebank import write_treebank
@@ -38,14 +38,14 @@ def test_the_words_and_the_tree_are_the_corpuss(tmp_path, saved_model):
 @needs_browser
 def test_the_page_tells_arcs_that_the_map_finds_from_others(tmp_path):
     tokens = ("[CLS]", "big", "do", "##g", "barks")
-    weights = np.zeros((1, 1, 5, 5), dtype=np.float32)
-    weights[0, 0, :, 0] = 0.9
-    weights[0, 0, 1, [1, 3]] = 0.5, 0.2  # `big` looks at `dog`, beside itself and [CLS]
-    weights[0, 0, 2:4, 1] = 0.3  # `dog` at `big`
-    maps = {"attn_n": weights[:, 0]}
+    weights = np.zeros((1, 5, 5), dtype=np.float32)
+    weights[0, :, 0] = 0.9
+    weights[0, 1, [1, 3]] = 0.5, 0.2  # `big` looks at `dog`, beside itself and [CLS]
+    weights[0, 2:4, 1] = 0.3  # `dog` at `big`
+    maps = {"attn_w": weights, "attn_n": weights}
     tree = DependencyTree((1, 2, 3), ((1, 2, "amod"), (2, 3, "<nsubj>")))
     words = (0, 1, 2, 2, 3)
-    sentence = TokenMaps("t", tokens, tokens, False, (1,), False, weights, np.ones((1, 1, 5)), maps, words, words, tree)
+    sentence = TokenMap("t", tokens, tokens, (1,), maps, query_words=words, key_words=words, tree=tree)
     page = tmp_path / "page.html"
     page.write_text(explorer_page([sentence]))
     shown, console = opened(page)

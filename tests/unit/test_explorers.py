@@ -75,16 +75,14 @@ def test_a_key_without_any_weight_contributes_nothing():
 def test_without_heads_the_page_has_blocks_only(model):
     (sentence,) = normscope.decompose(model, TEXT).explorer().sentences
     assert sentence.heads == 0
-    assert sentence.weights.shape[1] == 1
+    assert sentence.head_maps == {}
+    assert sentence.maps["attn_w"].shape == sentence.maps["attn_n"].shape
 
 
 def test_it_shows_every_stage_of_the_layer(model):
     result = normscope.decompose(model, TEXT, feed_forward=True)
     page = result.explorer().page
-    assert list(data_of(page)["sentences"][0]["maps"]) == [
-        *(name for name in result.maps if name != "attn_w"),
-        "share",
-    ]
+    assert list(data_of(page)["sentences"][0]["maps"]) == [*result.maps, "share"]
     assert "atbffresln_n" in result.maps
     for name in ("atbffresln_n", "share"):
         pd.testing.assert_series_equal(
@@ -127,7 +125,7 @@ def test_maps_through_all_layers_have_an_explorer(model, level):
     for method in METHODS:
         expected = maps[method].cumulative[:, :, :tokens].ravel()
         np.testing.assert_allclose(pairs[method], expected, rtol=1e-5, atol=1e-7)  # float32
-    assert data_of(maps.explorer().page)["sentences"][0]["weights"] is None
+    assert list(data_of(maps.explorer().page)["sentences"][0]["maps"]) == list(maps)
     assert [*data_of(maps["alti"].explorer().page)["sentences"][0]["maps"]] == ["alti"]
     assert maps["alti"]._repr_html_() in maps._repr_html_()
     with pytest.raises(InputError, match="explorer: expected at least one map"):
@@ -335,7 +333,7 @@ def similarity(model):
 
 def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity):
     explorer = similarity.explorer()
-    (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])
+    (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])["pairs"]
     assert pair["tokens_a"] == list(similarity.tokens_a)
     assert pair["tokens_b"] == list(similarity.tokens_b)
     np.testing.assert_allclose(np.reshape(pair["values"], similarity.matrix.shape), similarity.matrix, rtol=1e-4)

@@ -8,13 +8,12 @@ from functools import partial
 import pytest
 import torch
 
-from normscope.data import batching
+from normscope.data import batch_stream, batching
+from normscope.data.batch_stream import BatchStream, read_ahead
 from normscope.data.batching import Batch
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.running import batch_stream
-from normscope.running.batch_stream import BatchStream, read_ahead
 from normscope.running.ranks import ProcessGroup
 from tests.unit.test_data import Reader
 

@@ -26,8 +26,8 @@ from normscope.models.observer import Observer
 from normscope.models.word_block import WordBlock
 from normscope.results.figures import Lines
 from normscope.results.findings import Sentence
+from normscope.results.parts import about_words
 from normscope.results.result import Result
-from normscope.running.conclusions import about_words
 from tests.end_to_end.shell import run_here
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen

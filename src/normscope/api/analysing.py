@@ -25,7 +25,6 @@ from normscope.models.text_batches import Text, describe_type, example_of, is_id
 from normscope.results.result import Result
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
-from normscope.running.plan import InputsInMemory
 
 
 @checked
@@ -84,9 +83,9 @@ def run(
         settings = _of_model(prepared, batch_tokens) | {"level": level, "layers": layers, "seed": seed}
         settings |= {"dataset": dataset | {"kind": "text", "categories": token_categories or {}}}
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
-        inputs = InputsInMemory(prepared, GivenTexts(tuple(example_of(prepared, text) for text in listed(texts))))
+        corpus = GivenTexts(tuple(example_of(prepared, text) for text in listed(texts)))
         with generators_restored():
-            return prepared.exclusively(lambda: analyse(run_options(settings), inputs, progress=progress))
+            return prepared.exclusively(lambda: analyse(run_options(settings), prepared, corpus, progress=progress))
 
 
 def _chosen(names: str | Sequence[str]) -> list[AnalysisInfo]:

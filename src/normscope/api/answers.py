@@ -28,7 +28,6 @@ from normscope.maths.choices import AnswerMeasure, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import require_unicode
 from normscope.rounding import counted
-from normscope.running.token_maps import numbers_of, texts_of
 
 _SUMMED = {
     AnswerMeasure.logit: "logit of",
@@ -71,7 +70,8 @@ def attributed_answer(
         other = dataclasses.replace(target, answer=against, matrix=False)
         found.append(_attribute(model, prompt, other, rules, level, direct))
     length = prompt.input_ids.shape[1]
-    names, numbers = [texts_of(model, each.batch) for each in found], [numbers_of(each.batch) for each in found]
+    names = [each.batch.unit_texts(model.tokenizer) for each in found]
+    numbers = [each.batch.unit_numbers for each in found]
     asked_units = len({*numbers[0][:length].tolist()})
     signed = [sign * each.parts.scores[0].cpu().numpy() for sign, each in zip((1, -1), found, strict=False)]
     of_units = [np.bincount(units, scores) for units, scores in zip(numbers, signed, strict=True)]

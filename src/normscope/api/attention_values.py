@@ -27,7 +27,6 @@ from normscope.models.observer import Observer
 from normscope.models.region_sums import RegionSums
 from normscope.models.text_batches import Text, batch_from_texts, is_single
 from normscope.models.text_check import Check
-from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 from normscope.untrusted.writing import write_named
 
@@ -233,8 +232,8 @@ def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: 
     ):  # the decoder's input is shifted, so characters are not known
         text = text[0] if side == 1 and batch.is_cross_attention else None
     of_side = batch.keys if side == 1 else batch
-    tokens = texts_of(model, dataclasses.replace(of_side, units=None))
-    return Read(model, text, of_side, tokens, texts_of(model, of_side) if words else ())
+    tokens = dataclasses.replace(of_side, units=None).unit_texts(model.tokenizer)
+    return Read(model, text, of_side, tokens, of_side.unit_texts(model.tokenizer) if words else ())
 
 
 def _of_text(

@@ -29,9 +29,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
-from normscope.results.figures import WordMaps
-from normscope.results.maps import TokenMaps
-from normscope.running.token_maps import texts_of
+from normscope.results.maps import TokenMap
 from normscope.statistics.tidy import tidy
 
 _METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
@@ -78,15 +76,7 @@ class AttributionMap:
     @property
     def table(self) -> pd.DataFrame:
         """One row per output and source, through all layers; tokens are numbered from 0, in a translation on each `side`."""
-        table = self._cells()
-        if self.source_tokens is not None:
-            of_source = table["key"] < len(self.source_tokens)
-            table.insert(1, "side", np.where(of_source, "source", "target"))
-            table["key"] -= np.where(of_source, 0, len(self.source_tokens))
-        return table
-
-    def _cells(self) -> pd.DataFrame:
-        return tidy(
+        table = tidy(
             {
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
                 "key_token": np.array(self.sources, dtype=object),
@@ -96,20 +86,19 @@ class AttributionMap:
             query=range(len(self.tokens)),
             key=range(len(self.sources)),
         )
+        if self.source_tokens is not None:
+            of_source = table["key"] < len(self.source_tokens)
+            table.insert(1, "side", np.where(of_source, "source", "target"))
+            table["key"] -= np.where(of_source, 0, len(self.source_tokens))
+        return table
 
     def figure(self) -> Picture:
         """The map through all layers, as a figure."""
         title = _TITLES[MapMethod(self.method)] + ("" if self.source_tokens is None else "+")
-        return Picture(
-            WordMaps(
-                table=self._cells().assign(frame="none", panel=title),
-                panel="panel",
-                panel_titles={title: title},
-                caption=f"How much of each output (row) comes from each {self.level} "
-                f"({'column' if self.source_tokens is None else 'column: the source, then the target so far'}), "
-                "through all layers; darker is more.",
-            )
-        )
+        columns = "column" if self.source_tokens is None else "column: the source, then the target so far"
+        caption = f"How much of each output (row) comes from each {self.level} ({columns}), through all layers; darker is more."
+        whole = TokenMap(" ".join(self.tokens), self.tokens, self.sources, (0,), {self.method: self.total[None]})
+        return Picture(whole.figure({self.method: title}, caption))
 
     def explorer(self) -> Explorer:
         """The map from the input up to each layer, without the bias, as an interactive page like in a report.
@@ -166,19 +155,16 @@ class AttributionMaps(dict[str, AttributionMap]):
         one = next(iter(self.values()))
         keys = (*(one.source_tokens or ()), *one.tokens)
         maps = {method: each.cumulative[:, :, : len(keys)].astype(np.float32) for method, each in self.items()}
-        sentence = TokenMaps(
+        token_map = TokenMap(
             title=" ".join(one.tokens),
             queries=one.tokens,
             keys=keys,
-            is_cross_attention=one.source_tokens is not None,
             layers=tuple(range(1, len(one.cumulative) + 1)),
-            single_heads=False,
-            weights=None,
-            norms=None,
             maps=maps,
+            is_cross_attention=one.source_tokens is not None,
             unit=str(one.level),
         )
-        return Explorer(one.figure(), [sentence])
+        return Explorer(one.figure(), [token_map])
 
     def _repr_html_(self) -> str:
         return "".join(each._repr_html_() for each in self.values())
@@ -235,7 +221,7 @@ def attribution_maps(
         _ = model.layers_verification
     inputs, groups = batch.model_inputs(), batch.groups
     maps = model_maps(model.model, model.layout, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
-    tokens = texts_of(model, batch)
+    tokens = batch.unit_texts(model.tokenizer)
     return AttributionMaps(
         {str(method): _attribution_map(method, tokens, found, of_level) for method, found in maps.items()}
     )
@@ -255,7 +241,7 @@ def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) 
         check_defined_for_translations(method)
     batch = single_text(model, text, "attribution_maps")
     assert batch.source is not None
-    source, tokens = texts_of(model, batch.source), texts_of(model, batch)
+    source, tokens = batch.source.unit_texts(model.tokenizer), batch.unit_texts(model.tokenizer)
     _ = model.stacks_verification
     maps = translation_maps(model.model, batch.model_inputs())
     return AttributionMaps(

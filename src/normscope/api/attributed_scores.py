@@ -26,7 +26,6 @@ from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type, is_single, plain_ids
-from normscope.running.token_maps import numbers_of, texts_of
 
 
 @overload
@@ -227,7 +226,7 @@ def _of_scalars(
     for each, what, scores, remainder in zip(ready, names, parts.scores, parts.remainder, strict=True):
         if each.is_linear and not asked.through:
             check_linear(what, float(remainder), float(scores.abs().sum()), model.dtype)
-    scores, tokens, numbers = parts.scores.cpu().numpy(), texts_of(model, batch), numbers_of(batch)
+    scores, tokens, numbers = parts.scores.cpu().numpy(), batch.unit_texts(model.tokenizer), batch.unit_numbers
     return [
         Attribution(
             tokens=tokens,
@@ -321,7 +320,7 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     for side in sides:
         of_side = scores[start : start + side.input_ids.shape[1]]
         start += len(of_side)
-        added.append(np.bincount(numbers_of(side), of_side))
+        added.append(np.bincount(side.unit_numbers, of_side))
     return np.concatenate(added)
 
 
@@ -347,7 +346,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Att
     logits = passed.output.logits[0, -1]
     best = int(logits.argmax()) if number is None else number
     parts = attribute_scalars(passed, logits[best][None])
-    source, tokens = texts_of(model, batch.source), texts_of(model, batch)
+    source, tokens = batch.source.unit_texts(model.tokenizer), batch.unit_texts(model.tokenizer)
     return Attribution(
         tokens=(*source, *tokens),
         scores=_of_units(parts.scores[0].cpu().numpy(), batch.source, batch),

@@ -20,10 +20,10 @@ from normscope.api.explorers import Explorer
 from normscope.api.picture import Picture
 from normscope.api.saved import save_result
 from normscope.api.several import Several
-from normscope.api.target_maps import TargetRow, target_maps
+from normscope.api.target_maps import TargetRow, table_map, target_maps
 from normscope.attribution.effects import Effects
 from normscope.errors import InputError, escaped
-from normscope.results.figures import ColouredText, HeatmapGrid, WordMaps
+from normscope.results.figures import ColouredText, HeatmapGrid
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
@@ -131,25 +131,10 @@ class Attribution:
                 "of='matrix': expected the scores for each token of an answer; pass Answer(…, matrix=True)"
             )
         values = self.matrix.to_numpy()
-        table = tidy(
-            {
-                "query_token": np.array(self.matrix.index, dtype=object)[:, None],
-                "key_token": np.array(self.matrix.columns, dtype=object),
-                "value": values,
-            },
-            query=range(len(values)),
-            key=range(values.shape[1]),
-        )
-        return Picture(
-            WordMaps(
-                table=table.assign(frame="none", panel="all tokens"),
-                panel="panel",
-                panel_titles={"all tokens": self._said},
-                caption="What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it.",
-                digits=2 if values.shape[1] <= _NUMBERED else None,
-                largest=float(np.abs(values).max()) or 1.0,
-            )
-        )
+        caption = "What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it."
+        figure = table_map(self._said, self.matrix, "token_score").figure({"token_score": self._said}, caption)
+        digits = 2 if values.shape[1] <= _NUMBERED else None
+        return Picture(dataclasses.replace(figure, digits=digits, largest=float(np.abs(values).max()) or 1.0))
 
     def _heads_picture(self) -> Picture:
         kind = (

@@ -31,9 +31,8 @@ from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, is_single
 from normscope.models.text_check import Check
 from normscope.models.word_block import between
-from normscope.results.figures import WordMaps
-from normscope.results.maps import TokenMaps
-from normscope.running.token_maps import labels_of
+from normscope.results.maps import TokenMap
+from normscope.running.token_maps import without_values
 from normscope.statistics.tidy import tidy
 
 T = TypeVar("T")
@@ -176,22 +175,9 @@ class Decomposition:
             "atbffres_n": "with its residual connection",
             "atbffresln_n": "the whole layer",
         }
-        pairs = self.pairs[self.pairs["layer"] == number]
-        titles = {name: title for name, title in titles.items() if name in pairs}
-        tidy = pairs.melt(
-            id_vars=["query", "key", "query_token", "key_token"], value_vars=list(titles), var_name="measure"
-        ).assign(frame="none")
-        return Picture(
-            WordMaps(
-                table=tidy,
-                panel="measure",
-                panel_titles=titles,
-                caption=(
-                    f"How much each {self.level} (row) receives from each {self.level} (column) in layer {number}; darker is "
-                    "more."
-                ),
-            )
-        )
+        unit = self.level
+        caption = f"How much each {unit} (row) receives from each {unit} (column) in layer {number}; darker is more."
+        return Picture(self.token_map().figure(titles, caption, number))
 
     def explorer(self) -> Explorer:
         """Interactive token maps, as in a report: every layer and measure, and heads if they were kept.
@@ -199,38 +185,31 @@ class Decomposition:
         Raises:
             InputError: If there are too many values for one page.
         """
-        return Explorer(self.figure(), [self.token_maps()])
+        return Explorer(self.figure(), [self.token_map()])
 
-    def token_maps(self) -> TokenMaps:
-        """The maps in the form that the explorer takes, in float32."""
-        weights, norms, head_maps = self.weights[:, None], None, {}
+    def token_map(self) -> TokenMap:
+        """Every map in the form that the explorer takes, in float32."""
+        maps = self.maps | ({} if self.shares is None else {"share": self.shares})
+        head_maps, norms = {}, None
         # The explorer's layers have the same heads; each head of a layer has some weight.
-        single_heads = self.head_weights is not None and bool(self.head_weights.flatten(2).any(dim=2).all())
-        if single_heads:
-            assert self.head_weights is not None
+        if self.head_weights is not None and bool(self.head_weights.flatten(2).any(dim=2).all()):
             assert self.head_vectors is not None
-            weights = self.head_weights
+            head_maps["attn_w"] = self.head_weights.float().numpy()
             if self.level is Level.word:
                 head_maps["attn_n"] = self.head_vectors.float().numpy()
             else:
                 # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
-                sums = weights.sum(dim=2)
+                sums = self.head_weights.sum(dim=2)
                 norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0).float().numpy()
-        return TokenMaps(
+        return TokenMap(
             title=self.text or " ".join(self.tokens),
             queries=self.tokens,
             keys=self.key_tokens,
-            is_cross_attention=self.is_cross_attention,
             layers=tuple(self._layers),
-            single_heads=single_heads,
-            weights=weights.float().numpy(),
-            norms=norms,
+            maps={name: values.float().numpy() for name, values in maps.items()},
             head_maps=head_maps,
-            maps={
-                name: values.float().numpy()
-                for name, values in (self.maps | ({} if self.shares is None else {"share": self.shares})).items()
-                if name != "attn_w"
-            },
+            norms=norms,
+            is_cross_attention=self.is_cross_attention,
             query_words=self.words,
             key_words=self.key_words,
             unit=str(self.level),
@@ -278,7 +257,7 @@ class Decompositions(Several[Decomposition]):
         """
         if not self:
             raise InputError("explorer: expected at least one text")
-        return Explorer(self[0].figure(), [each.token_maps() for each in self])
+        return Explorer(self[0].figure(), [each.token_map() for each in self])
 
     def _repr_html_(self) -> str:
         return str(self.table.style.format("{:.1%}").to_html())
@@ -421,14 +400,14 @@ def _decomposition(
     places = whole_numbers("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
     at = None if places is None else torch.tensor(places)
     maps = _maps(model, observer, batch, at, measures, heads, feed_forward)
-    labels = labels_of(model, batch)
+    about = without_values(model, batch)
 
     def of_rows(values: tuple[T, ...]) -> tuple[T, ...]:
         return values if places is None else tuple(values[place] for place in places)
 
     return Decomposition(
-        tokens=of_rows(labels.queries),
-        key_tokens=labels.keys,
+        tokens=of_rows(about.queries),
+        key_tokens=about.keys,
         weights=maps["attn_w"],
         vectors=maps.get("attn_n"),
         residual=maps.get("attnres_n"),
@@ -437,10 +416,10 @@ def _decomposition(
         methods=model.layout.methods,
         head_weights=maps.get("head_w"),
         head_vectors=maps.get("head_n"),
-        text=labels.text,
+        text=about.title,
         is_cross_attention=batch.is_cross_attention,
-        words=None if labels.query_words is None else of_rows(labels.query_words),
-        key_words=labels.key_words,
+        words=None if about.query_words is None else of_rows(about.query_words),
+        key_words=about.key_words,
         feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
         level=Level.token if batch.groups is None else Level.word,
         shares=maps.get("shares"),

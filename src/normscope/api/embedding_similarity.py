@@ -22,7 +22,6 @@ from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type, is_single, require_unicode
-from normscope.running.token_maps import texts_of
 
 
 @overload
@@ -188,7 +187,9 @@ class _Embedding(NamedTuple):
         parts, whole = embedded_parts(
             model.model, model.layout, batch.model_inputs(), embedder=embedder, bias=self.bias, prompt=length
         )
-        return Embedded(texts_of(model, batch), parts, whole, embedder, self._compared(batch).to(whole.device))
+        return Embedded(
+            batch.unit_texts(model.tokenizer), parts, whole, embedder, self._compared(batch).to(whole.device)
+        )
 
     def _compared(self, batch: Batch) -> Bool[Tensor, "1 token"]:
         late = self.embedder.late

@@ -13,11 +13,11 @@ from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.reporting.page.explorer_page import explorer_page, pairs_page
 from normscope.results.figures import TextPair
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 from normscope.rounding import counted
 from normscope.untrusted.writing import write_named
 
-_HEIGHT = 820
+_HEIGHT = 940
 """Pixels of the frame, enough for the controls and the map of a sentence; the reader can make it taller."""
 
 _LARGEST = 4_000_000
@@ -73,7 +73,7 @@ class Framed(abc.ABC):
 class Explorer(Framed):
     """The token maps of texts; see `Framed`."""
 
-    sentences: Sequence[TokenMaps]
+    sentences: Sequence[TokenMap]
     """The maps of each text."""
 
     name = "Explorer of token maps"

@@ -35,7 +35,6 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import batch_from_texts
 from normscope.models.text_tower import base_of, text_tower
 from normscope.models.wrapping import check_eager, wrap_model
-from normscope.running.token_maps import texts_of
 
 _EAGER = "eager_attention_forward"
 """The attention function in a family's own file, which is not in transformers' registry."""
@@ -299,8 +298,8 @@ class _Recorder:
             batch = batch_from_texts(
                 self.loaded, BatchEncoding({"input_ids": [ids]}), Level.word if words else Level.token
             )
-        tokens = texts_of(self.loaded, dataclasses.replace(batch, units=None))
-        spelt = texts_of(self.loaded, batch) if words else ()
+        tokens = dataclasses.replace(batch, units=None).unit_texts(self.loaded.tokenizer)
+        spelt = batch.unit_texts(self.loaded.tokenizer) if words else ()
         read = Read(self.loaded, None, batch, tokens, spelt, image=self.image, is_prompt=True)
         every = self.named_keys is None or self.named_keys == "tokens"
         keys = regions_of("keys", self.named_keys, read)

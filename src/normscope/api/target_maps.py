@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 
 _SCORE = "token_score"
 
@@ -27,18 +27,18 @@ class TargetRow(NamedTuple):
     """The effects of heads, over all tokens: one row per layer, one column per head."""
 
 
-def target_maps(targets: Sequence[TargetRow]) -> list[TokenMaps]:
+def target_maps(targets: Sequence[TargetRow]) -> list[TokenMap]:
     """The scores of every text, followed by what else is known of them: answer tokens, effects, heads, spans.
 
     Targets of the same text that follow each other share a map, in float32.
     """
-    found: list[TokenMaps] = []
+    found: list[TokenMap] = []
     for _, of_text in itertools.groupby(targets, lambda row: (row.tokens, row.sides)):
         found += _maps_of_text(list(of_text))
     return found
 
 
-def _maps_of_text(rows: Sequence[TargetRow]) -> Iterator[TokenMaps]:
+def _maps_of_text(rows: Sequence[TargetRow]) -> Iterator[TokenMap]:
     tokens, titles = rows[0].tokens, [row.title for row in rows]
     text, shape = " ".join(tokens), (len(rows), len(tokens))
     tables = [row.effects.assign(row=at) for at, row in enumerate(rows) if row.effects is not None]
@@ -51,7 +51,7 @@ def _maps_of_text(rows: Sequence[TargetRow]) -> Iterator[TokenMaps]:
     yield _maps(text, titles, tokens, {_SCORE: scores[None], **maps}, head_maps)
     for row in rows:
         if row.matrix is not None:
-            yield _table_map(f"each token of the answer: {text}", row.matrix, _SCORE)
+            yield table_map(f"each token of the answer: {text}", row.matrix, _SCORE)
     layers = sorted({*effects["layer"].astype(int)} - {0})
     maps, head_maps = _effects(effects, layers, shape)
     if maps:
@@ -59,10 +59,10 @@ def _maps_of_text(rows: Sequence[TargetRow]) -> Iterator[TokenMaps]:
     for row in rows:
         if row.heads is not None:
             named = row.heads.rename(index="layer {}".format, columns="head {}".format)
-            yield _table_map(f"heads: {row.title}", named, "attention")
+            yield table_map(f"heads: {row.title}", named, "attention")
     spans = pd.DataFrame([row.spans for row in rows if row.spans is not None])
     if len(spans):
-        yield _table_map(f"spans: {text}", spans.set_axis(titles), _SCORE)
+        yield table_map(f"spans: {text}", spans.set_axis(titles), _SCORE)
 
 
 def _effects(
@@ -103,22 +103,18 @@ def _maps(
     maps: Mapping[str, np.ndarray],
     head_maps: Mapping[str, np.ndarray] | None = None,
     layers: Sequence[int] = (0,),
-) -> TokenMaps:
-    of_heads = {name: values.astype(np.float32) for name, values in (head_maps or {}).items()}
-    return TokenMaps(
+) -> TokenMap:
+    return TokenMap(
         title=title,
         queries=tuple(rows),
         keys=tuple(columns),
-        is_cross_attention=True,
         layers=tuple(layers),
-        single_heads=bool(of_heads),
-        weights=None,
-        norms=None,
         maps={name: values.astype(np.float32) for name, values in maps.items()},
-        head_maps=of_heads,
+        head_maps={name: values.astype(np.float32) for name, values in (head_maps or {}).items()},
+        is_cross_attention=True,
     )
 
 
-def _table_map(title: str, table: pd.DataFrame, measure: str) -> TokenMaps:
+def table_map(title: str, table: pd.DataFrame, measure: str) -> TokenMap:
     """A single map whose rows and columns are those of a table."""
     return _maps(title, table.index.tolist(), table.columns.tolist(), {measure: table.to_numpy()[None]})

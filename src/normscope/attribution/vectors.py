@@ -43,15 +43,6 @@ class Sources(NamedTuple):
     """Whether the bias is one more, the last."""
 
 
-class VectorMaps(NamedTuple):
-    """How much of each output comes from each source. The last column is the bias."""
-
-    norms: list[Float[Tensor, "batch query key"]]
-    """‖x_{i⇐k}‖ after every layer, or after the last alone."""
-    shares: Float[Tensor, "batch query key"]
-    """⟨x_{i⇐k}, y_i⟩ / ⟨y_i, y_i⟩ in the last hidden vector y_i; those of a query add up to 1."""
-
-
 def vector_maps(
     model: PreTrainedModel,
     layout: ModelLayout,
@@ -60,8 +51,8 @@ def vector_maps(
     *,
     keep: bool = False,
     groups: WordGroups | None = None,
-) -> VectorMaps:
-    """Norms and signed shares of the vectors x_{i⇐k}, in float64.
+) -> tuple[list[Float[Tensor, "batch query key"]], Float[Tensor, "batch query key"]]:
+    """Norms and signed shares of the vectors x_{i⇐k}: how much of each output comes from each source; the last is the bias.
 
     The last hidden vectors are those that the model returns, after its final norm.
 
@@ -72,6 +63,10 @@ def vector_maps(
         keep: Whether to return the norms after every layer instead of the last only.
         groups: Words, whose vectors are added up over the tokens of a source, and averaged over those of an output; None for
             the vectors of tokens.
+
+    Returns:
+        ‖x_{i⇐k}‖ after every layer, or after the last alone; and ⟨x_{i⇐k}, y_i⟩ / ⟨y_i, y_i⟩ in the last hidden vector y_i,
+        whose sum over the sources is 1. In float64.
     """
     by_group: list[list[Tensor]] = []
     products: list[Tensor] = []
@@ -98,7 +93,7 @@ def vector_maps(
     missing = (shares.sum(dim=-1) - 1).abs() / shares.abs().sum(dim=-1)
     rows = inputs["attention_mask"].bool() if groups is None else groups.rows.sum(dim=-1) > 0
     check.require("the vectors of an output", missing.masked_fill(~rows, 0))
-    return VectorMaps(norms, shares)
+    return norms, shares
 
 
 def pooled_vectors(

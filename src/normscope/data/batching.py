@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.sequences import fingerprint
 from normscope.data.token_sequence import AnnotatedSentence, Batching, TokenSequence
-from normscope.data.words import NO_WORD
+from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
@@ -146,6 +147,19 @@ class Batch:
             units=None,
             on_host=None if self.on_host is None else self.on_host.measured,
         )
+
+    @property
+    def unit_numbers(self) -> Int[np.ndarray, " token"]:
+        """Of a batch of one: the number of each token, or of its word if these are measured."""
+        if self.units is None:
+            return np.arange(self.input_ids.shape[1])
+        numbers: np.ndarray = self.units[0].cpu().numpy()
+        return numbers
+
+    def unit_texts(self, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+        """Of a batch of one: the tokens, or the words if these are measured."""
+        units = None if self.units is None else self.units[0].tolist()
+        return unit_texts(tokenizer, self.input_ids[0].tolist(), units)
 
     @property
     def sequences(self) -> int:

@@ -148,33 +148,14 @@ def sample_path() -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class NumberedCorpus(Corpus):
-    """A corpus whose examples carry their row numbers.
-
-    Args:
-        divisible: Whether it may be read in parts, whose examples carry no numbers.
-    """
+    """A corpus whose examples carry their row numbers."""
 
     corpus: Corpus
-    divisible: bool = False
 
     @property
     def total(self) -> int | None:
         """The number of examples in the corpus."""
         return self.corpus.total
-
-    @property
-    def parts(self) -> int | None:
-        """The parts of the corpus, if row numbers are not needed."""
-        return self.corpus.parts if self.divisible else None
-
-    @property
-    def undivided(self) -> str:
-        """The reason of the corpus inside."""
-        return self.corpus.undivided
-
-    def part(self, index: int) -> Corpus:
-        """One of the parts."""
-        return self.corpus.part(index)
 
     def examples(self) -> Iterator[Example | str]:
         """Examples, numbered from 1. Skipped ones are numbered as well."""

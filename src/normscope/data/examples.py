@@ -151,20 +151,6 @@ class Corpus(abc.ABC):
     def total(self) -> int | None:
         """The number of examples, empty ones included; None if counting them takes a pass over the corpus."""
 
-    @property
-    def parts(self) -> int | None:
-        """The number of parts that can be read separately; None if the corpus can only be read from its start."""
-        return None
-
-    @property
-    def undivided(self) -> str:
-        """Why a large corpus cannot be read in parts; empty if it can, or if it is small."""
-        return ""
-
-    def part(self, index: int) -> "Corpus":
-        """One of the parts, from 0. Together and in order they are the corpus."""
-        raise NotImplementedError
-
     @abc.abstractmethod
     def examples(self) -> Iterator[Example | str]:
         """Examples in order, or the reason why one is skipped.

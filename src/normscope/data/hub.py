@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.rows import RowReader
 from normscope.errors import InputError, one_line
 from normscope.network import hub_reachable
-
-# Rows of a part of a dataset that is not streamed.
-PART_ROWS = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +26,6 @@ class HubDataset(Corpus):
     """Column with one label per word, for rows whose text is a list of words."""
     score_column: str | int | None = None
     """Column with the gold score of a pair."""
-    index: int = 0
-    """The part that is read."""
-    of: int = 1
-    """The number of parts."""
 
     def __post_init__(self) -> None:
         # Fail before a model is loaded, which takes longer.
@@ -53,16 +45,6 @@ class HubDataset(Corpus):
         """Unknown before the dataset is read."""
         return None
 
-    @cached_property
-    def parts(self) -> int:
-        """The files of a dataset that is streamed, or parts of PART_ROWS of one that is in the cache."""
-        rows = self._rows()
-        return int(rows.num_shards) if _is_streamed(rows) else max(1, -(-len(rows) // PART_ROWS))
-
-    def part(self, index: int) -> "HubDataset":
-        """One of the parts."""
-        return dataclasses.replace(self, index=index, of=self.parts)
-
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the split, or the reason why one is skipped."""
         reader = RowReader(self.name, self.text_column, self.pair_column, self.label_column, self.score_column)
@@ -71,23 +53,17 @@ class HubDataset(Corpus):
 
     def _rows(self) -> Any:
         import datasets  # slow to import, and most runs do not need it
-        from datasets.distributed import split_dataset_by_node
 
         online = hub_reachable()
         if not online:
             datasets.config.HF_HUB_OFFLINE = True
         datasets.disable_progress_bars()
         try:
-            rows = datasets.load_dataset(
+            return datasets.load_dataset(
                 self.name, self.config, split=self.split, revision=self.revision, streaming=online
             )
-            return rows if self.of == 1 else split_dataset_by_node(rows, rank=self.index, world_size=self.of)
         except Exception as error:  # the library and those it calls raise errors of many types
             raise InputError(
                 f"dataset.path={self.name}: {one_line(error)}; check dataset.path, .config, .split and .revision, or use "
                 "a local file: dataset=text dataset.path=FILE"
             ) from error
-
-
-def _is_streamed(rows: Any) -> bool:
-    return not hasattr(rows, "__len__")

@@ -113,7 +113,7 @@ def prepare_resources(
 ) -> dict[str, Prepared]:
     """Prepare resources, in one pass over the corpus if any of them needs it.
 
-    If some ignore `dataset.limit`, or cannot be read in parts by several processes, they have a pass of their own.
+    If some ignore `dataset.limit`, or cannot be divided among several processes, they have a pass of their own.
 
     Args:
         resources: What to prepare, by name.

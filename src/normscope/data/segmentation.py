@@ -46,20 +46,6 @@ class Segmented(Corpus):
         """The number of documents for pairs; otherwise unknown before they are read."""
         return self.corpus.total if self.segmentation is Segmentation.pair else None
 
-    @property
-    def parts(self) -> int | None:
-        """The parts of the documents."""
-        return self.corpus.parts
-
-    @property
-    def undivided(self) -> str:
-        """The reason of the corpus inside."""
-        return self.corpus.undivided
-
-    def part(self, index: int) -> Corpus:
-        """One of the parts."""
-        return dataclasses.replace(self, corpus=self.corpus.part(index))
-
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the documents."""
         for document in self.corpus.examples():
@@ -96,20 +82,6 @@ class WikiText(Corpus):
     def total(self) -> int | None:
         """Unknown before the lines are read."""
         return None
-
-    @property
-    def parts(self) -> int | None:
-        """The parts of the lines; articles may cross their boundaries."""
-        return None if self.articles else self.corpus.parts
-
-    @property
-    def undivided(self) -> str:
-        """The reason of the corpus inside."""
-        return self.corpus.undivided
-
-    def part(self, index: int) -> Corpus:
-        """One of the parts."""
-        return dataclasses.replace(self, corpus=self.corpus.part(index))
 
     def examples(self) -> Iterator[Example | str]:
         """Paragraphs or articles; headings are skipped and counted."""

@@ -1,13 +1,9 @@
 """Text files as corpora: one example per line (.txt), object (.jsonl) or row (.csv, .tsv, .parquet)."""
 
-import bisect
-import collections
 import contextlib
 import csv
 import dataclasses
-import functools
 import glob
-import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from normscope.data.examples import Corpus, Example
-from normscope.data.lines import WHOLE, Malformed, Span, count, is_gzipped, kind, lines, numbered
+from normscope.data.lines import Malformed, count, is_gzipped, kind, lines
 from normscope.data.options import Quoting
 from normscope.data.rankings import DOCUMENTS, QUERY, SCORES, is_ranking
 from normscope.data.rows import MESSAGES, Row, RowReader
@@ -25,9 +21,6 @@ from normscope.rounding import counted
 
 # Above this size, counting the lines for a progress bar takes noticeable time.
 _COUNTED_BYTES = 256 * 2**20
-# The size of the parts of files that can be read from the middle: a few hundred batches. Batches never cross their boundaries,
-# however many processes read a file, so this number is part of what results depend on.
-PART_BYTES = 2**20
 _HINTS = {
     **dict.fromkeys((".conllu", ".conllx", ".conll"), "for a treebank, set dataset=conllu"),
     **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4"), "decompress it, or compress it by gzip"),
@@ -63,8 +56,6 @@ class TextFile(Corpus):
     """Column with the gold score of a pair."""
     conversations: bool = False
     """Whether rows hold lists of messages."""
-    span: Span = WHOLE
-    """The part of the file that is read."""
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -97,64 +88,24 @@ class TextFile(Corpus):
         if kind(self.path) != ".jsonl":
             return False
         try:
-            with contextlib.closing(_json_rows(self, WHOLE)) as rows:
+            with contextlib.closing(_json_rows(self)) as rows:
                 row = next(filter(None, rows), {})
         except (Malformed, OSError):
             return False  # the error is raised when the file is read
         return is_ranking(row, self.text_column, self.pair_column)
 
-    @property
-    def parts(self) -> int:
-        """Parts of PART_BYTES, or the row groups of Parquet; 1 if the file can only be read from its start.
-
-        Compressed files can, and .csv and .tsv, whose cells may contain line breaks.
-        """
-        match kind(self.path):
-            case ".parquet":
-                with self._explained(), _parquet(self.path) as file:
-                    return max(1, int(file.metadata.num_row_groups))
-            case ".csv" | ".tsv":
-                return 1
-        return 1 if is_gzipped(self.path) else -(-self.path.stat().st_size // PART_BYTES)
-
-    @property
-    def undivided(self) -> str:
-        """Why a file of more than PART_BYTES is read as a whole."""
-        if self.parts > 1 or kind(self.path) == ".parquet" or self.path.stat().st_size <= PART_BYTES:
-            return ""
-        if is_gzipped(self.path):
-            return f"{self.path.name}: a compressed file cannot be read from the middle"
-        return f"{self.path.name}: cells may contain line breaks, so the file cannot be read from the middle"
-
-    def part(self, index: int) -> "TextFile":
-        """One of the parts."""
-        if self.parts == 1:
-            return self
-        size = 1 if kind(self.path) == ".parquet" else PART_BYTES
-        return dataclasses.replace(self, span=Span(index * size, (index + 1) * size))
-
     def examples(self) -> Iterator[Example | str]:
-        """Examples in the order of the file, or the reason why one is skipped."""
-        try:
-            yield from self._examples(self.span)
-        except InputError:
-            if self.span.start and kind(self.path) != ".parquet":
-                # Only messages need the numbers of lines: read the part again with them.
-                collections.deque(self._examples(numbered(self.path, self.span)), maxlen=0)
-            raise
+        """Examples in the order of the file, or the reason why one is skipped.
 
-    def _examples(self, span: Span) -> Iterator[Example | str]:
+        Raises:
+            InputError: If the file cannot be read; the message names the config key.
+        """
         columns = self.text_column, self.pair_column, self.label_column, self.score_column
         reader = RowReader(str(self.path), *columns, conversations=self.conversations)
-        with self._explained(), contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self, span)) as rows:
-            for number, row in enumerate(rows, start=span.first):
-                yield from reader.examples(row, number)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of reading, with the config key that names the file."""
         try:
-            yield
+            with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
+                for number, row in enumerate(rows, start=1):
+                    yield from reader.examples(row, number)
         except Malformed as error:
             raise InputError(f"{self.key}={self.path}: {error}") from error
         except OSError as error:
@@ -172,26 +123,6 @@ class TextFiles(Corpus):
         """Rows of all files, if they are cheap to count."""
         totals = [file.total for file in self.files]
         return None if None in totals else sum(total for total in totals if total is not None)
-
-    @property
-    def parts(self) -> int:
-        """Parts of all files."""
-        return self._starts[-1]
-
-    def part(self, index: int) -> Corpus:
-        """One of the parts."""
-        file = bisect.bisect_right(self._starts, index) - 1
-        return self.files[file].part(index - self._starts[file])
-
-    @property
-    def undivided(self) -> str:
-        """The reason of the first file that has one."""
-        return next(filter(None, (file.undivided for file in self.files)), "")
-
-    @functools.cached_property
-    def _starts(self) -> list[int]:
-        """The number of parts before each file, and of all."""
-        return list(itertools.accumulate((file.parts for file in self.files), initial=0))
 
     def examples(self) -> Iterator[Example | str]:
         """Examples of all files in order."""
@@ -261,13 +192,13 @@ def _refuse(entries: Sequence[Path], where: str, pattern: str) -> None:
         )
 
 
-def _text_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
-    for line in lines(file.path, span):
+def _text_rows(file: TextFile) -> Generator[Row, None, None]:
+    for line in lines(file.path):
         yield {"text": line}
 
 
-def _json_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
-    for number, line in enumerate(lines(file.path, span), start=span.first):
+def _json_rows(file: TextFile) -> Generator[Row, None, None]:
+    for number, line in enumerate(lines(file.path), start=1):
         try:
             row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError) as error:  # Python refuses integers of thousands of digits
@@ -278,7 +209,7 @@ def _json_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
         yield row
 
 
-def _csv_rows(file: TextFile, _span: Span) -> Generator[Row, None, None]:
+def _csv_rows(file: TextFile) -> Generator[Row, None, None]:
     csv.field_size_limit(2**31 - 1)
     tabs = kind(file.path) == ".tsv"
     delimiter = file.delimiter or ("\t" if tabs else ",")
@@ -364,7 +295,7 @@ def _advice(quoting: Quoting) -> str:
     )
 
 
-def _parquet_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
+def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
     with _parquet(file.path) as table:
         names = table.schema_arrow.names
         if len(set(names)) < len(names):
@@ -376,9 +307,8 @@ def _parquet_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
         if is_ranking(dict.fromkeys(names), file.text_column, file.pair_column):
             wanted += [QUERY, DOCUMENTS, SCORES]
         try:
-            groups = list(range(table.metadata.num_row_groups))[span.start : span.stop]
             columns = [name for name in names if name in wanted]
-            for batch in table.iter_batches(batch_size=1024, row_groups=groups, columns=columns):
+            for batch in table.iter_batches(batch_size=1024, columns=columns):
                 yield from _parquet_batch(batch, names)
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
             raise Malformed(f"damaged Parquet file, or values that are not text: {one_line(error)}") from error
@@ -400,7 +330,7 @@ def _parquet(path: Path) -> pq.ParquetFile:
         raise Malformed(f"not a Parquet file: {one_line(error)}") from error
 
 
-_ROWS: dict[str, Callable[[TextFile, Span], Generator[Row, None, None]]] = {
+_ROWS: dict[str, Callable[[TextFile], Generator[Row, None, None]]] = {
     ".txt": _text_rows,
     ".jsonl": _json_rows,
     ".csv": _csv_rows,

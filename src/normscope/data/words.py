@@ -285,6 +285,25 @@ def _byte_level(tokens: Sequence[str], special: Collection[str]) -> tuple[str, d
     return "".join("x" if "\udc80" <= character <= "\udcff" else character for character in text), spans
 
 
+def words_of_tokens(tokens: Sequence[str], special: Collection[str]) -> tuple[int, ...] | None:
+    """The word that each token is part of, by the marks of its tokenizer; every special token is a word of its own.
+
+    Returns:
+        Numbers from 0, or None if there are no marks, or no word has two tokens.
+    """
+    if any(token.startswith("##") for token in tokens):
+        starts = [not token.startswith("##") for token in tokens]
+    elif any(token.startswith(("▁", "Ġ")) for token in tokens):
+        starts = [token.startswith(("▁", "Ġ")) for token in tokens]
+    else:
+        return None
+    words: list[int] = []
+    for position, token in enumerate(tokens):
+        begins = starts[position] or token in special or position == 0 or tokens[position - 1] in special
+        words.append((words[-1] if words else -1) + begins)
+    return tuple(words) if words[-1] + 1 < len(words) else None
+
+
 def mark_of(vocabulary: Iterable[str]) -> str | None:
     """How a vocabulary marks words: `##` for tokens that continue one, `▁` or `Ġ` for those that start one, `</w>` for those
     that end one; None if it does not."""

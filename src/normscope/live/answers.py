@@ -73,7 +73,7 @@ class Answers:
         heads = heads and not (layout.is_gated or layout.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
         units = model.exclusively(lambda: units_of(model, typed, level))
-        maps = decomposed.token_maps()
+        maps = decomposed.token_map()
         fits = 7 * decomposed.weights.numel() <= _LARGEST
         if not fits:
             notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")

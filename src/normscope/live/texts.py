@@ -9,7 +9,6 @@ from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import batch_from_texts, places_in_messages, roles_of
 from normscope.rounding import counted
-from normscope.running.token_maps import numbers_of
 from normscope.typed_texts import SEPARATOR, as_given, messages_of
 
 _CHARACTERS = 16
@@ -132,7 +131,7 @@ def units_of(model: LoadedModel, typed: Read, level: Level) -> Units:
         roles: list[str] | None = roles_of(model, typed.given)
     else:
         found, roles = _of_text(model, typed, batch.input_ids[0].tolist()), None
-    numbers = numbers_of(batch).tolist()
+    numbers = batch.unit_numbers.tolist()
     places: list[tuple[int, int] | None] = [None] * (max(numbers) + 1)
     for number, place in zip(numbers, found, strict=False):
         if place is None:

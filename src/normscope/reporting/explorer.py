@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from normscope.results.figures import TextPair
-from normscope.results.maps import HEAD_MEASURES, MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMaps
+from normscope.results.maps import MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMap
 
 _NEGATIVE = 1 << 15
 """The bit of a code that stands for a minus sign."""
@@ -18,7 +18,7 @@ _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
 
 
-def payload(sentences: Sequence[TokenMaps], measure: str = "") -> dict[str, Any]:
+def payload(sentences: Sequence[TokenMap], measure: str = "") -> dict[str, Any]:
     """The JSON content that the explorer's script reads.
 
     Args:
@@ -35,14 +35,13 @@ def about_measures() -> dict[str, Any]:
     """What the explorer's script knows of all measures."""
     return {
         "measures": MEASURES | TARGET_MEASURES,
-        "head_measures": HEAD_MEASURES,
         "signed_measures": SIGNED_MEASURES,
     }
 
 
-def packed(sentence: TokenMaps) -> dict[str, Any]:
+def packed(sentence: TokenMap) -> dict[str, Any]:
     """Values as codes relative to the largest in their layer; see `scaled`."""
-    packed: dict[str, Any] = {
+    return {
         "title": sentence.title,
         "queries": sentence.queries,
         "keys": sentence.keys,
@@ -53,13 +52,10 @@ def packed(sentence: TokenMaps) -> dict[str, Any]:
         "query_words": sentence.query_words,
         "key_words": sentence.key_words,
         "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
-        "weights": None if sentence.weights is None else scaled(sentence.weights),
         "maps": {name: scaled(values) for name, values in sentence.maps.items()},
         "head_maps": {name: scaled(values) for name, values in sentence.head_maps.items()},
+        "norms": None if sentence.norms is None else scaled(sentence.norms),
     }
-    if sentence.single_heads and sentence.norms is not None:
-        packed["norms"] = scaled(sentence.norms)
-    return packed
 
 
 def scaled(values: np.ndarray) -> dict[str, Any]:

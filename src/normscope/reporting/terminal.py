@@ -176,12 +176,13 @@ class CorpusBar:
     Args:
         total: Number of examples, if known.
         title: What the run is doing.
+        shown: Whether anything is printed.
     """
 
-    def __init__(self, total: int | None, title: str) -> None:
+    def __init__(self, total: int | None, title: str, *, shown: bool = True) -> None:
         self._bar: tqdm[Any] | None = None
-        self._title = title
-        if sys.stderr.isatty() and not _quiet:
+        self._title, self._shown = title, shown
+        if shown and sys.stderr.isatty() and not _quiet:
             self._bar = tqdm(total=total, desc=escaped(title), unit=" examples", file=sys.stderr, dynamic_ncols=True)
         self._printed = 0.0
 
@@ -202,7 +203,7 @@ class CorpusBar:
                 self._bar.n = self._bar.initial
             self._bar.set_postfix_str(f"{throughput.tokens_per_second:,.0f} tokens/s", refresh=False)
             self._bar.update(throughput.examples - self._bar.n)
-        elif throughput.seconds - self._printed >= _SECONDS_BETWEEN_LINES:
+        elif self._shown and throughput.seconds - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = throughput.seconds
             say(f"{self._title}: {throughput.sentence()}")
 

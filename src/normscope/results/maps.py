@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.errors import InputError, one_line
+from normscope.results.figures import WordMaps
 from normscope.results.run_tables import metadata
 from normscope.results.table_files import parquet_metadata, write_parquet
 from normscope.statistics.tidy import tidy
@@ -33,7 +34,7 @@ MEASURES = {
     "value_zeroing": "value zeroing (up to this layer)",
     "decompx": "DecompX (norms of vectors, up to this layer)",
 }
-"""Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
+"""Titles of all measures by their names in `TokenMap.maps`, in order: the symbol, then words in brackets."""
 
 TARGET_MEASURES = {
     "token_score": "score (what the token adds to the target)",
@@ -47,13 +48,10 @@ TARGET_MEASURES = {
 SIGNED_MEASURES = ("share", "attn_s", *TARGET_MEASURES)
 """Measures whose values may be negative, which are drawn on a diverging scale."""
 
-HEAD_MEASURES = ("attn_w", "attn_n")
-"""Measures of single heads: α and α‖f(x)‖."""
-
 
 @dataclasses.dataclass(frozen=True)
 class DependencyTree:
-    """The dependency tree of an annotated sentence. Words are numbered as in `TokenMaps.query_words`."""
+    """The dependency tree of an annotated sentence. Words are numbered as in `TokenMap.query_words`."""
 
     words: tuple[int, ...]
     """All words except special tokens."""
@@ -62,28 +60,25 @@ class DependencyTree:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TokenMaps:
-    """One example, and what each of its tokens (or words) takes from every other. Arrays are float32."""
+class TokenMap:
+    """What each token or word of a text takes from every other, by measure, layer and head. Files hold float32."""
 
     title: str
     """The text, as shown in the menu."""
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     """The same as the queries except in cross-attention."""
-    is_cross_attention: bool
-    """Whether the keys belong to another sequence."""
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] = ()
     """Layers, counted from 1; 0 stands for all layers together."""
-    single_heads: bool
-    """Whether there are maps of single heads besides those of the block."""
-    weights: np.ndarray | None
-    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry; None for maps through several
-    layers, which have no weights."""
-    norms: np.ndarray | None
-    """‖f(x)‖: layer, head, key; None if `head_maps` has ‖αf(x)‖, or there are no weights."""
-    maps: Mapping[str, np.ndarray]
-    """What the attention block and the feed-forward network pass from key to query, by measure: layer, query, key. Norms of
-    vectors by method, and the signed shares of the block's output (`share`)."""
+    maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """What all heads together, or the layers up to this one, pass from key to query, by measure: layer, query, key."""
+    head_maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """What single heads pass, by measure: layer, head, query, key; empty without single heads."""
+    norms: np.ndarray | None = None
+    """‖f(x)‖: layer, head, key, from which the ‖αf(x)‖ of heads (`attn_n`) follow; None if `head_maps` has them, or none are
+    known."""
+    is_cross_attention: bool = False
+    """Whether the keys belong to another sequence."""
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
@@ -91,43 +86,55 @@ class TokenMaps:
     """The gold tree of an annotated sentence."""
     unit: str = "token"
     """What the queries and keys are: `token` or `word`."""
-    head_maps: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """Maps of single heads that do not follow from weights and norms, by measure: layer, head, query, key. Between words,
-    ‖αf(x)‖ (`attn_n`) is one of them."""
 
     @property
     def heads(self) -> int:
         """Number of heads that have their own maps."""
-        of_heads = [values for values in (self.weights, *self.head_maps.values()) if values is not None]
-        return int(of_heads[0].shape[1]) if self.single_heads and of_heads else 0
+        return next((int(values.shape[1]) for values in self.head_maps.values()), 0)
 
     def of_heads(self, measure: str) -> np.ndarray | None:
         """The maps of single heads: layer, head, query, key; None if there are none for a measure."""
-        if measure in self.head_maps:
-            return self.head_maps[measure]
-        if not self.single_heads or self.weights is None or measure not in HEAD_MEASURES:
-            return None
-        if measure == "attn_w":
-            return self.weights
-        assert self.norms is not None, "maps of words come with their own"
-        return self.weights * self.norms[:, :, None, :]
+        if measure == "attn_n" and self.norms is not None:
+            weighted: np.ndarray = self.head_maps["attn_w"] * self.norms[:, :, None, :]
+            return weighted
+        return self.head_maps.get(measure)
 
     @property
     def values(self) -> int:
         """Number of values of all maps."""
-        arrays = (self.weights, *self.maps.values(), *self.head_maps.values())
-        return sum(values.size for values in arrays if values is not None)
+        return sum(values.size for values in (*self.maps.values(), *self.head_maps.values()))
 
     @property
     def of_targets(self) -> bool:
         """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
+    def figure(self, titles: Mapping[str, str], caption: str, layer: int | None = None) -> WordMaps:
+        """The maps of one layer side by side, without those of single heads.
+
+        Args:
+            titles: The measures to show, in order, with their titles; a measure that has no map is left out.
+            caption: How to read the figure.
+            layer: The number of the layer; the last one by default.
+        """
+        place = -1 if layer is None else self.layers.index(layer)
+        titles = {measure: title for measure, title in titles.items() if measure in self.maps}
+        table = tidy(
+            {
+                "query_token": np.array(self.queries, dtype=object)[:, None],
+                "key_token": np.array(self.keys, dtype=object),
+                "value": np.stack([self.maps[measure][place] for measure in titles]),
+            },
+            measure=list(titles),
+            query=range(len(self.queries)),
+            key=range(len(self.keys)),
+        )
+        return WordMaps(table.assign(frame="none"), "measure", titles, caption)
+
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
-        blocks = ({} if self.weights is None else {"attn_w": self.weights.mean(axis=1)}) | dict(self.maps)
         measures: dict[str, np.ndarray] = {}
-        for name, values in blocks.items():
+        for name, values in self.maps.items():
             measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=np.float32)
             measures[name][0] = values
             of_heads = self.of_heads(name)
@@ -147,7 +154,7 @@ class TokenMaps:
         return table[["layer", "head", "query", "key", *tokens, *measures]]
 
 
-def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
+def pairs_table(sentences: Sequence[TokenMap]) -> pd.DataFrame:
     """The pairs of all sentences; sentences count from 1."""
     tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
     return pd.concat(tables, ignore_index=True)
@@ -158,7 +165,7 @@ _NORMS = "f_n"
 """The column of ‖f(x)‖."""
 
 
-def write_maps(stream: BinaryIO, maps: Sequence[TokenMaps], identity: Mapping[str, object]) -> None:
+def write_maps(stream: BinaryIO, maps: Sequence[TokenMap], identity: Mapping[str, object]) -> None:
     """Write the token maps of at least one text.
 
     Args:
@@ -173,7 +180,7 @@ def write_maps(stream: BinaryIO, maps: Sequence[TokenMaps], identity: Mapping[st
     write_parquet(stream, rows, {**metadata("maps.parquet", rows.columns, identity), _KEY: texts})
 
 
-def _norms(text: TokenMaps) -> np.ndarray:
+def _norms(text: TokenMap) -> np.ndarray:
     """‖f(x)‖ of each pair's key, for single heads only."""
     values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=np.float32)
     if text.norms is not None:
@@ -181,22 +188,11 @@ def _norms(text: TokenMaps) -> np.ndarray:
     return values.ravel()
 
 
-def _text(text: TokenMaps) -> dict[str, Any]:
+def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
-    plain = (
-        "title",
-        "queries",
-        "keys",
-        "is_cross_attention",
-        "layers",
-        "single_heads",
-        "unit",
-        "query_words",
-        "key_words",
-    )
+    plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit", "query_words", "key_words")
     return {name: getattr(text, name) for name in plain} | {
         "heads": text.heads,
-        "weights": text.weights is not None,
         "norms": text.norms is not None,
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
@@ -204,7 +200,7 @@ def _text(text: TokenMaps) -> dict[str, Any]:
     }
 
 
-def read_maps(path: Path) -> list[TokenMaps]:
+def read_maps(path: Path) -> list[TokenMap]:
     """Read what `write_maps` wrote.
 
     Raises:
@@ -219,7 +215,7 @@ def read_maps(path: Path) -> list[TokenMaps]:
         raise InputError(f"{path}: expected the token maps of a run: {one_line(error)}") from error
 
 
-def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMaps:
+def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
     queries, keys, layers = (tuple(text[name]) for name in ("queries", "keys", "layers"))
     of_texts = (text["title"], text["unit"], *queries, *keys)
     if not all(isinstance(value, str) for value in of_texts) or not all(isinstance(layer, int) for layer in layers):
@@ -230,25 +226,22 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMaps:
         return _values(rows, name, heads, pairs)[0]
 
     def of_heads(name: str) -> np.ndarray:
-        values = _values(rows, name, heads, pairs)
-        return values[1:].swapaxes(0, 1) if heads else values[:1].swapaxes(0, 1)
+        return _values(rows, name, heads, pairs)[1:].swapaxes(0, 1)
 
     tree = text["tree"]
-    return TokenMaps(
+    return TokenMap(
         title=text["title"],
         queries=queries,
         keys=keys,
-        is_cross_attention=bool(text["is_cross_attention"]),
         layers=layers,
-        single_heads=bool(text["single_heads"]),
-        weights=of_heads("attn_w") if text["weights"] else None,
-        norms=of_heads(_NORMS)[:, :, 0] if text["norms"] else None,
         maps={str(name): of_blocks(name) for name in text["maps"]},
+        head_maps={str(name): of_heads(name) for name in text["head_maps"]},
+        norms=of_heads(_NORMS)[:, :, 0] if text["norms"] else None,
+        is_cross_attention=bool(text["is_cross_attention"]),
         query_words=_whole(text["query_words"]),
         key_words=_whole(text["key_words"]),
         tree=None if tree is None else _tree(tree),
         unit=text["unit"],
-        head_maps={str(name): of_heads(name) for name in text["head_maps"]},
     )
 
 

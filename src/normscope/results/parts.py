@@ -1,7 +1,9 @@
 """Joins the results of a run's analyses."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -138,3 +140,37 @@ def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, 
             "value_title": title,
         }
     )
+
+
+# Special tokens and punctuation marks are words of their own, and still called tokens.
+_TOKEN = re.compile(r"(?<![Ss]pecial )(?<!mask )(?<!punctuation )(?<!\])(?<!\] )\b(T|t)oken")
+
+_TEXTS = ("caption", "value_label", "x_label", "y_label")
+"""The fields of figures that readers see. Titles of panels stay: comparisons of runs know panels by them."""
+
+
+def about_words(part: Result) -> Result:
+    """The part of an analysis that has measured words: sentences, captions and labels say `word` where they say `token`."""
+    return dataclasses.replace(
+        part,
+        sentences=[Sentence.of(text).but(_of_words(text)) for text in part.sentences],
+        notes=[_of_words(note) for note in part.notes],
+        summaries={name: _summary_of_words(summary) for name, summary in part.summaries.items()},
+        figures={name: _figure_of_words(figure) for name, figure in part.figures.items()},
+    )
+
+
+def _summary_of_words(summary: Summary) -> Summary:
+    table = summary.table.rename(columns=lambda name: _of_words(str(name)))
+    return dataclasses.replace(summary, table=table, caption=_of_words(summary.caption))
+
+
+def _figure_of_words(figure: Figure) -> Figure:
+    texts: dict[str, Any] = {
+        name: _of_words(text) for name in _TEXTS if (text := getattr(figure, name, None)) is not None
+    }
+    return dataclasses.replace(figure, **texts)
+
+
+def _of_words(text: str) -> str:
+    return _TOKEN.sub(lambda found: "Word" if found[1] == "T" else "word", text)

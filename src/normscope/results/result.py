@@ -13,7 +13,7 @@ from normscope.analyses.registry import analyses
 from normscope.errors import InputError, escaped, one_line
 from normscope.results.figures import Figure, read_figure, write_figure
 from normscope.results.findings import Sentence, Summary
-from normscope.results.maps import TokenMaps, read_maps, write_maps
+from normscope.results.maps import TokenMap, read_maps, write_maps
 from normscope.results.run_files import (
     CONFIG,
     MAPS,
@@ -44,7 +44,7 @@ class Result:
     curves: "Mapping[str, pd.Series[float]]" = dataclasses.field(default_factory=dict)
     """Values by layer, likewise."""
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
-    maps: Sequence[TokenMaps] = ()
+    maps: Sequence[TokenMap] = ()
     """The token maps of the run's texts."""
     sentences: Sequence[str] = ()
     """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""

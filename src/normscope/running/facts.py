@@ -1,6 +1,5 @@
 """What is said about a run: where its numbers come from, and its name."""
 
-import dataclasses
 import functools
 import platform
 import re
@@ -17,11 +16,9 @@ from normscope.distribution import CHECKOUT, RUN_SCHEMA, VERSION
 from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
-from normscope.reporting.terminal import Throughput
 from normscope.reporting.tracking import RunDescription, dataset_label, layers_label, model_label
+from normscope.running.loop import Run
 from normscope.running.options import RunOptions, enabled_analyses
-from normscope.running.plan import Plan
-from normscope.running.progress import Phases
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
@@ -31,55 +28,34 @@ _SHORTEST = 10
 """Characters of a part that is not cut any further."""
 
 
-@dataclasses.dataclass
-class Facts:
-    """The facts of a run, complete at whatever point it ends."""
-
-    plan: Plan
-    phases: Phases
-    started: float
-    """Start time, by `time.monotonic`."""
-    command: str = ""
-    """What the user typed."""
-    counts: CorpusCounts = dataclasses.field(default_factory=CorpusCounts)
-    """What has been read of the corpus so far."""
-    speed: Throughput | None = None
-    """How fast it was read, once it has been."""
-
-    @functools.cached_property
-    def left_out(self) -> list[str]:
-        """Files in the folder of the corpus that are no part of it."""
-        return left_out(self.plan.options.dataset)
-
-    def so_far(self) -> dict[str, object]:
-        """Software, model, corpus, time and verification error, as they are now."""
-        counts, model, speed, verification = self.counts, self.plan.model, self.speed, self.plan.verification
-        return dict(software()) | {
-            "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "command": self.command,
-            "model": model.name,
-            "model_revision": model.revision,
-            "model_sha256": model.weights_sha256,
-            "training_step": training_step(vars(self.plan.options.model), model.folder),
-            "device": str(model.device),
-            "dtype": number_format(model.model),
-            **_of_layers(model.layout),
-            "seed": self.plan.options.seed,
-            "examples": counts.read,
-            **counts.facts(),
-            "left_out": self.left_out,
-            "tokens_by_category": dict(counts.categories),
-            "compared": _of_compared(counts.compared),
-            "seconds": round(time.monotonic() - self.started, 3),
-            "phases": self.phases.seconds(),
-            "steps": self.phases.step_seconds(),
-            "model_share": round(speed.model_seconds / speed.seconds, 4)
-            if speed is not None and speed.seconds
-            else None,
-            "verification_error": verification.error,
-            "verification_layer": verification.layer,
-            "verification_part": verification.part,
-        }
+def facts_of(run: Run) -> dict[str, object]:
+    """Software, model, corpus, time and verification error, as they are now, at whatever point the run ends."""
+    counts, model, speed, verification = run.counts, run.plan.model, run.speed, run.plan.verification
+    options = run.plan.options
+    return dict(software()) | {
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": run.command,
+        "model": model.name,
+        "model_revision": model.revision,
+        "model_sha256": model.weights_sha256,
+        "training_step": training_step(vars(options.model), model.folder),
+        "device": str(model.device),
+        "dtype": number_format(model.model),
+        **_of_layers(model.layout),
+        "seed": options.seed,
+        "examples": counts.read,
+        **counts.facts(),
+        "left_out": left_out(options.dataset),
+        "tokens_by_category": dict(counts.categories),
+        "compared": _of_compared(counts.compared),
+        "seconds": round(time.monotonic() - run.started, 3),
+        "phases": run.phases.seconds(),
+        "steps": run.phases.step_seconds(),
+        "model_share": None if speed is None or not speed.seconds else round(speed.model_share, 4),
+        "verification_error": verification.error,
+        "verification_layer": verification.layer,
+        "verification_part": verification.part,
+    }
 
 
 def _of_layers(layout: ModelLayout) -> dict[str, object]:

@@ -1,30 +1,34 @@
 """A run in progress, and its loop over the corpus: batch → blocks and hidden vectors → analyses, with checkpoints."""
 
+import contextlib
 import dataclasses
+import functools
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from normscope.analyses.base import merge_state, state_of
+from normscope.data.batch_stream import BatchStream
 from normscope.data.batching import Batch
 from normscope.data.corpora import text_keys
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
-from normscope.errors import InputError
+from normscope.errors import InputError, Terminated
 from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
-from normscope.reporting.terminal import say
-from normscope.reporting.weights_and_biases import Tracker
+from normscope.reporting.terminal import Throughput, say
+from normscope.reporting.weights_and_biases import Tracker, no_tracker
 from normscope.rounding import counted, numbered
-from normscope.running.batch_stream import BatchStream
 from normscope.running.checkpoint import Checkpoint, Position
-from normscope.running.facts import Facts
 from normscope.running.memory import BatchRunner, explain_out_of_memory
 from normscope.running.options import RunOptions
-from normscope.running.plan import ConfiguredInputs, InputsInMemory, Plan
+from normscope.running.plan import Plan, configured
 from normscope.running.progress import Phase, Phases, ProgressMeter
 from normscope.running.ranks import ProcessGroup
-from normscope.running.shutdown import deferred_signals
 
 
 @dataclasses.dataclass
@@ -32,22 +36,32 @@ class Run:
     """A run in progress."""
 
     plan: Plan
-    facts: Facts
+    phases: Phases
+    """What the run is doing, and how long that takes."""
+    counts: CorpusCounts
+    """What has been read so far: by this process, and by all once they have been merged."""
     stream: BatchStream
     """The batches that are still to come."""
+    started: float = dataclasses.field(default_factory=time.monotonic)
+    """Start time, by `time.monotonic`."""
+    command: str = ""
+    """What the user typed."""
+    speed: Throughput | None = None
+    """How fast the corpus was read, once it has been."""
     checkpoint: Checkpoint | None = None
     """None if nothing is saved: in memory, or if not all processes see the run folder."""
     position: Position = dataclasses.field(default_factory=Position)
     """How far the corpus had been read when the run was stopped, if it is resumed."""
 
     @classmethod
-    def of(cls, plan: Plan, facts: Facts) -> "Run":
+    def of(cls, plan: Plan, phases: Phases) -> "Run":
         """A run that begins with the first batch.
 
         Raises:
             InputError: If there is no usable example in the corpus.
         """
-        run = cls(plan, facts, BatchStream(plan.batches, facts.counts))
+        counts = CorpusCounts()
+        run = cls(plan, phases, counts, BatchStream(plan.batches, counts))
         if plan.group.size == 1:
             run._require_first_batches()
         return run
@@ -82,8 +96,9 @@ class Run:
                     f"resume={path}: process {group.rank} of {group.size} does not see this folder; resume the run where all "
                     "processes share a file system"
                 )
-            plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group), group, phases)
-            run = cls.of(plan, Facts(plan, phases, started, command))
+            plan = Plan.of(options, functools.partial(configured, options, group), group, phases)
+            run = cls.of(plan, phases)
+            run.started, run.command = started, command
             if saves:
                 every = options.checkpoint.every_seconds
                 run.checkpoint = Checkpoint(results or folder, group, plan.identity, every)
@@ -98,12 +113,6 @@ class Run:
             say(f"{path} is not on a file system that all {group.size} processes share: this run cannot be resumed")
         return run
 
-    @classmethod
-    def in_memory(cls, options: RunOptions, inputs: InputsInMemory, phases: Phases) -> "Run":
-        """A run on a model and texts in memory, in this process and without a run folder."""
-        plan = Plan.of(options, inputs, ProcessGroup(), phases)
-        return cls.of(plan, Facts(plan, phases, time.monotonic()))
-
     def _require_first_batches(self) -> None:
         """Stop now if the corpus ends without a usable example for some of the analyses."""
         missing = {view.encoder.separate for view in self.plan.views}
@@ -116,16 +125,6 @@ class Run:
         if counts is not None:
             require_examples(self.plan, counts)
 
-    @property
-    def phases(self) -> Phases:
-        """What the run is doing, and how long that takes."""
-        return self.facts.phases
-
-    @property
-    def counts(self) -> CorpusCounts:
-        """What has been read so far: by this process, and by all once they have been merged."""
-        return self.facts.counts
-
     def merge(self) -> None:
         """Merge the states of all processes, by rank: the main process then has the state and counts of the whole corpus.
 
@@ -137,21 +136,46 @@ class Run:
             self.counts.add(counts)
 
 
-def runners(plan: Plan) -> dict[bool, BatchRunner]:
-    """What runs the batches of each view, by whether these compare the texts of pairs."""
-    return {
-        view.encoder.separate: BatchRunner(
-            plan.observer, plan.model.device, view.analyses, token_entries=view.token_entries
-        )
-        for view in plan.views
-    }
+class ShutdownRequest:
+    """Whether a signal has been received."""
+
+    def __init__(self) -> None:
+        self._received: signal.Signals | None = None
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Remember the first signal. A second one ends the run at once, with the error of the first."""
+        if self.error is not None:
+            raise self.error
+        self._received = signal.Signals(number)
+
+    @property
+    def error(self) -> KeyboardInterrupt | None:
+        """The error to raise at the next safe point; None without a signal."""
+        if self._received is None:
+            return None
+        return Terminated() if self._received is signal.SIGTERM else KeyboardInterrupt()
 
 
-def accumulate(run: Run, tracker: Tracker) -> None:
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[ShutdownRequest]:
+    """Defer SIGINT and SIGTERM until a safe point."""
+    request = ShutdownRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def accumulate(run: Run, tracker: Tracker | None = None) -> None:
     """Run this process's batches through every analysis, with regular checkpoints.
 
     Args:
-        tracker: Receives throughput, memory and the time that is left.
+        tracker: Receives throughput, memory and the time that is left; None in memory, where signals are left to the program.
 
     Raises:
         KeyboardInterrupt: If a signal requests shutdown; the current batch is finished and the state saved first.
@@ -159,14 +183,17 @@ def accumulate(run: Run, tracker: Tracker) -> None:
     """
     run.phases.begin(Phase.PASS)
     plan, checkpoint, position, device = run.plan, run.checkpoint, run.position, run.plan.model.device
-    by_view = runners(plan)
+    by_view = {
+        view.encoder.separate: BatchRunner(plan.observer, device, view.analyses, token_entries=view.token_entries)
+        for view in plan.views
+    }
     with (
         explain_out_of_memory(plan.options.device.batch_tokens, device),
         plan.observer,
-        deferred_signals() as request,
+        contextlib.nullcontext(ShutdownRequest()) if tracker is None else deferred_signals() as request,
         run.phases.corpus_bar(plan.total) as bar,
     ):
-        meter = ProgressMeter(run.counts, plan.total, device, tracker, bar)
+        meter = ProgressMeter(run.counts, plan.total, device, tracker or no_tracker(), bar)
         with run.stream.ahead_of(device):
             for batch, mine in run.stream:
                 if mine:
@@ -180,7 +207,7 @@ def accumulate(run: Run, tracker: Tracker) -> None:
                     raise request.error
         if checkpoint is not None and plan.group.size > 1:  # the others may not be done for long
             checkpoint.save(plan.analyses, position)
-        run.facts.speed = meter.finish()
+        run.speed = meter.finish()
         for runner in by_view.values():
             runner.finish()
 

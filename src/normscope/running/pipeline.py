@@ -1,30 +1,46 @@
-"""A run, from config to results."""
+"""A run, from config to results: on disk with all its views, or in memory."""
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from normscope.config.sections import plain
-from normscope.errors import InputError
-from normscope.reporting.published import published
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.data.corpora import left_out
+from normscope.data.examples import Corpus
+from normscope.data.options import DatasetKind, Level
+from normscope.errors import InputError, Terminated
+from normscope.models.interventions import InterventionRunner
+from normscope.models.loaded import LoadedModel
+from normscope.reporting.publish import print_results, publish
+from normscope.reporting.published import against_paper, published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, set_verbosity
 from normscope.reporting.tracking import with_environment
 from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
+from normscope.results.maps import TokenMap
+from normscope.results.parts import about_words, joined, rolled_up
 from normscope.results.result import Result
-from normscope.results.run_files import Status
-from normscope.running.conclusions import conclude
-from normscope.running.facts import describe
-from normscope.running.loop import Run, accumulate, runners
+from normscope.results.run_files import Status, lost
+from normscope.rounding import counted
+from normscope.running.checkpoint import remove_checkpoints
+from normscope.running.facts import describe, facts_of
+from normscope.running.loop import Run, accumulate, deferred_signals, require_examples
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.options import RunOptions, check, settled
-from normscope.running.plan import InputsInMemory
-from normscope.running.progress import Phase, Phases
-from normscope.running.publish import finish, publish, save
+from normscope.running.plan import Plan, in_memory
+from normscope.running.progress import Phase, Phases, coming
 from normscope.running.ranks import ProcessGroup, process_group
-from normscope.running.shutdown import Terminated, deferred_signals
+from normscope.running.token_maps import token_maps
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""Wraps an iterable in a progress bar, given its length and a title."""
 
 
 def run(
@@ -57,15 +73,14 @@ def run(
     with (
         process_group() as group,
         _claimed(options, folder, group, fresh=fresh) as results,
-        _phases(options, started if begun is None else begun, group) as phases,
+        Phases(coming(options), started if begun is None else begun, shown=group.is_main) as phases,
     ):
         if results is not None:
             claimed(results.path)
         warnings: list[str] = []
         options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
-        run = Run.prepare(
-            options, results, group, phases, started, command
-        )  # everything that can fail before the first batch
+        # Everything that can fail before the first batch.
+        run = Run.prepare(options, results, group, phases, started, command)
         with group.agreeing():  # nothing is saved before the main process has begun the run
             if results is not None:
                 results.begin(plain(options))
@@ -74,12 +89,33 @@ def run(
         with _tracked(run, results) as tracker:
             accumulate(run, tracker)
             run.merge()
-            result = None if results is None else save(run, results)
-            if result is not None and results is not None:
-                publish(run, result, results, tracker)
-        if result is not None and results is not None:
-            finish(run, result, results)
+            if results is None:
+                return None
+            result = _save(run, results)
+            publish(result, results, tracker, run.plan.look, report=options.report.enabled)
+        phases.end()
+        results.save_facts(dataclasses.replace(result, facts={**result.facts, **facts_of(run)}))
+        print_results(result, results.path, report=options.report.enabled)
         return result
+
+
+def analyse(options: RunOptions, model: LoadedModel, corpus: Corpus, *, progress: bool) -> Result:
+    """Run the enabled analyses over texts in memory, in this process.
+
+    Args:
+        options: The whole config; nothing in it says where model and texts come from.
+        model: The model, which must not have changed since it was wrapped.
+        corpus: The texts.
+        progress: Whether a terminal shows what the run is doing.
+    """
+    options = settled(options)
+    check(options)
+    with Phases(coming(options), shown=progress) as phases:
+        run = Run.of(Plan.of(options, lambda: in_memory(model, corpus), ProcessGroup(), phases), phases)
+        accumulate(run)
+        with _memory_explained(run):
+            result = conclude(run)
+        return dataclasses.replace(result, facts=facts_of(run))
 
 
 @contextlib.contextmanager
@@ -92,7 +128,7 @@ def _tracked(run: Run, results: RunFolder | None) -> Iterator[Tracker]:
         yield no_tracker()
         return
     options = run.plan.options
-    description = describe(options, run.facts.command, run.plan.model.layout.family)
+    description = describe(options, run.command, run.plan.model.layout.family)
     with track(options.tracking, description, results.path) as tracker:
         try:
             yield tracker
@@ -113,17 +149,7 @@ def _unfinished(run: Run, error: BaseException) -> Result:
             text = f"ended by SIGTERM: another of the {processes} processes died, or torchrun was stopped"
         else:
             status = Status.INTERRUPTED
-    return Result(facts=run.facts.so_far(), status=status, error=text)
-
-
-@contextlib.contextmanager
-def _phases(options: RunOptions, begun: float, group: ProcessGroup) -> Iterator[Phases]:
-    """The phases of the run, which the main process shows while this context is open."""
-    phases = Phases.of(options, begun, shown=group.is_main)
-    try:
-        yield phases
-    finally:
-        phases.end()
+    return Result(facts=facts_of(run), status=status, error=text)
 
 
 @contextlib.contextmanager
@@ -145,28 +171,127 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
             results.release() if results.begun else results.abandon()
 
 
-def analyse(options: RunOptions, inputs: InputsInMemory, *, progress: bool) -> Result:
-    """Run the enabled analyses over texts in memory, in this process.
+def _save(run: Run, folder: RunFolder) -> Result:
+    """Turn the state of the analyses into results, and write them to the run folder, which completes the run.
 
-    Args:
-        options: The whole config; nothing in it says where model and texts come from.
-        inputs: The model and the texts.
-        progress: Whether a terminal shows what the run is doing.
+    Raises:
+        InputError: If there was nothing to analyse, a number is not finite, or the run folder is not writable.
     """
-    options = settled(options)
-    check(options)
-    phases = Phases.of(options, shown=progress)
-    try:
-        run = Run.in_memory(options, inputs, phases)
-        by_view = runners(run.plan)
-        with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
-            with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
-                phases.begin(Phase.PASS)
-                for batch, _ in run.stream:
-                    by_view[batch.paired].run(batch)
-                for runner in by_view.values():
-                    runner.finish()
-            result = conclude(run)
-    finally:
-        phases.end()
-    return dataclasses.replace(result, facts=run.facts.so_far())
+    with _memory_explained(run):
+        if run.counts.used:
+            _show_counts(run)
+        result = conclude(run)
+        maps, not_shown = _maps(run)
+    run.phases.begin(Phase.PUBLISHING)
+    result = dataclasses.replace(result, maps=maps, facts=facts_of(run) | {"not_shown": list(not_shown)})
+    folder.save(result)
+    if run.checkpoint is not None:
+        remove_checkpoints(folder.path)
+    return result
+
+
+def _memory_explained(run: Run) -> contextlib.AbstractContextManager[None]:
+    return explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device)
+
+
+def conclude(run: Run) -> Result:
+    """Run the interventions of the analyses, and return the results of all.
+
+    Raises:
+        InputError: If there was nothing to analyse, or a number is not finite.
+    """
+    require_examples(run.plan, run.counts)
+    _missing_categories(run)
+    run.phases.begin(Phase.INTERVENTIONS)
+    runner = _runner(run, run.phases.steps)
+    for analysis in run.plan.analyses:
+        analysis.intervene(runner)
+    run.phases.begin(Phase.RESULTS)
+    parts = {
+        analysis.info.name: rolled_up(analysis.info.name, analysis.info.published, analysis.result())
+        for analysis in run.plan.analyses
+    }
+    if run.plan.options.level is Level.word:
+        parts = {name: about_words(part) for name, part in parts.items()}
+    result = joined(parts, run.plan.model.layers)
+    batching = [note] if (note := run.plan.encoder.batching.note) else []
+    notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
+    result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
+    comparison = against_paper(result)
+    if comparison is None or not len(comparison.table):
+        return result
+    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison.table})
+
+
+def _lost(run: Run) -> list[str]:
+    """What was lost of the corpus, also as the analyses read it that compare the texts of pairs."""
+    dataset = run.plan.options.dataset
+    key = "max_length" if dataset.kind is DatasetKind.text and dataset.path is None else "dataset.max_length"
+    said = []
+    for view, counts in run.plan.by_view(run.counts):
+        first = view is run.plan.views[0]
+        facts = counts.facts() | ({"left_out": left_out(dataset)} if first else {})
+        sentences = lost(facts, f"{view.encoder.max_length} tokens ({key})")
+        said += sentences if first else [f"{view.names}: {sentence}" for sentence in sentences]
+    return said
+
+
+def _runner(run: Run, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
+    """What runs the model again for the analyses of a run."""
+    batch_tokens = run.plan.options.device.batch_tokens
+    return InterventionRunner(run.plan.model, run.plan.encoder, run.plan.layers, batch_tokens, progress)
+
+
+def _missing_categories(run: Run) -> list[str]:
+    """The reported categories that do not occur in the corpus; tables have no rows for them.
+
+    Raises:
+        InputError: If none of them occurs.
+    """
+    if all(analysis.info.requires_cross_attention for analysis in run.plan.analyses):
+        return []
+    categories = run.plan.categories
+    missing = [category for category in categories if category != ALL and not run.counts.categories[category]]
+    if len(missing) == len(categories):
+        raise InputError(f"categories=[{','.join(categories)}]: no token of these categories occurs in the corpus")
+    return missing
+
+
+def _show_counts(run: Run) -> None:
+    """Report how much was read, and which categories are missing."""
+    for view, counts in run.plan.by_view(run.counts):
+        who = "" if view is run.plan.views[0] else f"{view.names}: "
+        tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
+        say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
+    options = run.plan.options
+    expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
+    missing = [category for category in _missing_categories(run) if category != "mask" or expects_masks]
+    if missing:
+        say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
+
+
+def _maps(run: Run) -> tuple[Sequence[TokenMap], Sequence[str]]:
+    """The token maps of the report, and what is left out of them."""
+    plan = run.plan
+    if not plan.texts:
+        return [], []
+    run.phases.begin(Phase.MAPS)
+    runner = _runner(run)
+
+    def of_analyses(batch: Batch) -> dict[str, np.ndarray]:
+        return {
+            name: values for analysis in plan.analyses for name, values in analysis.token_maps(runner, batch).items()
+        }
+
+    found, not_shown = token_maps(
+        plan.model,
+        plan.encoder,
+        plan.texts,
+        plan.layers,
+        feed_forward=plan.maps_of_networks,
+        added_maps=plan.added_maps,
+        add=of_analyses,
+    )
+    if not_shown:
+        say(f"token maps: {'; '.join(not_shown)}")
+    return found, not_shown

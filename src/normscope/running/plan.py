@@ -1,9 +1,7 @@
 """What a run will do: everything that is settled before its first batch, and everything that can fail before it."""
 
-import abc
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -30,10 +28,10 @@ from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.factories import BuiltModel
 from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
-from normscope.models.loading import OpenedModel, open_model
+from normscope.models.loading import open_model
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
+from normscope.models.options import ModelOptions, ModelStack
 from normscope.models.stacks import ObservedStack
 from normscope.models.verification import Verification
 from normscope.reporting.options import Appearance, ReportOptions, appearance
@@ -54,79 +52,43 @@ _KEPT_OF_LAYER = 10
 one each for queries, keys, values, and what enters and leaves its halves."""
 
 
-class Inputs(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Inputs:
     """The model and the texts of a run."""
 
-    @property
-    @abc.abstractmethod
-    def info(self) -> ModelInfo:
-        """The model's shape, known before its weights are loaded."""
-
-    @abc.abstractmethod
-    def load(self) -> LoadedModel:
-        """The model with its weights.
-
-        Raises:
-            InputError: If it cannot be loaded.
-        """
-
-    @abc.abstractmethod
-    def open_corpus(self, options: DatasetOptions) -> Corpus:
-        """The corpus that dataset options describe."""
+    info: ModelInfo
+    """The model's shape, known before its weights are loaded."""
+    load: Callable[[], LoadedModel]
+    """Returns the model with its weights."""
+    open_corpus: Callable[[DatasetOptions], Corpus]
+    """Opens the corpus that dataset options describe."""
 
 
-class ConfiguredInputs(Inputs):
+def configured(options: RunOptions, group: ProcessGroup) -> Inputs:
     """The model and the corpus that a config names.
 
     Args:
+        options: The config.
         group: The processes of the run, each with its own device.
     """
+    opened = BuiltModel(options.model) if options.model.factory is not None else open_model(_trained(options.model))
 
-    def __init__(self, model: ModelOptions, device: DeviceOptions, group: ProcessGroup) -> None:
-        self._model, self._device, self._group = model, device, group
+    def load() -> LoadedModel:
+        loaded = opened.load(group.local_device(options.device), devices=group.local_devices(options.device))
+        return dataclasses.replace(loaded, name=options.model.name)
 
-    @property
-    def info(self) -> ModelInfo:
-        """The shape in the model's config."""
-        return self._opened.info
-
-    def load(self) -> LoadedModel:
-        """Load the model, on this process's device."""
-        device = self._group.local_device(self._device)
-        loaded = self._opened.load(device, devices=self._group.local_devices(self._device))
-        return dataclasses.replace(loaded, name=self._model.name)
-
-    def open_corpus(self, options: DatasetOptions) -> Corpus:
-        """Open the corpus."""
-        return open_corpus(options)
-
-    @cached_property
-    def _opened(self) -> OpenedModel | BuiltModel:
-        if self._model.factory is not None:
-            return BuiltModel(self._model)
-        return open_model(_trained(self._model))
+    return Inputs(opened.info, load, open_corpus)
 
 
-@dataclasses.dataclass(frozen=True)
-class InputsInMemory(Inputs):
-    """A loaded model and texts in memory."""
+def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
+    """A loaded model, which must not have changed since it was wrapped, and texts in memory."""
 
-    model: LoadedModel
-    corpus: Corpus
+    def load() -> LoadedModel:
+        model.require_current()
+        return model
 
-    @property
-    def info(self) -> ModelInfo:
-        """The model's shape."""
-        return ModelInfo.of(self.model.name, self.model.model.config, self.model.layout)
-
-    def load(self) -> LoadedModel:
-        """The model; it must not have changed since it was wrapped."""
-        self.model.require_current()
-        return self.model
-
-    def open_corpus(self, options: DatasetOptions) -> Corpus:
-        """The texts, segmented and limited as the options say."""
-        return arranged(self.corpus, options)
+    info = ModelInfo.of(model.name, model.model.config, model.layout)
+    return Inputs(info, load, lambda options: arranged(corpus, options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,17 +107,6 @@ class View:
 
 
 @dataclasses.dataclass(frozen=True)
-class Maps:
-    """The token maps of a run's report."""
-
-    texts: Sequence[ExplorerText]
-    feed_forward: bool
-    """Whether they go through the feed-forward networks; otherwise they end at the attention block."""
-    added: int
-    """Number of maps per layer that the analyses add."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """A run that is ready for its first batch. Nothing here changes, but for the state inside the analyses."""
 
@@ -169,7 +120,12 @@ class Plan:
     layers: list[int]
     categories: list[str]
     analyses: Sequence[Analysis]
-    maps: Maps
+    texts: Sequence[ExplorerText]
+    """Those whose token maps are in the report."""
+    maps_of_networks: bool
+    """Whether these maps go through the feed-forward networks; otherwise they end at the attention block."""
+    added_maps: int
+    """Number of maps per layer that the analyses add to them."""
     resources: Mapping[str, Prepared]
     """What analyses need that is made before the first batch, by name."""
     corpus: NumberedCorpus
@@ -179,17 +135,18 @@ class Plan:
     """How figures are drawn."""
 
     @classmethod
-    def of(cls, options: RunOptions, inputs: Inputs, group: ProcessGroup, phases: Phases) -> "Plan":
+    def of(cls, options: RunOptions, open_inputs: Callable[[], Inputs], group: ProcessGroup, phases: Phases) -> "Plan":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Args:
-            inputs: The model and the texts.
+            open_inputs: Returns the model and the texts; see `configured` and `in_memory`.
             group: The processes of the run.
             phases: The phases of the run, which moves on to those of the model and the corpus.
         """
         phases.begin(Phase.MODEL)
         torch.manual_seed(options.seed)
         look = appearance(options.figures)
+        inputs = open_inputs()
         needs = _needs(options.analysis, options.model.stack, options.level, inputs)
         model = inputs.load()
         feed_forward = any(requirements.feed_forward for requirements in needs.values())
@@ -199,7 +156,7 @@ class Plan:
         layers = chosen_layers(options.layers, model.layout)
         encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
-        corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
+        corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
         observer = _observer(model, layers, needs.values())
         context = _context(all_options(options.analysis), model, encoders[0], observer, layers, categories)
         resources = {
@@ -208,8 +165,10 @@ class Plan:
             for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
-        if group.is_main and group.size > 1 and corpus.undivided:
-            say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
+        # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
+        of_networks = feed_forward and not model.layout.is_gated
+        added = sum(requirements.token_maps for requirements in needs.values())
+        maps = maps_per_layer(model.layout, feed_forward=of_networks) + added
         return cls(
             options=options,
             model=model,
@@ -219,7 +178,9 @@ class Plan:
             layers=layers,
             categories=categories,
             analyses=analyses,
-            maps=_maps(options.dataset, options.report, model, encoders[0], layers, needs, inputs),
+            texts=_texts(options.dataset, options.report, encoders[0], len(layers), maps, inputs),
+            maps_of_networks=of_networks,
+            added_maps=added,
             resources=resources,
             corpus=corpus,
             group=group,
@@ -407,12 +368,6 @@ def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
     return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
 
 
-def _numbers_rows(needs: Mapping[type[Analysis], Requirements], model: LoadedModel) -> bool:
-    """Whether something refers to examples by their rows: gold links, tables of pairs, messages about translations."""
-    by_row = any(requirements.pairs or requirements.words is not None for requirements in needs.values())
-    return by_row or model.decoder_inputs is not None
-
-
 def _annotated_categories(options: DatasetOptions, inputs: Inputs) -> tuple[str, ...]:
     """The values of the column of annotated words that are categories, if `dataset.categories` names one."""
     column = options.categories
@@ -495,22 +450,6 @@ def _analyses(
         )
         for kind, requirements in needs.items()
     ]
-
-
-def _maps(
-    options: DatasetOptions,
-    report: ReportOptions,
-    model: LoadedModel,
-    encoder: Encoder,
-    layers: Sequence[int],
-    needs: Mapping[type[Analysis], Requirements],
-    inputs: Inputs,
-) -> Maps:
-    # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
-    feed_forward = not model.layout.is_gated and any(each.feed_forward for each in needs.values())
-    added = sum(requirements.token_maps for requirements in needs.values())
-    maps = maps_per_layer(model.layout, feed_forward=feed_forward) + added
-    return Maps(_texts(options, report, encoder, len(layers), maps, inputs), feed_forward, added)
 
 
 def _texts(

@@ -71,10 +71,13 @@ class Phases:
             self._heartbeat.start()
         self._show()
 
-    @classmethod
-    def of(cls, options: RunOptions, begun: float | None = None, *, shown: bool = False) -> "Phases":
-        """The phases of a run with these options."""
-        return cls(coming(options), begun, shown=shown)
+    def __enter__(self) -> "Phases":
+        """The phases, which are shown until the context ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop showing the phase."""
+        self.end()
 
     @property
     def title(self) -> str:
@@ -118,7 +121,7 @@ class Phases:
             total: Number of examples, if known.
         """
         self._line.hide()
-        return CorpusBar(total, self.title)
+        return CorpusBar(total, self.title, shown=self._shown)
 
     def end(self) -> None:
         """Stop showing the phase."""

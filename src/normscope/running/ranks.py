@@ -10,7 +10,7 @@ import datetime
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -141,52 +141,16 @@ class ProcessGroup:
     def batches(self, corpus: Corpus, read: ReadWindow, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
         """Batches of a corpus, and whether each is for this process.
 
-        All processes together have the same batches as one alone.
+        All processes together have the same batches as one alone. Every process batches the first windows, and their batches
+        are distributed, so that even a small corpus keeps many processes busy. Of the later windows, each has every N-th; the
+        others are skipped without being tokenised.
 
         Args:
             read: Returns the batches of one of its windows.
             counts: Updated with what became of the examples.
         """
-        for part, group in self._streams(corpus):
-            yield from group._of_stream(part.examples(), read, counts)
-
-    def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
-        """The windows of a corpus that this process reads."""
-        for part, group in self._streams(corpus):
-            yield from itertools.islice(windows(part.examples()), group.rank, None, group.size)
-
-    def _streams(self, corpus: Corpus) -> Iterator[tuple[Corpus, "ProcessGroup"]]:
-        """The parts of a corpus, or the whole, that this process reads, and the processes that read each."""
-        if corpus.parts is None:
-            yield corpus, self
-        else:
-            for index, group in self.portions(corpus.parts):
-                yield corpus.part(index), group
-
-    def portions(self, parts: int) -> Iterator[tuple[int, "ProcessGroup"]]:
-        """The parts of a corpus that this process reads, and the processes that read each.
-
-        All processes have equally many whole parts. The parts that are left, fewer than there are processes, are divided among
-        all, so that no process reads more than one of them.
-        """
-        left = parts % self.size
-        for index in range(self.rank, parts - left, self.size):
-            yield index, ProcessGroup()
-        if left:
-            place = self.rank * left // self.size
-            first, end = (-(-number * self.size // left) for number in (place, place + 1))
-            yield parts - left + place, ProcessGroup(self.rank - first, end - first)
-
-    def _of_stream(
-        self, examples: Iterable[Example | str], read: ReadWindow, counts: CorpusCounts
-    ) -> Iterator[tuple[Batch, bool]]:
-        """The same for a stream of examples that every process must read.
-
-        Every process batches the first windows, and their batches are distributed, so that even a small corpus keeps many
-        processes busy. Of the later windows, each has every N-th; the others are skipped without being tokenised.
-        """
         serial = 0
-        for number, window in enumerate(windows(examples)):
+        for number, window in enumerate(windows(corpus.examples())):
             is_shared = number < min(self.size, _SHARED_WINDOWS)
             if not is_shared and number % self.size != self.rank:
                 continue
@@ -195,6 +159,10 @@ class ProcessGroup:
             for batch in read(window, counted):
                 yield batch, not is_shared or serial % self.size == self.rank
                 serial += 1
+
+    def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
+        """The windows of a corpus that this process has: every N-th."""
+        return itertools.islice(windows(corpus.examples()), self.rank, None, self.size)
 
 
 def device_share(local_rank: int, processes: int, devices: int) -> range:

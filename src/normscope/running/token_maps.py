@@ -3,20 +3,18 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int
 
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import ROOT, Corpus, CorpusCounts, Example
 from normscope.data.options import Level
 from normscope.data.token_sequence import TokenSequence
-from normscope.data.words import NO_WORD, unit_numbers, unit_texts
+from normscope.data.words import NO_WORD, unit_numbers, words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
-from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import ModelLayout
@@ -25,7 +23,7 @@ from normscope.models.observer import Observer
 from normscope.models.text_check import Check
 from normscope.models.word_block import between
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
-from normscope.results.maps import DependencyTree, TokenMaps
+from normscope.results.maps import DependencyTree, TokenMap
 from normscope.rounding import counted
 
 # Number of examples that are searched for short ones.
@@ -130,7 +128,7 @@ def token_maps(
     feed_forward: bool = False,
     added_maps: int = 0,
     add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
-) -> tuple[list[TokenMaps], list[str]]:
+) -> tuple[list[TokenMap], list[str]]:
     """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
 
     Args:
@@ -166,10 +164,10 @@ def token_maps(
     return sentences, _notes(texts, sentences, left_out)
 
 
-def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMaps], left_out: Sequence[int]) -> list[str]:
+def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_out: Sequence[int]) -> list[str]:
     shown = [text for number, text in enumerate(texts, start=1) if number not in left_out]
     cut = [number for number, text in enumerate(shown, start=1) if text.cut]
-    blocks = [number for number, sentence in enumerate(sentences, start=1) if not sentence.single_heads]
+    blocks = [number for number, sentence in enumerate(sentences, start=1) if not sentence.head_maps]
     notes = []
     if cut:
         longest = max(len(shown[number - 1].sequence.input_ids) for number in cut)
@@ -194,25 +192,21 @@ def _sentence(
     layers: Sequence[int],
     single_heads: bool,
     feed_forward: bool,
-) -> TokenMaps:
+) -> TokenMap:
     batch = collate([text.sequence], encoder)
-    weights: list[np.ndarray] = []
-    norms: list[np.ndarray] = []
     block_maps: list[dict[str, np.ndarray]] = []
+    head_weights: list[np.ndarray] = []
+    head_norms: list[np.ndarray] = []
     groups = batch.to(model.device).groups
 
     def visit(block: AttentionBlock) -> None:
         units = between(block, groups)
         of_block = units.maps() | {"share": units.pair_shares()}
-        maps = {str(name): values[0].float().numpy() for name, values in of_block.items()}
-        mean = maps.pop(Method.ATTN_W)
-        block_maps.append(maps)
-        if not single_heads:
-            weights.append(mean[None])
-            return
-        of_heads = (block.weights, block.transformed_norms) if groups is None else units.head_maps()
-        for kept, values in zip((weights, norms), of_heads, strict=True):
-            kept.append(values[0].float().cpu().numpy())
+        block_maps.append({str(name): values[0].float().numpy() for name, values in of_block.items()})
+        if single_heads:
+            of_heads = (block.weights, block.transformed_norms) if groups is None else units.head_maps()
+            for kept, values in zip((head_weights, head_norms), of_heads, strict=True):
+                kept.append(values[0].float().cpu().numpy())
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
         of_words = None if groups is None else block.word_maps(groups, in_double=False)
@@ -224,80 +218,45 @@ def _sentence(
         inputs = batch.to(model.device).model_inputs()
         of_networks = visit_feed_forward if feed_forward else None
         observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
-    labels = labels_of(model, batch)
-    return TokenMaps(
-        title=f"{labels.text} …" if text.cut else labels.text,
-        queries=labels.queries,
-        keys=labels.keys,
-        is_cross_attention=batch.is_cross_attention,
-        layers=tuple(layers),
-        single_heads=single_heads,
-        weights=np.stack(weights),
-        norms=np.stack(norms) if norms and groups is None else None,
-        head_maps={"attn_n": np.stack(norms)} if norms and groups is not None else {},
-        maps={
-            name: np.stack([maps[name] for maps in block_maps])
-            for name in block_maps[0]
-            if all(name in maps for maps in block_maps)
-        },
-        query_words=labels.query_words,
-        key_words=labels.key_words,
-        tree=labels.tree,
-        unit=str(encoder.level),
-    )
+    head_maps = {"attn_w": np.stack(head_weights)} if single_heads else {}
+    norms = np.stack(head_norms) if single_heads else None
+    if groups is not None and norms is not None:
+        head_maps["attn_n"], norms = norms, None
+    maps = {
+        name: np.stack([maps[name] for maps in block_maps])
+        for name in block_maps[0]
+        if all(name in maps for maps in block_maps)
+    }
+    found = without_values(model, batch)
+    title = f"{found.title} …" if text.cut else found.title
+    return dataclasses.replace(found, title=title, layers=tuple(layers), maps=maps, head_maps=head_maps, norms=norms)
 
 
-@dataclasses.dataclass(frozen=True)
-class Labels:
-    """How the rows and columns of a text's maps are labelled."""
+def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
+    """The token map of a batch of one, before anything is measured: its title, tokens, words and tree.
 
-    text: str
-    """The text as the tokenizer decodes it; source → target in an encoder–decoder's decoder."""
-    queries: tuple[str, ...]
-    keys: tuple[str, ...]
-    query_words: tuple[int, ...] | None
-    """See `words_of`; None unless both sides have words."""
-    key_words: tuple[int, ...] | None
-    tree: DependencyTree | None = None
-    """The gold tree of an annotated sentence."""
-
-
-def labels_of(model: LoadedModel, batch: Batch) -> Labels:
-    """The labels of a batch of one."""
+    The title is the text as the tokenizer decodes it; source → target in an encoder–decoder's decoder.
+    """
     sides = [batch] if batch.source is None else [batch.source, batch]
-    queries, keys = (texts_of(model, side) for side in (batch, batch.keys))
+    queries, keys = (side.unit_texts(model.tokenizer) for side in (batch, batch.keys))
     special = set(map(str, model.tokenizer.all_special_tokens))
-    tree = None
-    query_words, key_words = None, None
+    tree, words = None, (None, None)
     if batch.units is None:
-        query_words, key_words = words_of(queries, special), words_of(keys, special)
-    both = query_words is not None and key_words is not None
+        words = words_of_tokens(queries, special), words_of_tokens(keys, special)
     if batch.sentences and not batch.is_cross_attention and (annotated := _annotated(batch)) is not None:
         numbers, tree = annotated
-        if batch.units is None:
-            query_words, key_words, both = numbers, numbers, True
-    return Labels(
-        text=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
+        words = words if batch.units is not None else (numbers, numbers)
+    query_words, key_words = words if None not in words else (None, None)
+    return TokenMap(
+        title=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
         queries=queries,
         keys=keys,
-        query_words=query_words if both else None,
-        key_words=key_words if both else None,
+        is_cross_attention=batch.is_cross_attention,
+        query_words=query_words,
+        key_words=key_words,
         tree=tree,
+        unit=str(Level.token if batch.units is None else Level.word),
     )
-
-
-def texts_of(model: LoadedModel, side: Batch) -> tuple[str, ...]:
-    """The tokens of a batch of one, or its words if these are measured."""
-    units = None if side.units is None else side.units[0].tolist()
-    return unit_texts(model.tokenizer, side.input_ids[0].tolist(), units)
-
-
-def numbers_of(batch: Batch) -> Int[np.ndarray, " token"]:
-    """The number of each token of a batch of one, or of its word if these are measured."""
-    if batch.units is None:
-        return np.arange(batch.input_ids.shape[1])
-    numbers: np.ndarray = batch.units[0].cpu().numpy()
-    return numbers
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
@@ -318,25 +277,6 @@ def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
     ]
     joined = tuple((d, h, r) for d, h, r in arcs if d is not None and h is not None and d != h)
     return tuple(numbers), DependencyTree(tuple(of_word.values()), joined)
-
-
-def words_of(tokens: Sequence[str], special: Collection[str]) -> tuple[int, ...] | None:
-    """The word that each token is part of, by the marks of its tokenizer; every special token is a word of its own.
-
-    Returns:
-        Numbers from 0, or None if there are no marks, or no word has two tokens.
-    """
-    if any(token.startswith("##") for token in tokens):
-        starts = [not token.startswith("##") for token in tokens]
-    elif any(token.startswith(("▁", "Ġ")) for token in tokens):
-        starts = [token.startswith(("▁", "Ġ")) for token in tokens]
-    else:
-        return None
-    words: list[int] = []
-    for position, token in enumerate(tokens):
-        begins = starts[position] or token in special or position == 0 or tokens[position - 1] in special
-        words.append((words[-1] if words else -1) + begins)
-    return tuple(words) if words[-1] + 1 < len(words) else None
 
 
 def _text(model: LoadedModel, tokens: list[int]) -> str:

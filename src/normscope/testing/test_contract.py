@@ -27,13 +27,12 @@ from normscope.reporting.page.report import page
 from normscope.reporting.weights_and_biases import no_tracker
 from normscope.results.declare import Table, declared
 from normscope.results.result import Result
-from normscope.running.conclusions import conclude
-from normscope.running.facts import Facts
 from normscope.running.loop import Run, accumulate
 from normscope.running.options import RunOptions, run_options
+from normscope.running.pipeline import conclude
 from normscope.running.pipeline import run as run_pipeline
-from normscope.running.plan import ConfiguredInputs, Plan
-from normscope.running.progress import Phases
+from normscope.running.plan import Plan, configured
+from normscope.running.progress import Phases, coming
 from normscope.running.ranks import ProcessGroup
 
 INSTALLED = {info.name: info for info in plug_ins()}
@@ -230,9 +229,9 @@ def _in_parts(options: RunOptions) -> Result:
     """What two processes find together, each of which has analysed every second batch."""
     parts = []
     for rank in range(2):
-        group, phases = ProcessGroup(rank, 2), Phases.of(options, shown=False)
-        plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group), group, phases)
-        parts.append(Run.of(plan, Facts(plan, phases, 0.0)))
+        group, phases = ProcessGroup(rank, 2), Phases(coming(options))
+        plan = Plan.of(options, functools.partial(configured, options, group), group, phases)
+        parts.append(Run.of(plan, phases))
         accumulate(parts[-1], no_tracker())
     first, second = parts
     merge_state(first.plan.analyses, state_of(second.plan.analyses))

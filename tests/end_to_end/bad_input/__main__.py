@@ -26,7 +26,8 @@ def main() -> int:
 
     from normscope.models.files import locate
     from normscope.models.options import ModelOptions, Pin
-    from normscope.running import pipeline, publish  # noqa: F401 - imported once, for all cases
+    from normscope.reporting import publish
+    from normscope.running import pipeline  # noqa: F401 - imported once, for all cases
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Drawing takes longer than the rest of a small run.

@@ -1,5 +1,6 @@
 """Figures of the attribution analysis."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,10 +9,9 @@ import pandas as pd
 from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, SUFFICIENCY
 from normscope.analyses.attribution.options import Erasure
 from normscope.analyses.attribution.published import FALLING, METHODS, QUANTITIES
-from normscope.analyses.attribution.sample import SequenceMaps
 from normscope.results.figures import Dots, Figure, HeatmapPanels, Lines, WordMaps
+from normscope.results.maps import TokenMap
 from normscope.rounding import counted
-from normscope.statistics.tidy import tidy
 
 _SCOPES = {"scores": "scores of tokens", "map": "rows of the map"}
 
@@ -20,7 +20,7 @@ def describe_figures(
     agreement: pd.DataFrame,
     faithfulness: pd.DataFrame,
     ranking: pd.DataFrame,
-    drawn: Sequence[SequenceMaps],
+    drawn: Sequence[TokenMap],
     quantity: str,
     erasure: Erasure,
 ) -> dict[str, Figure]:
@@ -127,26 +127,13 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
     )
 
 
-def _maps(sequence: SequenceMaps) -> WordMaps:
+def _maps(sequence: TokenMap) -> WordMaps:
     # Methods differ in their units, so each map is shown as shares of its rows.
-    shares = [
-        values / np.maximum(values.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-        for values in sequence.maps.values()
-    ]
-    words = np.array(sequence.tokens, dtype=object)
-    numbers = range(len(words))
-    table = tidy(
-        {"query_token": words[None, :, None], "key_token": words[None, None], "value": np.stack(shares)},
-        method=list(sequence.maps),
-        query=numbers,
-        key=numbers,
+    shares = {
+        method: values / np.maximum(values.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
+        for method, values in sequence.maps.items()
+    }
+    caption = (
+        "How much of each token's output (row) comes from each token (column) through all layers; rows add up to 1."
     )
-    return WordMaps(
-        table=table.assign(frame="none"),
-        panel="method",
-        panel_titles=_titles(table),
-        caption=(
-            "How much of each token's output vector (row) comes from each token (column) through all layers, as shares of the "
-            "row."
-        ),
-    )
+    return dataclasses.replace(sequence, maps=shares).figure(METHODS, caption)

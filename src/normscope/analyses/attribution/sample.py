@@ -25,6 +25,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
+from normscope.results.maps import TokenMap
 from normscope.statistics.precision import in_rounds, until_precise
 
 _DRAWN, _DRAWN_TOKENS = 2, 40
@@ -38,14 +39,6 @@ class SampledText(NamedTuple):
     """The text alone."""
     answer: int = 0
     """Number of tokens at its end that are an answer."""
-
-
-class SequenceMaps(NamedTuple):
-    """The maps of one sequence through all layers."""
-
-    tokens: list[str]
-    maps: dict[str, Float[np.ndarray, "query key"]]
-    """By method, without the bias."""
 
 
 def methods_of(options: AttributionOptions) -> tuple[list[MapMethod] | None, list[Baseline]]:
@@ -80,7 +73,8 @@ class SampleAttribution:
         names = [str(method) for method in self._methods]
         self.agreement = Agreement(names)
         self.faithfulness = Faithfulness(names, options.shares)
-        self.drawn: list[SequenceMaps] = []
+        self.drawn: list[TokenMap] = []
+        """Maps through all layers, by method."""
         self.sequences = self.untested = 0
         self.noun = "tokens"
         """What is scored and erased: `tokens`, or `words`."""
@@ -230,9 +224,10 @@ class SampleAttribution:
 
     def _draw(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
         units = None if batch.units is None else batch.units[0].tolist()
-        tokens = [*unit_texts(self._runner.model.tokenizer, batch.input_ids[0].tolist(), units)]
-        drawn = SequenceMaps(tokens, {str(method): between_tokens(found.total) for method, found in maps.items()})
-        self.drawn = sorted([*self.drawn, drawn], key=lambda drawn: len(drawn.tokens))[:_DRAWN]
+        tokens = unit_texts(self._runner.model.tokenizer, batch.input_ids[0].tolist(), units)
+        totals = {str(method): between_tokens(found.total)[None] for method, found in maps.items()}
+        drawn = TokenMap(" ".join(tokens), tokens, tokens, (0,), totals)
+        self.drawn = sorted([*self.drawn, drawn], key=lambda drawn: len(drawn.queries))[:_DRAWN]
 
 
 def answers(readout: Readout, batch: Batch) -> Float[Tensor, "batch _"]:

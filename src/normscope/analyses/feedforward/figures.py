@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.feedforward.maps import STEPS, SentenceMaps
+from normscope.analyses.feedforward.maps import STEPS
 from normscope.analyses.feedforward.published import FLATTENED, TITLES
 from normscope.data.categories import ALL
-from normscope.maths.layer_composition import LayerStage
 from normscope.results.figures import Figure, HeatmapPanels, Lines, WordMaps
-from normscope.statistics.tidy import tidy
+from normscope.results.maps import TokenMap
 
 STEP_TITLES = {
     "ff": "FF: the network",
@@ -23,7 +22,7 @@ STEP_TITLES = {
 
 
 def describe_figures(
-    ratios: pd.DataFrame, categories: Sequence[str], change: pd.DataFrame, sentences: Sequence[SentenceMaps]
+    ratios: pd.DataFrame, categories: Sequence[str], change: pd.DataFrame, sentences: Sequence[TokenMap]
 ) -> dict[str, Figure]:
     """All figures.
 
@@ -66,7 +65,7 @@ def describe_figures(
     return figures | _of_maps(change, sentences)
 
 
-def _of_maps(change: pd.DataFrame, sentences: Sequence[SentenceMaps]) -> dict[str, Figure]:
+def _of_maps(change: pd.DataFrame, sentences: Sequence[TokenMap]) -> dict[str, Figure]:
     """What the maps of the sample show: their change by step, and some of them."""
     figures: dict[str, Figure] = {}
     flattened = change[(change["scope"] == FLATTENED) & change["mean"].notna()]
@@ -92,30 +91,12 @@ def _of_maps(change: pd.DataFrame, sentences: Sequence[SentenceMaps]) -> dict[st
     return figures
 
 
-def _maps(sentence: SentenceMaps, layer: int) -> WordMaps:
-    maps = sentence.maps[layer]
-    table = tidy(
-        {
-            "query_token": np.array(sentence.queries, dtype=object)[None, :, None],
-            "key_token": np.array(sentence.keys, dtype=object)[None, None],
-            "value": np.stack(list(maps.values())),
-        },
-        method=[f"{stage}_n" for stage in maps],
-        query=range(len(sentence.queries)),
-        key=range(len(sentence.keys)),
+def _maps(sentence: TokenMap, layer: int) -> WordMaps:
+    place = sentence.layers.index(layer)
+    titles = {name: TITLES[name] for name, values in sentence.maps.items() if not np.isnan(values[place]).any()}
+    first, *_, last = (title.partition(":")[0] for title in titles.values())  # the papers' names
+    caption = (
+        f"How much each token (row) receives from each token (column) in layer {layer}, where the network changes the maps "
+        f"most, from the attention block ({first}) to the end of the layer ({last})."
     )
-    last = max(maps, key=list(LayerStage).index)
-    return WordMaps(
-        table=table.assign(frame="none"),
-        panel="method",
-        panel_titles={f"{stage}_n": TITLES[f"{stage}_n"] for stage in maps},
-        caption=(
-            f"How much each token (row) receives from each token (column) in layer {layer}, where the network changes the maps "
-            f"most, from the attention block ({_short(LayerStage.BLOCK)}) to the end of the layer ({_short(last)})."
-        ),
-    )
-
-
-def _short(stage: str) -> str:
-    """The paper's name of a map."""
-    return TITLES[f"{stage}_n"].partition(":")[0]
+    return sentence.figure(titles, caption, layer)

@@ -19,6 +19,7 @@ from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
+from normscope.results.maps import TokenMap
 from normscope.statistics.precision import half_width
 
 STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
@@ -37,26 +38,14 @@ _DRAWN_TOKENS = 40
 _DRAWN = 2
 
 
-class SentenceMaps(NamedTuple):
-    """The maps of one sequence."""
-
-    size: int
-    """Number of its tokens; for translations, of the longer side."""
-    fingerprint: int
-    queries: list[str]
-    keys: list[str]
-    maps: dict[int, dict[LayerStage, np.ndarray]]
-    """By layer and stage: query, key."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapFindings:
     """What the maps of a sample of sequences show."""
 
     change: pd.DataFrame
     amplified: pd.DataFrame
-    sentences: list[SentenceMaps]
-    """The maps of the shortest sequences."""
+    sentences: list[TokenMap]
+    """The maps of the shortest sequences after each stage; NaN in layers without that stage."""
 
 
 def compare_maps(
@@ -90,27 +79,37 @@ class _Comparison:
         # The headline: each sequence's changes by the network, layer by layer.
         self._by_network: list[list[float]] = []
         self._amplified: dict[int, list[tuple[float, tuple[int, ...], dict[str, object]]]] = {}
-        self.sentences: list[SentenceMaps] = []
-        """Maps of the shortest sequences so far, the shortest first, if they are legible."""
+        # The shortest sequences so far whose maps are legible: number of tokens, fingerprint, maps.
+        self._shortest: list[tuple[int, int, TokenMap]] = []
 
-    def choose(self, batch: Batch) -> dict[int, SentenceMaps]:
+    @property
+    def sentences(self) -> list[TokenMap]:
+        """Maps of the shortest sequences so far, the shortest first, if they are legible."""
+        return [sentence for *_, sentence in self._shortest]
+
+    def choose(self, batch: Batch) -> dict[int, TokenMap]:
         """The sequences of a batch whose maps are kept, by row."""
         self._by_network += [[] for _ in range(batch.sequences)]
         lengths = torch.maximum(batch.token_mask.sum(dim=-1), batch.keys.token_mask.sum(dim=-1)).tolist()
         legible = {
-            row: SentenceMaps(size, fingerprint, self._tokens(batch, row), self._tokens(batch.keys, row), {})
+            row: (size, fingerprint, self._without_values(batch, row))
             for row, (size, fingerprint) in enumerate(zip(lengths, batch.fingerprints, strict=True))
             if size <= _DRAWN_TOKENS
         }
-        self.sentences = sorted([*self.sentences, *legible.values()], key=lambda maps: maps[:2])[:_DRAWN]
-        return {row: maps for row, maps in legible.items() if any(maps is kept for kept in self.sentences)}
+        self._shortest = sorted([*self._shortest, *legible.values()], key=lambda each: each[:2])[:_DRAWN]
+        return {row: each[2] for row, each in legible.items() if any(each is kept for kept in self._shortest)}
+
+    def _without_values(self, batch: Batch, row: int) -> TokenMap:
+        queries, keys, layers = self._tokens(batch, row), self._tokens(batch.keys, row), tuple(self._context.layers)
+        maps = {f"{stage}_n": np.full((len(layers), len(queries), len(keys)), np.nan) for stage in LayerStage}
+        return TokenMap(" ".join(queries), queries, keys, layers, maps)
 
     def half_width(self) -> float:
         """Half the width of the interval of the mean change by the network, over layers and sequences."""
         means = [float(np.mean(changes)) for changes in self._by_network if changes]
         return half_width(np.array(means)[:, None])
 
-    def add(self, block: FeedForwardBlock, batch: Batch, sentences: Mapping[int, SentenceMaps]) -> None:
+    def add(self, block: FeedForwardBlock, batch: Batch, sentences: Mapping[int, TokenMap]) -> None:
         """Add the maps of one layer."""
         maps = {stage: norms.cpu().double() for stage, norms in block.pair_maps(in_double=False).items()}
         for row in range(batch.sequences):
@@ -123,7 +122,9 @@ class _Comparison:
             )
             of_row = {stage: norms[row, :queries, :keys].numpy() for stage, norms in maps.items()}
             if row in sentences:
-                sentences[row].maps[block.layer] = of_row
+                place = sentences[row].layers.index(block.layer)
+                for stage, norms in of_row.items():
+                    sentences[row].maps[f"{stage}_n"][place] = norms
             self._compare(block.layer, of_row, seen, self._by_network[row - batch.sequences])
             self._amplify(block.layer, of_row, seen, batch, row)
 
@@ -150,8 +151,8 @@ class _Comparison:
         rows = [{"layer": layer, **row} for layer in self._context.layers for *_, row in self._amplified.get(layer, ())]
         return pd.DataFrame(rows, columns=["layer", "query_token", "key_token", "category", "before", "after"])
 
-    def _tokens(self, batch: Batch, row: int) -> list[str]:
-        return [self._context.vocabulary.text(token) for token in batch.input_ids[row][batch.token_mask[row]].tolist()]
+    def _tokens(self, batch: Batch, row: int) -> tuple[str, ...]:
+        return tuple(map(self._context.vocabulary.text, batch.input_ids[row][batch.token_mask[row]].tolist()))
 
     def _compare(
         self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, by_network: list[float]

@@ -16,8 +16,8 @@ async function unpackData(data) {
 }
 
 // Inflates the codes of a sentence's maps. High bytes precede low bytes.
-async function unpackMaps({ weights, norms, maps, head_maps = {} }) {
-  const packed = [...[weights, norms].filter(Boolean), ...Object.values(maps), ...Object.values(head_maps)];
+async function unpackMaps({ norms, maps, head_maps }) {
+  const packed = [...Object.values(maps), ...Object.values(head_maps), ...(norms ? [norms] : [])];
   await Promise.all(packed.map(async (each) => {
     const bytes = await inflated(each.codes);
     const count = bytes.length / 2;
@@ -36,27 +36,18 @@ function unpack(packed, layer, at) {
 // Values of one map, row by row: `layer` is an index, `head` is BLOCK or a number from 1.
 function tokenValues(sentence, measure, layer, head) {
   const [n, m] = [sentence.queries.length, sentence.keys.length];
-  const heads = sentence.heads || 1; // without single heads there is only their mean
-  const entry = (packed, h, at) => unpack(packed, layer, (layer * heads + h) * n * m + at);
-  const weight = (h, at) => entry(sentence.weights, h, at);
-  return Float64Array.from({ length: n * m }, (_, at) => {
-    if (head !== BLOCK) {
-      if (measure in sentence.head_maps) return entry(sentence.head_maps[measure], head - 1, at);
-      const norm = measure === "attn_w" ? 1 : unpack(sentence.norms, layer, (layer * heads + head - 1) * m + (at % m));
-      return weight(head - 1, at) * norm;
-    }
-    if (measure in sentence.maps) return unpack(sentence.maps[measure], layer, layer * n * m + at);
-    let sum = 0;
-    for (let h = 0; h < heads; h++) sum += weight(h, at);
-    return sum / heads;
-  });
+  const values = (packed, start) => Float64Array.from({ length: n * m }, (_, at) => unpack(packed, layer, start + at));
+  if (head === BLOCK) return values(sentence.maps[measure], layer * n * m);
+  const place = layer * sentence.heads + head - 1;
+  const ofHead = (name) => values(sentence.head_maps[name], place * n * m);
+  if (measure in sentence.head_maps) return ofHead(measure);
+  return ofHead("attn_w").map((weight, at) => weight * unpack(sentence.norms, layer, place * m + (at % m)));
 }
 
 // The measures that exist for single heads, and for the block.
 function measuresOf(data, sentence, head) {
-  const ofHead = (name) => name in sentence.head_maps || (sentence.weights && data.head_measures.includes(name));
-  const ofBlock = (name) => name in sentence.maps || (sentence.weights && name === "attn_w");
-  return Object.keys(data.measures).filter(head === BLOCK ? ofBlock : ofHead);
+  const ofHead = (name) => name in sentence.head_maps || (name === "attn_n" && sentence.norms);
+  return Object.keys(data.measures).filter((name) => (head === BLOCK ? name in sentence.maps : ofHead(name)));
 }
 
 // The tokens of each word: [[0], [1, 2], …].

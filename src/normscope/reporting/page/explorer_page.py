@@ -1,40 +1,48 @@
-"""The explorer, or pairs of texts, as a page of its own, for notebooks and files."""
+"""Pages that show nothing but token maps or pairs of texts, for notebooks and files."""
 
 from collections.abc import Sequence
 
+import pandas as pd
+from markupsafe import Markup
+
 from normscope.reporting.explorer import pairs_payload, payload
-from normscope.reporting.page.elements import EXPLORER_SCRIPTS, environment, script, script_data, style
+from normscope.reporting.page.elements import environment, table
+from normscope.reporting.page.sections import Section, render
 from normscope.results.figures import TextPair
-from normscope.results.maps import TokenMaps
+from normscope.results.maps import TokenMap
 
 
-def explorer_page(sentences: Sequence[TokenMaps]) -> str:
-    """The explorer of at least one sentence as self-contained HTML, which works in a sandboxed frame too."""
-    return (
-        environment()
-        .get_template("explorer_page.html")
-        .render(
-            title=_title(sentences[0]),
-            css=style("page.css", "explorer.css"),
-            script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
-            explorer=script_data(payload(sentences)),
-            unit=sentences[0].unit,
-            is_cross_attention=any(sentence.is_cross_attention for sentence in sentences),
-            of_targets=sentences[0].of_targets,
-        )
-    )
+def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
+    """The section of a page with the explorer, whose data is `payload(maps)`.
+
+    Args:
+        maps: At least one.
+        note: What to know besides how to read it.
+    """
+    unit, of_targets = maps[0].unit, maps[0].of_targets
+    guide = environment().get_template("explorer_help.html")
+    is_cross_attention = any(each.is_cross_attention for each in maps)
+    how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
+    title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
+    place = Markup('<div id="explorer-root"></div>')
+    return Section("explorer", title, note=f"{how} {note}".strip(), content=place)
 
 
-def _title(sentence: TokenMaps) -> str:
-    return f"{'Attribution' if sentence.of_targets else f'{sentence.unit.capitalize()} maps'}: {sentence.title}"
+def explorer_page(maps: Sequence[TokenMap]) -> str:
+    """The explorer of at least one text as self-contained HTML, which works in a sandboxed frame too."""
+    return render(_title(maps[0]), [explorer_section(maps)], {}, explorer=payload(maps))
+
+
+def _title(of: TokenMap) -> str:
+    return f"{'Attribution' if of.of_targets else f'{of.unit.capitalize()} maps'}: {of.title}"
 
 
 def attention_page(
     *,
     title: str,
     what: str,
-    strongest: Sequence[tuple[str, Sequence[tuple[str, str, str]]]],
-    maps: TokenMaps,
+    strongest: Sequence[tuple[str, pd.DataFrame]],
+    token_map: TokenMap,
     note: str,
 ) -> str:
     """What some tokens or regions of a text receive from others, as self-contained HTML.
@@ -42,23 +50,16 @@ def attention_page(
     Args:
         title: The model and the text.
         what: What is measured, and what means are taken over.
-        strongest: Some queries, each with its strongest keys: the mean, the largest value and where it is, and the name.
-        maps: The requested map.
+        strongest: Some queries, each with its strongest keys.
+        token_map: The requested map.
         note: What is left out of the page; may be empty.
     """
-    return (
-        environment()
-        .get_template("attention_page.html")
-        .render(
-            title=title,
-            what=what,
-            strongest=strongest,
-            note=note,
-            css=style("page.css", "explorer.css"),
-            script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
-            explorer=script_data(payload([maps], next(iter(maps.maps)))),
-        )
-    )
+    lists = [
+        Section(f"query-{number}", f"What {query} receives", content=table(keys, f"The strongest keys of {query}"))
+        for number, (query, keys) in enumerate(strongest, start=1)
+    ]
+    explorer = explorer_section([token_map], f"{what} {note}")
+    return render(title, [explorer, *lists], {}, explorer=payload([token_map], next(iter(token_map.maps))))
 
 
 def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
@@ -67,14 +68,8 @@ def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
     Args:
         ranked: Whether the pairs are a query and its documents, in order, which are then listed above.
     """
-    return (
-        environment()
-        .get_template("pairs_page.html")
-        .render(
-            title=pairs[0].title,
-            css=style("page.css", "explorer.css", "pairs.css"),
-            script=script(*EXPLORER_SCRIPTS, *(["ranking.js"] if ranked else []), "pairs_page.js"),
-            ranked=ranked,
-            pairs=script_data(pairs_payload(pairs)),
-        )
-    )
+    place = Markup('<div id="pairs-root" data-pairs="pairs"></div>')
+    if ranked:
+        place = Markup('<section id="ranking-root" aria-label="Documents in order"></section>') + place
+    shown = Section("pairs", "Documents in order" if ranked else "Token by token", content=place)
+    return render(pairs[0].title, [shown], {}, pairs={"pairs": pairs_payload(pairs)})

@@ -1,4 +1,4 @@
-// The page of results: its explorer and tables, the table of contents and the copy buttons.
+// The page: its explorer, pairs of texts and tables, the table of contents and the copy buttons.
 // Marks the section that is being read.
 function mountContents() {
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
@@ -12,9 +12,15 @@ function mountContents() {
 }
 
 const explorerData = dataOf("explorer-data");
-if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { address: reportAddress }));
+const address = location.protocol === "about:" ? undefined : reportAddress; // a sandboxed frame of a notebook cannot keep one
+if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { address }));
 const pairsData = dataOf("pairs-data");
-for (const root of document.querySelectorAll("[data-pairs]")) new PairView(root, pairsData[root.dataset.pairs]);
+for (const root of document.querySelectorAll("[data-pairs]")) {
+  const pairs = pairsData[root.dataset.pairs];
+  const view = new PairView(root, pairs);
+  const ranking = document.getElementById("ranking-root");
+  if (ranking) new RankingView(ranking, pairs, view);
+}
 inflatedText("tables-data").then((text) => mountTables(JSON.parse(text)));
 mountContents();
 mountCopyButtons();

@@ -13,7 +13,8 @@ from markupsafe import Markup
 from normscope.analyses.registry import analyses
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import pairs_payload, payload
-from normscope.reporting.page.elements import SHOWN_ROWS, environment, table, table_data
+from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
+from normscope.reporting.page.explorer_page import explorer_section
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.published import Comparison, against_paper
@@ -45,7 +46,7 @@ def page(result: Result) -> str:
             ordered=True,
         ),
         *([] if published is None else [_published(published)]),
-        *([_explorer(result)] if result.maps else []),
+        *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
         *(_section(name, result, shown) for name in result.analyses),
         *_about(result),
     ]
@@ -60,15 +61,9 @@ def page(result: Result) -> str:
     )
 
 
-def _explorer(result: Result) -> Section:
-    unit = result.config["level"]
-    is_cross_attention = any(text.is_cross_attention for text in result.maps)
-    guide = environment().get_template("explorer_help.html")
-    note = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=False)
-    if left_out := "; ".join(result.facts.get("not_shown") or ()):
-        note += f" To keep the page small: {left_out}."
-    place = Markup('<div id="explorer-root"></div>')
-    return Section("explorer", f"Explorer: {unit} by {unit}", note=note, content=place)
+def _not_shown(result: Result) -> str:
+    left_out = "; ".join(result.facts.get("not_shown") or ())
+    return left_out and f"To keep the page small: {left_out}."
 
 
 def _about(result: Result) -> list[Section]:

@@ -103,7 +103,7 @@ def render(
             subtitle=subtitle,
             facts=facts,
             css=style("page.css", "explorer.css", "pairs.css"),
-            script=script(*EXPLORER_SCRIPTS, "tables.js", "page.js"),
+            script=script(*EXPLORER_SCRIPTS, "ranking.js", "tables.js", "page.js"),
             tables=packed_data(tables),
             explorer=None if explorer is None else script_data(explorer),
             pairs=script_data(pairs or {}),

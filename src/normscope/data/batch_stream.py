@@ -5,7 +5,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -121,6 +121,9 @@ def _wait_for(batch: Batch, arrived: torch.cuda.Event) -> None:
 T = TypeVar("T")
 U = TypeVar("U")
 
+_Made = tuple[list[U], BaseException | None]
+"""An item, or none and what has ended the iterator."""
+
 # What a worker does between two items, tokenising a window of examples at most, takes seconds. A source that is stuck (a
 # network) must not keep a run that was interrupted from ending.
 _SECONDS_TO_END = 10.0
@@ -141,7 +144,7 @@ def read_ahead(
         prepare: Applied to each item by the worker.
         name: Name of the thread.
     """
-    made: queue.Queue[Callable[[], U]] = queue.Queue(most)
+    made: queue.Queue[_Made[U]] = queue.Queue(most)
     stopped = threading.Event()
     worker = threading.Thread(target=_make, args=(items, prepare, made, stopped), name=name, daemon=True)
     worker.start()
@@ -155,36 +158,23 @@ def read_ahead(
         worker.join(_SECONDS_TO_END)
 
 
-def _make(
-    items: Iterator[T], prepare: Callable[[T], U], made: queue.Queue[Callable[[], U]], stopped: threading.Event
-) -> None:
+def _make(items: Iterator[T], prepare: Callable[[T], U], made: queue.Queue[_Made[U]], stopped: threading.Event) -> None:
     try:
         for item in items:
-            made.put(_returning(prepare(item)))
+            made.put(([prepare(item)], None))
             if stopped.is_set():
                 return
         end: BaseException = StopIteration()
     except BaseException as error:  # raised again by whoever uses the items
         end = error
-    made.put(_raising(end))
+    made.put(([], end))
 
 
-def _taken(made: queue.Queue[Callable[[], U]]) -> Iterator[U]:
+def _taken(made: queue.Queue[_Made[U]]) -> Iterator[U]:
     while True:
-        take = made.get()
-        try:
-            item = take()
-        except StopIteration:
+        items, end = made.get()
+        yield from items
+        if isinstance(end, StopIteration):
             return
-        yield item
-
-
-def _returning(item: U) -> Callable[[], U]:
-    return lambda: item
-
-
-def _raising(error: BaseException) -> Callable[[], NoReturn]:
-    def take() -> NoReturn:
-        raise error
-
-    return take
+        if end is not None:
+            raise end

@@ -1,0 +1,70 @@
+"""The views of a run's results: figures, report, tracker and terminal, each of which may fail without harm to the results."""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from normscope.errors import message, one_line
+from normscope.reporting.drawing import drawn, figure_files
+from normscope.reporting.options import Appearance
+from normscope.reporting.page.report import page
+from normscope.reporting.run_folder import REPORT, RunFolder
+from normscope.reporting.terminal import say, show
+from normscope.reporting.weights_and_biases import Tracker
+from normscope.results.result import Result
+from normscope.untrusted.writing import write_file
+
+
+def publish(result: Result, folder: RunFolder, tracker: Tracker, look: Appearance, *, report: bool) -> None:
+    """Make every view of the results. A view that fails is a line on stderr: the results are on disk, and it can be remade.
+
+    Args:
+        result: The results, which the folder holds already.
+        folder: The folder of the run.
+        tracker: Receives figures and numbers.
+        look: How figures are drawn.
+        report: Whether to write the report.
+    """
+    again = f"run `normscope page {folder.path}` to retry"
+    with _contained("the figures were not drawn", again):
+        for name, content in figure_files(result.figures, look):
+            folder.write(name, content)
+    if report:
+        with _contained("the report was not written", again):
+            folder.write(REPORT, page(result).encode())
+    if tracker.logs:
+        with (
+            _contained("nothing was logged to Weights & Biases", f"the results are in {folder.path}"),
+            tempfile.TemporaryDirectory(prefix="normscope-") as temporary,
+        ):
+            pictures = {name: _picture(result, name, folder, look, Path(temporary)) for name in result.figures}
+            tracker.result(result, folder.path, pictures)
+
+
+def _picture(result: Result, name: str, folder: RunFolder, look: Appearance, beside: Path) -> Path:
+    """A figure as PNG: that of the run, or a temporary one if the config asks for other formats."""
+    file = folder.path / "figures" / f"{name}.png"
+    return file if file.exists() else write_file(beside, file.name, drawn(result.figures[name], ["png"], look)[0])
+
+
+def print_results(result: Result, folder: Path, *, report: bool) -> None:
+    """Print the results, and where they are.
+
+    Args:
+        report: Whether the run writes a report.
+    """
+    with _contained("the results were not printed", f"they are in {folder}"):
+        show(result)
+    has_page = report and (folder / REPORT).exists()
+    say(f"results in {folder}{f'; open {folder / REPORT}' if has_page else ''}")
+
+
+@contextlib.contextmanager
+def _contained(what: str, then: str) -> Iterator[None]:
+    """Print whatever goes wrong with a view."""
+    try:
+        yield
+    except Exception as error:  # a library's, ours, or a full disk: the results are right all the same
+        print(message(RuntimeError(f"{what}: {one_line(error)}; {then}")), file=sys.stderr)
