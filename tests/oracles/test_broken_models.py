@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.frequency.options import FrequencyOptions
-from normscope.analyses.mixing.options import MixingOptions
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions

@@ -870,8 +870,9 @@ def _read(written):
 def test_every_line_that_makes_a_sentence_is_tested(name):
     """If a sentence had no case, its lines would never run."""
     sentences = module_of(name)
-    functions = [member for _, member in inspect.getmembers(sentences, inspect.isfunction)]
-    codes = {code for function in functions for code in _nested(inspect.unwrap(function).__code__)}
+    codes = {
+        code for function in _called_by(sentences.sentences_of) for code in _nested(inspect.unwrap(function).__code__)
+    }
     codes = {code for code in codes if code.co_filename == sentences.__file__}
     assert codes
     run = set()
@@ -895,9 +896,21 @@ def test_every_line_that_makes_a_sentence_is_tested(name):
 
 
 def module_of(name):
-    """The module with the sentences of an analysis, which stands beside its implementation."""
-    package = analyses()[name].implementation.partition(":")[0].rpartition(".")[0]
-    return importlib.import_module(f"{package}.sentences")
+    """The module with the sentences of an analysis: that of its implementation, or the one beside it."""
+    module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
+    return module if hasattr(module, "sentences_of") else importlib.import_module(f"{module.__package__}.sentences")
+
+
+def _called_by(function):
+    """A function, and those of its module that it names, directly or through others."""
+    called, waiting = set(), [function]
+    while waiting:
+        one = waiting.pop()
+        if inspect.isfunction(one) and one.__module__ == function.__module__ and one not in called:
+            called.add(one)
+            named = (name for code in _nested(inspect.unwrap(one).__code__) for name in code.co_names)
+            waiting += [one.__globals__[name] for name in named if name in one.__globals__]
+    return called
 
 
 def _nested(code):
