@@ -346,7 +346,6 @@ def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> Ana
         layers=layers,
         categories=[*CATEGORIES, ALL],
         parameters=observed.parameters,
-        hidden_norms=observed.hidden_norms,
         methods=layout.methods,
         depth=len(layers),
         resources={FREQUENCIES: TokenFrequencies(ranks, ranks)},
