@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
 from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.frequency.analysis import FREQUENCIES
+from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
 from normscope.api.attention_values import attention
 from normscope.api.recording import record_attention
