@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
 from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.frequency.analysis import FREQUENCIES
+from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
 from normscope.api.attention_values import attention
 from normscope.api.recording import record_attention
@@ -346,7 +346,6 @@ def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> Ana
         layers=layers,
         categories=[*CATEGORIES, ALL],
         parameters=observed.parameters,
-        hidden_norms=observed.hidden_norms,
         methods=layout.methods,
         depth=len(layers),
         resources={FREQUENCIES: TokenFrequencies(ranks, ranks)},

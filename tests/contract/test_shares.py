@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.maths.composition import Stage
 from normscope.maths.mixing import OF_STAGE
 from normscope.models.block import AttentionBlock

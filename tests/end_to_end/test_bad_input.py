@@ -360,7 +360,7 @@ def test_a_folder_with_results_is_not_overwritten(capsys, monkeypatch, tmp_path,
 
 
 def test_a_bug_keeps_its_traceback(capsys, monkeypatch, tmp_path, saved_model):
-    from normscope.analyses.mixing.analysis import MixingAnalysis
+    from normscope.analyses.mixing import MixingAnalysis
 
     monkeypatch.setattr(MixingAnalysis, "result", lambda _self: 1 / 0)
     with pytest.raises(ZeroDivisionError):

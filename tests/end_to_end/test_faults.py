@@ -12,7 +12,7 @@ import pytest
 import torch
 import wandb
 
-from normscope.analyses.frequency.analysis import FrequencyAnalysis
+from normscope.analyses.frequency import FrequencyAnalysis
 from normscope.analyses.norms.analysis import NormsAnalysis
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, mounted, python, results, torchrun

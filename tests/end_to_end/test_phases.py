@@ -63,7 +63,7 @@ def test_a_run_that_fails_records_how_far_it_came(capsys, monkeypatch, tmp_path,
     def fail(*_):
         raise RuntimeError("no results")
 
-    monkeypatch.setattr("normscope.analyses.mixing.analysis.MixingAnalysis.result", fail)
+    monkeypatch.setattr("normscope.analyses.mixing.MixingAnalysis.result", fail)
     with pytest.raises(RuntimeError, match="no results"):
         run_here(
             capsys,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
+from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
 from tests.oracles.comparison import Expected, Picture, cloud, spearman, table, three_digits
 from tests.oracles.specimens import Specimen
 
@@ -18,6 +18,15 @@ TITLES = {
     "attnres_w": "mixing ratio (%), AttnRes-W",
     "attnres_n": "mixing ratio (%), AttnRes-N",
     "attnresln_n": "mixing ratio (%), AttnResLn-N",
+}
+PRINTED = {
+    "alpha": "α received",
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_w": "AttnRes-W: weights + residual",
+    "attnres_n": "AttnRes-N: vectors + residual",
+    "attnresln_n": "AttnResLn-N: the attention block",
+    "f": "‖f(x)‖",
 }
 IN_WORDS = {
     "alpha": "the weight that it receives",
@@ -68,14 +77,16 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
             "correlation": overall,
             "correlation_by_layer": by_layer,
             "by_token": _by_token(specimen, means, measures, rank, count),
-            "sample": sample,
         },
         metrics=metrics,
         curves=_curves(by_layer),
         figures={
             "scatter": Picture(cloud(points) if len(sample) else {}, {"log_x": True, "sharey": False, "medians": True})
         },
-        summary=overall["spearman"].unstack().reindex(measures).rename(columns=lambda name: f"ρ {name} special tokens"),
+        summary=overall["spearman"]
+        .unstack()
+        .reindex(measures)
+        .rename(index=lambda measure: PRINTED.get(measure, measure), columns=lambda name: f"{name} special tokens"),
         sentences=_sentences(metrics),
         notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
     )
@@ -151,4 +162,13 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     if not parts:
         return []
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    return [f"Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of {listed}."]
+    rho = metrics.get("spearman/f/with_specials", np.nan)
+    answers = {
+        rho > 0.1: "Frequent tokens are discounted, by shorter vectors",
+        rho < -0.1: "Frequent tokens are not discounted, their vectors are longer",
+        abs(rho) <= 0.1: "Frequent tokens have vectors of about the same length as rare ones",
+    }
+    answer = f"{answers[True]}: special" if True in answers else "Special"
+    return [
+        f"{answer} tokens included, a token's frequency rank (1: most frequent) has a rank correlation of {listed}."
+    ]

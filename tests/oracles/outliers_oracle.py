@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.analyses.outliers.options import OutliersOptions
+from normscope.analyses.declarations.outliers import OutliersOptions
 from tests.oracles.comparison import Expected, Picture, percent, table
 from tests.oracles.specimens import Specimen
 
@@ -49,20 +49,18 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         ],
         ["mean", "std", "count"],
     )
-    norms = _norms(specimen, outliers)
     share = is_outlier.mean(axis=0)
     model = table(
         ["dimension"],
         [{"dimension": j, "share_of_layers": share[j], "largest_score": np.abs(scores[:, j]).max()} for j in outliers],
         ["share_of_layers", "largest_score"],
     )
-    counts = pd.DataFrame({"outliers": is_outlier.sum(axis=1)}, index=layers)
     return Expected(
-        tables={"dimensions": every, "by_category": by_category, "layernorm": norms, "model": model},
+        tables={"dimensions": every, "by_category": by_category, "model": model},
         metrics={"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers},
         curves={f"mean/{j}": {layer: hidden[layer, :, j].mean() for layer in layers} for j in outliers},
-        figures=_figures(every, by_category, norms, outliers),
-        summary=pd.concat([counts, *(_means(hidden, j) for j in outliers)], axis=1),
+        figures=_figures(every, by_category, outliers),
+        summary=_summary(model),
         sentences=_sentences(outliers, share, given=options.dimensions is not None),
         notes=[f"outlier dimensions: {criterion(specimen, options)}"],
     )
@@ -103,40 +101,13 @@ def _hidden(specimen: Specimen) -> tuple[np.ndarray, np.ndarray]:
     return hidden, np.concatenate([specimen.categories(sequence) for sequence in specimen.sequences])
 
 
-def _means(hidden: np.ndarray, dimension: int) -> pd.Series:
-    return pd.Series(hidden[:, :, dimension].mean(axis=1), name=f"mean, dimension {dimension}")
+def _summary(model: pd.DataFrame) -> pd.DataFrame:
+    """The ten that are farthest from the others."""
+    shown = model.assign(share_of_layers=model["share_of_layers"] * 100).sort_values("largest_score")[-10:]
+    return shown.set_axis(["% of layers", "largest distance"], axis="columns")
 
 
-def _norms(specimen: Specimen, outliers: Sequence[int]) -> pd.DataFrame:
-    """γ and β of the LayerNorms whose outputs are hidden vectors: BERT and Marian have such."""
-    model = specimen.loaded.model
-    modules = {}
-    match model.config.model_type:
-        case "bert":
-            modules = {0: model.embeddings.LayerNorm}
-            modules |= {number: layer.output.LayerNorm for number, layer in enumerate(model.encoder.layer, start=1)}
-        case "marian":
-            modules = {number: layer.final_layer_norm for number, layer in enumerate(model.decoder.layers, start=1)}
-    rows = []
-    for layer, module in modules.items():
-        weight, bias = module.weight.numpy(), module.bias.numpy()
-        rows += [
-            {
-                "layer": layer,
-                "dimension": j,
-                "weight": weight[j],
-                "bias": bias[j],
-                "median_abs_weight": np.median(np.abs(weight)),
-                "median_abs_bias": np.median(np.abs(bias)),
-            }
-            for j in outliers
-        ]
-    return table(["layer", "dimension"], rows, ["weight", "bias", "median_abs_weight", "median_abs_bias"])
-
-
-def _figures(
-    every: pd.DataFrame, by_category: pd.DataFrame, norms: pd.DataFrame, outliers: Sequence[int]
-) -> dict[str, Picture]:
+def _figures(every: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int]) -> dict[str, Picture]:
     figures = {
         "dimensions": Picture(
             {(layer, None, j): mean for (layer, j), mean in every["mean"].items()}, {"labelled": list(outliers)}
@@ -150,15 +121,6 @@ def _figures(
                 (f"dimension {j}", category, layer): (row["mean"], row["mean"] - row["std"], row["mean"] + row["std"])
                 for (layer, j, category), row in by_category.iterrows()
                 if category in parts
-            }
-        )
-    if len(norms):
-        parts = {"γ, the weight": "weight", "β, the bias": "bias"}
-        figures["layernorm"] = Picture(
-            {
-                (f"dimension {j}", title, layer): row[column]
-                for title, column in parts.items()
-                for (layer, j), row in norms.iterrows()
             }
         )
     return figures

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from normscope.analyses.outliers.options import OutliersOptions
+from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax

@@ -123,7 +123,6 @@ class Specimen:
             layers=layers,
             categories=categories,
             parameters=observer.parameters,
-            hidden_norms=observer.hidden_norms,
             methods=self.loaded.layout.methods,
             depth=self.loaded.layers,
             names=self.encoder.categories.names,

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from normscope.analyses.frequency.analysis import FREQUENCIES
-from normscope.analyses.frequency.options import FrequencyOptions
-from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.declarations.frequency import FrequencyOptions
+from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.declarations.outliers import OutliersOptions
+from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.norms.options import NormsOptions
-from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.errors import InputError

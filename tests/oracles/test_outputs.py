@@ -12,12 +12,12 @@ import pytest
 from normscope.alignment.options import AlignmentOptions
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.attribution.sampled_pairs import PAIRS
+from normscope.analyses.declarations.frequency import FrequencyOptions
+from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.analyses.frequency.analysis import FREQUENCIES
-from normscope.analyses.frequency.options import FrequencyOptions
-from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.norms.options import NormsOptions
-from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import SimilarityOptions

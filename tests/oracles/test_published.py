@@ -9,12 +9,12 @@ import pytest
 
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
+from normscope.analyses.declarations.frequency import FrequencyOptions
+from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.analyses.frequency.analysis import FREQUENCIES
-from normscope.analyses.frequency.options import FrequencyOptions
-from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.norms.options import NormsOptions
-from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions

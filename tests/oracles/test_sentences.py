@@ -385,8 +385,22 @@ CASES = {
         (
             {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
             [
-                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of −0.25 with "
-                "‖f(x)‖ and +0.50 with its mixing ratio."
+                "Frequent tokens are not discounted, their vectors are longer: special tokens included, a token's frequency "
+                "rank (1: most frequent) has a rank correlation of −0.25 with ‖f(x)‖ and +0.50 with its mixing ratio."
+            ],
+        ),
+        (
+            {"spearman/f/with_specials": 0.75},
+            [
+                "Frequent tokens are discounted, by shorter vectors: special tokens included, a token's frequency rank (1: "
+                "most frequent) has a rank correlation of +0.75 with ‖f(x)‖."
+            ],
+        ),
+        (
+            {"spearman/f/with_specials": 0.1},
+            [
+                "Frequent tokens have vectors of about the same length as rare ones: special tokens included, a token's "
+                "frequency rank (1: most frequent) has a rank correlation of +0.10 with ‖f(x)‖."
             ],
         ),
         (
@@ -835,6 +849,10 @@ CLAIMS = {
     ),
     r"agree most between .*ρ = (\S+)\) and least between .* \((\S+)\)": lambda high, low: high > low,
     r"between (\S+) \(.*\) and (\S+) \(.*\)\.$": lambda low, high: low < high,
+    r"are discounted, .* correlation of (?:\S+ with the weight that it receives.* and )?\+(\S+) with ‖f": lambda rho: (
+        rho > 0
+    ),
+    r"are not discounted, .* correlation of (\S+) with ‖f": lambda rho: rho < 0,
     r"norms (?:raise|lower) the accuracy of the best head by (\S+) percentage": lambda points: points > 0,
 }
 """What a sentence claims of the numbers that it prints, by a pattern that finds both."""
@@ -856,7 +874,7 @@ def test_what_a_sentence_claims_holds_of_the_numbers_it_prints(name):
 
 
 MOVES = (0, 0, 1e-4, -1e-4, 1e-3, -1e-3, 0.01, -0.01, 0.1, -0.1, 0.5, -0.5)
-NO_CLAIMS = {"similarity", "frequency", "outliers", "alignment"}
+NO_CLAIMS = {"similarity", "outliers", "alignment"}
 """Analyses whose sentences name numbers without comparing them."""
 
 
@@ -870,8 +888,9 @@ def _read(written):
 def test_every_line_that_makes_a_sentence_is_tested(name):
     """If a sentence had no case, its lines would never run."""
     sentences = module_of(name)
-    functions = [member for _, member in inspect.getmembers(sentences, inspect.isfunction)]
-    codes = {code for function in functions for code in _nested(inspect.unwrap(function).__code__)}
+    codes = {
+        code for function in _called_by(sentences.sentences_of) for code in _nested(inspect.unwrap(function).__code__)
+    }
     codes = {code for code in codes if code.co_filename == sentences.__file__}
     assert codes
     run = set()
@@ -895,9 +914,21 @@ def test_every_line_that_makes_a_sentence_is_tested(name):
 
 
 def module_of(name):
-    """The module with the sentences of an analysis, which stands beside its implementation."""
-    package = analyses()[name].implementation.partition(":")[0].rpartition(".")[0]
-    return importlib.import_module(f"{package}.sentences")
+    """The module with the sentences of an analysis: that of its implementation, or the one beside it."""
+    module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
+    return module if hasattr(module, "sentences_of") else importlib.import_module(f"{module.__package__}.sentences")
+
+
+def _called_by(function):
+    """A function, and those of its module that it names, directly or through others."""
+    called, waiting = set(), [function]
+    while waiting:
+        one = waiting.pop()
+        if inspect.isfunction(one) and one.__module__ == function.__module__ and one not in called:
+            called.add(one)
+            named = (name for code in _nested(inspect.unwrap(one).__code__) for name in code.co_names)
+            waiting += [one.__globals__[name] for name in named if name in one.__globals__]
+    return called
 
 
 def _nested(code):

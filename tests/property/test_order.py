@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.mixing.analysis import MixingAnalysis
-from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.mixing import MixingAnalysis
 from normscope.data.batching import batches
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder

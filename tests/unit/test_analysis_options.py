@@ -11,12 +11,12 @@ import torch
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
+from normscope.analyses.declarations.frequency import FrequencyOptions
+from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
-from normscope.analyses.frequency.options import FrequencyOptions
+from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
-from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions

@@ -13,9 +13,9 @@ from normscope.analyses import ablations, samples
 from normscope.analyses.attribution import sample
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.feedforward import maps
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks import analysis, rates
 from normscope.analyses.sinks.options import SinkInput, SinksOptions

@@ -9,8 +9,8 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks.scenarios import analyses_of, analysing, context_of
-from normscope.analyses.frequency.analysis import FREQUENCIES, FrequencyAnalysis
-from normscope.analyses.frequency.options import FrequencyOptions
+from normscope.analyses.declarations.frequency import FrequencyOptions
+from normscope.analyses.frequency import FREQUENCIES, FrequencyAnalysis
 from normscope.analyses.norms.analysis import NormsAnalysis
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
@@ -203,7 +203,7 @@ def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
 
 @pytest.mark.slow
 def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch):
-    monkeypatch.setattr("normscope.analyses.frequency.analysis._POINTS", 8)
+    monkeypatch.setattr("normscope.analyses.frequency._POINTS", 8)
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
     batch = batch_of(model, (20, 17))
     rank = np.zeros(99, dtype=np.int64)

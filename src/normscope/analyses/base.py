@@ -22,7 +22,6 @@ from normscope.maths.choices import Pooling
 from normscope.maths.composition import NormPosition
 from normscope.maths.embedder import Embedder
 from normscope.maths.mixing import Method
-from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
@@ -90,8 +89,6 @@ class AnalysisContext:
     """All token categories, reported or not."""
     vocabulary: Vocabulary = dataclasses.field(default_factory=Vocabulary)
     """The tokenizer's tokens."""
-    hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
-    """The norms whose outputs are hidden vectors, by layer (0: the embedding layer)."""
     methods: Sequence[Method] = tuple(Method)
     """The methods that are defined for the model's blocks."""
     has_position_terms: bool = False

@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 from normscope.alignment.options import ALIGNMENT
 from normscope.analyses.attribution.options import ATTRIBUTION
+from normscope.analyses.declarations.frequency import FREQUENCY
+from normscope.analyses.declarations.mixing import MIXING
+from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.feedforward.options import FEEDFORWARD
-from normscope.analyses.frequency.options import FREQUENCY
 from normscope.analyses.info import AnalysisInfo
-from normscope.analyses.mixing.options import MIXING
 from normscope.analyses.norms.options import NORMS
-from normscope.analyses.outliers.options import OUTLIERS
 from normscope.analyses.score.options import SCORE
 from normscope.analyses.similarity.options import SIMILARITY
 from normscope.analyses.sinks.options import SINKS

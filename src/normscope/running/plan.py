@@ -405,7 +405,6 @@ def _context(
             first=encoder.first_token,
             text=lambda token: texts.of([token])[0],
         ),
-        hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,
         has_position_terms=not model.layout.registry and model.verification.position_terms,
         width=model.layout.stream.width,

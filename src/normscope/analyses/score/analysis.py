@@ -15,7 +15,7 @@ from normscope.analyses.ablations import (
 )
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.finite import require_finite
-from normscope.analyses.outliers.hidden_moments import HiddenMoments
+from normscope.analyses.hidden_moments import HiddenMoments
 from normscope.analyses.score.figures import describe_figures
 from normscope.analyses.score.options import SCORE, ScoreOptions
 from normscope.analyses.score.sentences import sentences_of

@@ -1,17 +1,27 @@
-"""What the mixing analysis publishes."""
+"""Mixing ratios: how much of a token's vector comes from others? Options, and what the analysis publishes."""
 
+import dataclasses
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2021
 from normscope.results.axes import (
     CATEGORY_OF_TOKEN,
     LAYER,
     METHODS,
-    MIXING,
     SHARES,
     mixing_curves,
     mixing_metrics,
     share_curves,
     share_metrics,
 )
+from normscope.results.axes import MIXING as MIXING_COLUMNS
 from normscope.results.declare import Axis, Published, Table
+
+
+@dataclasses.dataclass
+class MixingOptions(AnalysisConfig):
+    """Mixing ratios (Kobayashi et al. 2021)."""
+
 
 _METHOD = Axis(
     "method",
@@ -30,9 +40,21 @@ PARTS = {
 
 PUBLISHED = Published(
     tables={
-        "by_layer": Table(rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN), values=MIXING),
+        "by_layer": Table(rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN), values=MIXING_COLUMNS),
         "shares": Table(rows=(LAYER, _WITH_VECTORS, CATEGORY_OF_TOKEN), values=SHARES),
     },
     metrics=(*mixing_metrics("by_layer"), *share_metrics("shares", PARTS)),
     curves=(mixing_curves("by_layer"), share_curves("shares")),
+)
+
+MIXING = AnalysisInfo(
+    name="mixing",
+    title="Mixing ratios",
+    question="How much of a token's output vector comes from other tokens?",
+    options=MixingOptions,
+    implementation="normscope.analyses.mixing:MixingAnalysis",
+    papers=(KOBAYASHI_2021, CUNNINGHAM_2026),
+    supports_words=True,
+    supports_cross_attention=True,
+    published=PUBLISHED,
 )

@@ -1,12 +1,15 @@
-"""The mixing ratio of every block, by five methods (Kobayashi et al. 2021)."""
+"""Mixing ratios: how much of a token's vector comes from others? (Kobayashi et al. 2021)
+
+Five methods take in more and more of the attention block. Ratios of norms do not add up; the signed shares beside them do.
+"""
+
+from collections.abc import Mapping
 
 import pandas as pd
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.mixing.options import MIXING, MixingOptions
-from normscope.analyses.mixing.published import PARTS
-from normscope.analyses.mixing.sentences import sentences_of
+from normscope.analyses.declarations.mixing import MIXING, PARTS, MixingOptions
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
@@ -14,9 +17,10 @@ from normscope.models.block import AttentionBlock
 from normscope.models.word_block import between
 from normscope.results.axes import METHODS
 from normscope.results.figures import HeatmapPanels, Lines
-from normscope.results.findings import Summary
+from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
+from normscope.rounding import brief_share, compared, shares_differ
 
 _ROUNDING = 1e-3
 """How far signed shares in float32 may be from adding up to 1, relative to the sum of their magnitudes."""
@@ -59,7 +63,7 @@ class MixingAnalysis(Analysis):
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, counted)
         summary = self._ratios.by_category()
-        title = f"how much of a token's output vector comes from other tokens ({self.context.methods[-1]})"
+        title = f"how much of a token's output vector comes from other tokens ({METHODS[self.context.methods[-1]]})"
         return Result(
             tables={
                 "by_layer": shown,
@@ -69,7 +73,7 @@ class MixingAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            figures=self._figures(shown, overall) | {"shares": _shares(counted["shares"])},
+            figures=self._figures(shown, overall) | {"shares": _figure_of_shares(counted["shares"])},
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
         )
 
@@ -117,7 +121,7 @@ class MixingAnalysis(Analysis):
         }
 
 
-def _shares(overall: pd.DataFrame) -> Lines:
+def _figure_of_shares(overall: pd.DataFrame) -> Lines:
     """The shares of all tokens by layer, a panel for each method."""
     long = overall.melt(["layer", "method"], list(PARTS), var_name="part", value_name="mean")
     long = long[(long["part"] != "residual") | (long["method"] != Method.ATTN_N)]
@@ -137,3 +141,65 @@ def _shares(overall: pd.DataFrame) -> Lines:
             "part, by layer. The shares of a panel add up to 100% in every layer. Below 0%, a part points against the output."
         ),
     )
+
+
+_INCLUDED = {
+    "attnresln_n": "the vectors, the residual connection and the layer normalisation",
+    "attnres_n": "the vectors and the residual connection",
+}
+"""What the methods of whole blocks include; the first that is defined counts."""
+
+_HALF = 0.5
+
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The mixing ratio of the attention block beside that of the weights alone, and its range over tokens."""
+    by_weights = metrics.get("attn_w/mean")
+    method = next((name for name in _INCLUDED if f"{name}/mean" in metrics), None)
+    if method is None:
+        if by_weights is None:
+            return []
+        text = f"By attention weights alone, the mean mixing ratio is {brief_share(by_weights)}."
+        return [Sentence(text, figure="by_layer", table="by_layer")]
+    mean, low, high = (metrics[f"{method}/{name}"] for name in ("mean", "min", "max"))
+    written, half, suggested = compared(brief_share, mean, _HALF, mean if by_weights is None else by_weights)
+    lowest, highest = compared(brief_share, low, high)
+    suggestion = "" if by_weights is None else f"; attention weights alone suggest {suggested}"
+    others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
+    # Nothing that is written as 50%, or differs too little from it to matter, is called more or less than half.
+    amount = f"{'' if written == half else 'about '}as much from {others} as"
+    if shares_differ(mean, _HALF):
+        amount = f"{'less' if mean < _HALF else 'more'} from {others} than"
+    return [
+        Sentence(
+            f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention blocks is "
+            f"{written}{suggestion}.",
+            figure="by_layer",
+            table="by_layer",
+            measure=method,
+        ),
+        Sentence(
+            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {lowest} to {highest} over "
+            "tokens and layers.",
+            figure="heatmap",
+            table="by_layer",
+        ),
+        *_sentence_of_shares(method, metrics, others),
+    ]
+
+
+def _sentence_of_shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sentence]:
+    parts = [metrics.get(f"{method}/{part}") for part in ("share", "own", "residual", "bias")]
+    if None in parts:
+        return []
+    share, own, residual, bias = compared(brief_share, *(part for part in parts if part is not None))
+    through = "" if others == "the source" else f"{own} from the token itself through attention, "
+    return [
+        Sentence(
+            f"Measured along the output vectors, where parts add up to 100%, {share} comes from {others}, {through}{residual} "
+            f"from the residual connection and {bias} from biases.",
+            figure="shares",
+            table="shares",
+            surprising=True,
+        )
+    ]

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.finite import require_finite
-from normscope.analyses.outliers.options import OutliersOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError

@@ -1,25 +1,32 @@
-"""Outlier dimensions: hidden dimensions whose mean is far from those of the others (Maruta & Matsuzaki 2024, section 2)."""
+"""Outlier dimensions: which are they? (Maruta & Matsuzaki 2024, section 2)
 
-from collections.abc import Sequence
+They are the hidden dimensions whose mean over all tokens is far from those of the others, in many layers.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.outliers.hidden_moments import HiddenMoments, HiddenSummary
-from normscope.analyses.outliers.options import OUTLIERS, OutliersOptions
-from normscope.analyses.outliers.sentences import sentences_of
+from normscope.analyses.declarations.outliers import OUTLIERS, OutlierCriterion, OutliersOptions
+from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.model_info import ModelInfo
 from normscope.results.figures import Figure, Lines, Profiles
-from normscope.results.findings import Summary
+from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
-from normscope.results.rollups import roll_up
+from normscope.results.rollups import by_axes, roll_up
+from normscope.rounding import brief_share, enumeration
 from normscope.statistics.tidy import tidy
+
+_PRINTED = 10
+"""Most outlier dimensions in the terminal: with a low threshold, there may be hundreds."""
+
+_UNITS = {OutlierCriterion.sigma: "standard deviations", OutlierCriterion.mad: "median absolute deviations"}
 
 
 class OutliersAnalysis(Analysis):
@@ -58,11 +65,7 @@ class OutliersAnalysis(Analysis):
         )
         share = summary.is_outlier.double().mean(dim=0)
         by_category = self._by_category(summary, layers)
-        norms = self._norms(outliers)
         tables = {
-            "dimensions": dimensions,
-            "by_category": by_category,
-            "layernorm": norms,
             "model": pd.DataFrame(
                 {
                     "dimension": outliers,
@@ -70,6 +73,8 @@ class OutliersAnalysis(Analysis):
                     "largest_score": summary.scores[:, outliers].abs().amax(dim=0).numpy(),
                 }
             ),
+            "dimensions": dimensions,
+            "by_category": by_category,
         }
         chosen = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
         rolled = roll_up(self.info.published, tables | chosen)
@@ -78,13 +83,8 @@ class OutliersAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, given=self.options.dimensions is not None),
             curves=rolled.curves,
-            figures=self._figures(dimensions, by_category, norms, outliers),
-            summaries={
-                self.info.name: Summary(
-                    _summary(dimensions, outliers),
-                    caption="outlier dimensions in each layer, and the means of those that recur",
-                )
-            },
+            figures=self._figures(dimensions, by_category, outliers),
+            summaries={self.info.name: self._summary(tables["model"])},
             notes=[f"outlier dimensions: {self._moments.criterion}"],
         )
 
@@ -102,20 +102,8 @@ class OutliersAnalysis(Analysis):
         reported = table["category"].isin(self.context.categories) & (table["count"] > 0)
         return table[reported].reset_index(drop=True)
 
-    def _norms(self, outliers: list[int]) -> pd.DataFrame:
-        """γ and β in the outlier dimensions, next to the medians over all dimensions."""
-        rows = []
-        for layer, norm in self.context.hidden_norms.items():
-            weight = norm.weight.cpu().double()
-            bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.cpu().double()
-            medians = float(weight.abs().quantile(0.5)), float(bias.abs().quantile(0.5))
-            rows += [(layer, j, float(weight[j]), float(bias[j]), *medians) for j in outliers]
-        return pd.DataFrame(
-            rows, columns=["layer", "dimension", "weight", "bias", "median_abs_weight", "median_abs_bias"]
-        )
-
     def _figures(
-        self, dimensions: pd.DataFrame, by_category: pd.DataFrame, norms: pd.DataFrame, outliers: list[int]
+        self, dimensions: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int]
     ) -> dict[str, Figure]:
         figures: dict[str, Figure] = {
             "dimensions": Profiles(
@@ -131,9 +119,8 @@ class OutliersAnalysis(Analysis):
                 ),
             )
         }
-        titles = {dimension: f"dimension {dimension}" for dimension in outliers}
-        shown = [c for c in dict.fromkeys(by_category["category"]) if c != ALL] or [ALL]
         if outliers and len(by_category):
+            shown = [c for c in dict.fromkeys(by_category["category"]) if c != ALL] or [ALL]
             figures["by_category"] = Lines(
                 table=by_category.assign(
                     low=by_category["mean"] - by_category["std"], high=by_category["mean"] + by_category["std"]
@@ -144,37 +131,49 @@ class OutliersAnalysis(Analysis):
                 series="category",
                 series_titles={category: category for category in shown},
                 panel="dimension",
-                panel_titles=titles,
+                panel_titles={dimension: f"dimension {dimension}" for dimension in outliers},
                 y_label="value",
                 caption=(
                     "Value of the outlier dimensions by layer and token category: mean ± one standard deviation over tokens. "
                     "Where a category stands apart, the dimension separates its keys from the others."
                 ),
             )
-        if len(norms):
-            figures["layernorm"] = Lines(
-                table=norms.rename(columns={"weight": "γ", "bias": "β"}).melt(
-                    ["layer", "dimension"], ["γ", "β"], var_name="part", value_name="value"
-                ),
-                x="layer",
-                y="value",
-                series="part",
-                series_titles={"γ": "γ, the weight", "β": "β, the bias"},
-                panel="dimension",
-                panel_titles=titles,
-                y_label="parameter",
-                caption=(
-                    "Weight γ and bias β of the layer normalisation that outputs each layer's hidden vectors, in the outlier "
-                    "dimensions. A β far from zero shifts every token's vector."
-                ),
-            )
         return figures
 
+    def _summary(self, model: pd.DataFrame) -> Summary:
+        """The outlier dimensions, the most prominent first."""
+        titles = {"share_of_layers": "% of layers", "largest_score": "largest distance"}
+        table = model.sort_values("largest_score", ascending=False, kind="stable").set_index("dimension")[:_PRINTED]
+        table["share_of_layers"] *= 100
+        listed = f"the {_PRINTED} most prominent of {len(model)}" if len(model) > _PRINTED else "the"
+        caption = (
+            f"{listed} outlier dimensions: the share of layers 0 to {self.context.depth} in which each is an outlier, and the "
+            f"largest distance of its mean from those of the others, in {_UNITS[OutlierCriterion(self.options.criterion)]}"
+        )
+        return Summary(table.rename(columns=titles), digits=1, caption=caption)
 
-def _summary(dimensions: pd.DataFrame, outliers: list[int]) -> pd.DataFrame:
-    counts = dimensions.groupby("layer")["is_outlier"].sum().rename("outliers").to_frame()
-    if not outliers:
-        return counts
-    means = dimensions[dimensions["dimension"].isin(outliers)].pivot(index="layer", columns="dimension", values="mean")
-    means.columns = pd.Index([f"mean, dimension {dimension}" for dimension in means.columns])
-    return counts.join(means)
+
+def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[Sentence]:
+    """The outlier dimensions.
+
+    Args:
+        metrics: The numbers; what is missing is skipped.
+        given: Whether the dimensions were set by hand.
+    """
+    shares = by_axes("<dimension>/share_of_layers", metrics)
+    if not shares:
+        reason = "no dimension is set" if given else "no hidden dimension is an outlier in enough layers"
+        text = f"The model has no outlier dimensions: {reason}."
+        return [Sentence(text, figure="dimensions", table="dimensions")]
+    (first, share), *others = shares.items()
+    named = enumeration(
+        [
+            f"{first} ({'an outlier ' if given else ''}in {brief_share(share)} of the layers)",
+            *(f"{dimension} ({brief_share(share)})" for dimension, share in others),
+        ]
+    )
+    dimensions = "1 outlier dimension" if len(shares) == 1 else f"{len(shares)} outlier dimensions"
+    start = (
+        f"{dimensions} {'is' if len(shares) == 1 else 'are'} set by hand" if given else f"The model has {dimensions}"
+    )
+    return [Sentence(f"{start}: {named}.", figure="dimensions", table="model")]

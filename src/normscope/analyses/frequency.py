@@ -1,6 +1,12 @@
-"""Token frequency against weight, vector length and mixing ratio (K20 section 4.3; K21 section 4.3 and Figure 4)."""
+"""Token frequency: are frequent tokens discounted? (K20 section 4.3; K21 section 4.3 and Figure 4)
 
-from collections.abc import Sequence
+Every token occurrence has a frequency rank, which is compared with the weight that it receives, with the length of its vectors
+and with its mixing ratio.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,36 +16,28 @@ from jaxtyping import Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.declarations.frequency import FREQUENCY, MEASURES, FrequencyOptions
 from normscope.analyses.finite import require_finite
-from normscope.analyses.frequency.options import FREQUENCY, FrequencyOptions
-from normscope.analyses.frequency.resource import TokenFrequencyResource
-from normscope.analyses.frequency.sentences import sentences_of
-from normscope.data.batching import Batch
-from normscope.data.token_frequencies import TokenFrequencies
+from normscope.data.batching import Batch, windows
+from normscope.data.examples import Example
+from normscope.data.resources import Resource, ResourceContext, State
+from normscope.data.text_files import TextFile
+from normscope.data.token_frequencies import TokenCounter, TokenFrequencies, conventional, read
 from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.figures import Figure, Scatter
-from normscope.results.findings import Summary
+from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
+from normscope.rounding import brief, enumeration
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
 from normscope.statistics.uniform_sample import UniformSample
 
-
-def _papers_name(method: Method) -> str:
-    """A mixing ratio's name in its paper, such as AttnRes-N for `attnres_n`."""
-    name, vectors = str(method).rsplit("_", 1)
-    return f"{name.replace('attn', 'Attn').replace('res', 'Res').replace('ln', 'Ln')}-{vectors.upper()}"
-
-
-TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {
-    str(method): f"mixing ratio (%), {_papers_name(method)}" for method in Method
-}
 SPECIALS = ("with", "without")
 
 FREQUENCIES = "token_frequencies"
@@ -49,6 +47,74 @@ RANK_AXIS = Axis(0, 18, 4)
 MEASURE_AXIS = Axis(-16, 10, 5)
 # Enough to show the shape of the cloud.
 _POINTS = 5_000
+
+
+class TokenFrequencyResource(Resource[TokenFrequencies]):
+    """Counts the tokens of the corpus or of a text file, or reads their ranks from a file.
+
+    Args:
+        options: Where frequencies come from.
+    """
+
+    divisible = True
+    content = "the token counts"
+
+    def __init__(self, options: FrequencyOptions) -> None:
+        self._options = options
+        self.reads_corpus = options.path is None and options.source == "corpus"
+
+    def start(self, context: ResourceContext) -> None:
+        """Prepare to count."""
+        self._context = context
+        self._counter = TokenCounter(context.encoder, context.vocabulary)
+
+    def read(self, examples: Sequence[Example | str]) -> None:
+        """Count the tokens of some examples."""
+        self._counter.update(examples)
+
+    def state(self) -> dict[str, Tensor]:
+        """The counts so far."""
+        return {"counts": torch.from_numpy(self._counter.counts.copy())}
+
+    def add(self, state: State) -> None:
+        """Add the counts of another part of the corpus.
+
+        Raises:
+            ValueError: If they are those of another vocabulary.
+        """
+        counts = state["counts"].numpy()
+        if counts.shape != self._counter.counts.shape:
+            raise ValueError(f"expected the counts of {self._counter.counts.size:,} tokens, got {counts.size:,}")
+        self._counter.counts += counts
+
+    def finish(self) -> TokenFrequencies:
+        """Rank and count of every token.
+
+        Raises:
+            InputError: If a file cannot be read.
+        """
+        frequencies = self._frequencies()
+        return conventional(frequencies, self._context.encoder) if self._options.conventional else frequencies
+
+    def digest(self, value: TokenFrequencies) -> str:
+        """A hash of ranks and counts."""
+        return hashlib.sha256(value.rank.tobytes() + value.count.tobytes()).hexdigest()
+
+    def _frequencies(self) -> TokenFrequencies:
+        if self._options.path is not None:
+            return read(Path(self._options.path).expanduser(), self._context.vocabulary, "analysis.frequency.path")
+        if self._options.source != "corpus":
+            dataset = self._context.dataset
+            text = TextFile(
+                Path(self._options.source).expanduser(),
+                dataset.text_column,
+                dataset.pair_column,
+                dataset.header,
+                key="analysis.frequency.source",
+            )
+            for window in windows(text.examples()):
+                self._counter.update(window)
+        return self._counter.compute()
 
 
 class _Tokens(NamedTuple):
@@ -150,7 +216,6 @@ class FrequencyAnalysis(Analysis):
             "correlation": overall,
             "correlation_by_layer": by_layer,
             "by_token": by_token,
-            "sample": self._sampled(),
         }
         rolled = roll_up(self.info.published, tables)
         return Result(
@@ -168,12 +233,13 @@ class FrequencyAnalysis(Analysis):
             overall.assign(spearman=overall["spearman"].astype(float))
             .pivot(index="measure", columns="specials", values="spearman")
             .loc[list(self._measures)]
-            .rename(columns=lambda name: f"ρ {name} special tokens")
+            .rename(index=MEASURES, columns=lambda name: f"{name} special tokens")
             .rename_axis(columns=None)
         )
         return Summary(
             by_measure,
-            caption="rank correlation ρ of each measure with token frequency, with and without special tokens",
+            caption="rank correlation of frequency rank (1: the most frequent token) with each measure of a token, a mean over "
+            "layers; above 0, rarer tokens have larger values",
         )
 
     def _groups(self) -> list[tuple[str, str]]:
@@ -225,20 +291,18 @@ class FrequencyAnalysis(Analysis):
         sample = self._sampled()
         ratios = [str(method) for method in self.context.methods]
         percentages = sample.assign(**{ratio: 100 * sample[ratio] for ratio in ratios})
-        drawn, left_out = list(self._measures), ""
+        titles, left_out = {measure: _panel_title(measure) for measure in self._measures}, ""
         weights, with_residual = str(Method.ATTN_W), str(Method.ATTNRES_W)
         if {weights, with_residual} <= set(ratios) and np.allclose(sample[with_residual], sample[weights] / 2):
-            drawn.remove(with_residual)  # weights that add up to 1: the same cloud twice
-            left_out = (
-                f" {_papers_name(Method.ATTNRES_W)} is half of {_papers_name(Method.ATTN_W)}, and is left out as well."
-            )
+            del titles[with_residual]  # weights that add up to 1: the same cloud twice
+            left_out = f" {_short(with_residual)} is half of {_short(weights)}, and is left out as well."
         return {
             "scatter": Scatter(
                 table=percentages.melt("rank", var_name="measure", value_name="value"),
                 x="rank",
                 y="value",
                 panel="measure",
-                panel_titles={measure: TITLES[measure] for measure in drawn},
+                panel_titles=titles,
                 x_label="frequency rank",
                 y_label="mean over layers",
                 log_x=True,
@@ -251,3 +315,48 @@ class FrequencyAnalysis(Analysis):
                 ),
             )
         }
+
+
+def _short(method: str) -> str:
+    """A mixing ratio's name in its paper, such as AttnRes-N for `attnres_n`."""
+    return MEASURES[method].partition(":")[0]
+
+
+def _panel_title(measure: str) -> str:
+    return f"mixing ratio (%), {_short(measure)}" if measure in set(Method) else MEASURES[measure]
+
+
+_APART = 0.1
+"""Rank correlations nearer to 0 say that there is no order to speak of."""
+
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+    """Whether frequent tokens have shorter vectors, and the rank correlations with the frequency rank.
+
+    Args:
+        metrics: The numbers; what is missing is skipped.
+    """
+    titles = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "its mixing ratio"}
+    parts = [
+        f"{brief(metrics[key], signed=True)} with {title}"
+        for measure, title in titles.items()
+        if (key := f"spearman/{measure}/with_specials") in metrics
+    ]
+    if not parts:
+        return []
+    text = (
+        f"{_answer(metrics.get('spearman/f/with_specials'))}special tokens included, a token's frequency rank (1: most "
+        f"frequent) has a rank correlation of {enumeration(parts)}."
+    )
+    return [Sentence(text[0].upper() + text[1:], figure="scatter", table="correlation")]
+
+
+def _answer(lengths: float | None) -> str:
+    """What the rank correlation with ‖f(x)‖ says of frequent tokens."""
+    if lengths is None:
+        return ""
+    if lengths > _APART:
+        return "frequent tokens are discounted, by shorter vectors: "
+    if lengths < -_APART:
+        return "frequent tokens are not discounted, their vectors are longer: "
+    return "frequent tokens have vectors of about the same length as rare ones: "

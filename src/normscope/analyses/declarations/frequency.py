@@ -1,14 +1,39 @@
-"""What the frequency analysis publishes."""
+"""Token frequency: are frequent tokens discounted? Options, and what the analysis publishes."""
 
+import dataclasses
 from collections.abc import Mapping
 
+from omegaconf import II
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
+from normscope.config.rules import FilePath, Seed
 from normscope.results.axes import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN, VOCABULARY, in_stream
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
+
+
+@dataclasses.dataclass
+class FrequencyOptions(AnalysisConfig):
+    """Token frequency (Kobayashi et al. 2020 and 2021)."""
+
+    source: FilePath = "corpus"
+    """Where tokens are counted: `corpus`, or a text file like those of dataset.path."""
+    path: FilePath | None = None
+    """A file of `rank count token_id` lines to read the ranks from instead."""
+    conventional: bool = False
+    """Whether [CLS], [SEP], comma and period rank as the four most frequent tokens, and other special tokens and single
+    characters are left out (K20, footnote 5)."""
+    seed: Seed = II("seed")
+    """Seed of the scatter plot's sample."""
+
+
+MEASURES = {"alpha": "α received", "f": "‖f(x)‖", **METHODS}
+"""Titles of what is compared with frequency."""
 
 _MEASURE = Axis(
     "measure",
     "`alpha`: α received, and `f`: ‖f(x)‖, both averaged over heads; otherwise the method of a mixing ratio.",
-    titles={"alpha": "α received", "f": "‖f(x)‖", **METHODS},
+    titles=MEASURES,
 )
 _SPECIALS = Axis(
     "specials",
@@ -21,8 +46,7 @@ _CORRELATION: Mapping[str, Column | str] = {
     "error_bound": ERROR_BOUND,
     "reason": REASON,
 }
-_RANK = Column("Frequency rank of the token, 1 for the most frequent.", kind="whole")
-_MEASURES: Mapping[str, Column | str] = {
+_VALUES: Mapping[str, Column | str] = {
     "alpha": "Mean weight received from a query, over heads and layers.",
     "f": in_stream("Mean ‖f(x)‖ over heads and layers."),
     "<method>": "Mean mixing ratio over layers, one column per method.",
@@ -43,17 +67,13 @@ PUBLISHED = Published(
             rows=VOCABULARY,
             per="token of the vocabulary that occurs",
             values={
-                "rank": Column(f"{_RANK.meaning[:-1]}; missing if it was not counted.", kind="whole"),
+                "rank": Column(
+                    "Frequency rank of the token, 1 for the most frequent; missing if it was not counted.", kind="whole"
+                ),
                 "reference_count": Column("Occurrences in the text whose tokens define the ranks.", kind="whole"),
                 "count": Column("Occurrences in the corpus.", kind="whole"),
-                **_MEASURES,
+                **_VALUES,
             },
-        ),
-        "sample": Table(
-            rows=(),
-            per="sampled token occurrence, without special tokens",
-            values={"rank": _RANK, **_MEASURES},
-            repeats=True,
         ),
     },
     metrics=(
@@ -70,4 +90,14 @@ PUBLISHED = Published(
             of="correlation_by_layer.spearman",
         ),
     ),
+)
+
+FREQUENCY = AnalysisInfo(
+    name="frequency",
+    title="Token frequency",
+    question="Does the model discount frequent tokens?",
+    options=FrequencyOptions,
+    implementation="normscope.analyses.frequency:FrequencyAnalysis",
+    papers=(KOBAYASHI_2020, KOBAYASHI_2021),
+    published=PUBLISHED,
 )

@@ -1,1 +1,0 @@
-"""Token frequency against weights, norms and mixing ratios."""

@@ -1,1 +1,0 @@
-"""Outlier dimensions of the hidden vectors (Maruta & Matsuzaki 2024)."""
