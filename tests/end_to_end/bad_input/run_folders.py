@@ -18,6 +18,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import save
 
+from normscope.analyses.registry import analyses
 from normscope.running.checkpoint import checksum
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.spoil import as_json
@@ -249,8 +250,7 @@ def _tables(file: str) -> Iterator[Damage]:
     }
     for name, change in whole.items():
         yield Damage(name, file, changed(change))
-    shared = Path(file).stem in ("curves", "sequences", "heatmaps")
-    for column in _COLUMNS[Path(file).stem]:
+    for column in _columns(file):
         cells: dict[str, Callable[[pd.Series, str], Any]] = {
             "dropped": lambda table, column: table.drop(columns=column),
             "null": lambda table, column: table.assign(**{column: pd.NA}),
@@ -265,7 +265,7 @@ def _tables(file: str) -> Iterator[Damage]:
             "constant": lambda table, column: table.assign(**{column: table[column].iloc[0]}),
         }  # fmt: skip
         for name, change in cells.items():
-            if not shared and name not in ("dropped", "a null", "infinite", "texts", "constant"):
+            if Path(file).stem not in _SHARED and name not in ("dropped", "a null", "infinite", "texts", "constant"):
                 continue
             yield Damage(
                 f"{column} {name}", file, changed(lambda table, change=change, column=column: change(table, column))
@@ -282,18 +282,21 @@ def _bomb(path: Path) -> None:
             writer.write_table(rows)
 
 
-_COLUMNS = {
+_SHARED = {
     "curves": ("curve", "layer", "depth", "value"),
     "sequences": ("metric", "sequence", "count", "value"),
     "heatmaps": ("figure", "panel", "row", "value", "row_title", "value_title"),
-    "score_by_category": ("layer", "dimension", "category", "head_1"),
-    "norms_dispersion_summary": ("row", "layer", "mean"),
-    "norms_correlation": ("layer", "category", "spearman", "count"),
-    "norms_expansion": ("layer", "rate"),
-    "feedforward_amplified": ("layer", "query_token", "category", "before"),
-    "alignment_aer": ("method", "layer", "head", "aer"),
-    "alignment_links": ("setting", "layer", "row", "links"),
 }
+"""Columns of the tables that analyses share."""
+
+
+def _columns(file: str) -> Sequence[str]:
+    """The columns of a table that are spoiled one by one."""
+    table = Path(file).stem
+    if file.startswith("figures/"):
+        return ()
+    analysis, _, name = table.partition("_")
+    return _SHARED.get(table) or list(analyses()[analysis].published.tables[name].columns)
 
 
 def _states(file: str) -> Iterator[Damage]:
@@ -449,7 +452,7 @@ _CASES: Mapping[str, Callable[[Runs, Damage], Case]] = {
 _READ_BY: Mapping[str, Sequence[str]] = {
     "compare": (
         *("results.json", "config.yaml", "failures.jsonl"),
-        *(f"tables/{name}.parquet" for name in _COLUMNS if not name.startswith("alignment")),
+        *(f"tables/{name}.parquet" for name in (*_SHARED, "score_by_category", "mixing_by_layer")),
     ),
     "page": (
         *("results.json", "config.yaml", "tables/mixing_by_layer.parquet"),
