@@ -35,6 +35,7 @@ def run(
     fresh: bool = False,
     claimed: Callable[[Path], None] = lambda _: None,
     begun: float | None = None,
+    brief: bool = False,
 ) -> Result | None:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
@@ -44,6 +45,7 @@ def run(
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
         claimed: Receives the run folder as soon as the main process has claimed it.
         begun: When the first phase began, by `time.monotonic`, if that was before this call.
+        brief: Whether the run is one of several, whose results are printed when all have ended.
 
     Returns:
         The results, in the main process; None in others.
@@ -52,7 +54,7 @@ def run(
         InputError: If the input is invalid, or the folder cannot be used.
     """
     started = time.monotonic()
-    set_verbosity(options.verbosity)
+    set_verbosity(options.verbosity, brief=brief)
     options = settled(options)
     with (
         process_group() as group,

@@ -15,7 +15,7 @@ from normscope.reporting.drawing import drawn, figure_files
 from normscope.reporting.options import Appearance
 from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT, RunFolder
-from normscope.reporting.terminal import say, show
+from normscope.reporting.terminal import say, say_detail, show
 from normscope.reporting.weights_and_biases import Tracker
 from normscope.results.maps import TokenMaps
 from normscope.results.result import Result
@@ -89,7 +89,7 @@ def finish(run: Run, result: Result, folder: RunFolder) -> None:
     with _contained("the results were not printed", f"they are in {folder.path}"):
         show(result)
     has_page = run.plan.options.report.enabled and (folder.path / REPORT).exists()
-    say(f"results in {folder.path}{f'; open {folder.path / REPORT}' if has_page else ''}")
+    say_detail(f"results in {folder.path}{f'; open {folder.path / REPORT}' if has_page else ''}")
 
 
 def _show_counts(run: Run) -> None:
@@ -97,7 +97,7 @@ def _show_counts(run: Run) -> None:
     for view, counts in run.plan.by_view(run.counts):
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-        say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
+        say_detail(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
     missing = [category for category in missing_categories(run) if category != "mask" or expects_masks]
