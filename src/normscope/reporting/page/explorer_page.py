@@ -56,7 +56,7 @@ def attention_page(
             note=note,
             css=style("page.css", "explorer.css"),
             script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
-            explorer=script_data(payload([maps], next(iter(maps.maps)))),
+            explorer=script_data(payload([maps], next(iter(maps.maps)), alone=True)),
         )
     )
 
