@@ -199,8 +199,6 @@ def job(config: DictConfig) -> dict[str, float]:
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
-        if config.get("verbosity") != Verbosity.quiet:  # above the tables of the job
-            print(f"\njob {hydra.job.num}: {escaped(' '.join(overrides)) or 'defaults'}", flush=True)
     try:
         SCHEMA.check(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
@@ -221,14 +219,19 @@ def job(config: DictConfig) -> dict[str, float]:
             return {}
         run_pipeline = _import_pipeline(options)
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
-        result = run_pipeline(options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started)
+        result = run_pipeline(
+            options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started, brief=sweeping
+        )
         if result is None:  # another process prints
             return {}
-        _show(result, before)
+        if sweeping and options.verbosity is not Verbosity.quiet:
+            _show_job(hydra.job.num, overrides, result)
+        else:
+            _show(result, before)
         return dict(result.metrics)
     except Exception as error:
         if sweeping:
-            _record(error, overrides)
+            _record(error, hydra.job.num, overrides)
             raise
         _sweep.error = error
         return {}
@@ -287,6 +290,23 @@ def _show(result: "Result", before: Mapping[str, float] | None) -> None:
     print(_sweep.run, flush=True)
 
 
+def _show_job(number: int, overrides: Sequence[str], result: "Result") -> None:
+    """Print the line of a job."""
+    from normscope.reporting.comparison.in_terminal import line
+
+    print(f"{_job(number, overrides)}: {line(result)}", flush=True)
+
+
+def _job(number: int, overrides: Sequence[str]) -> str:
+    """A job of a sweep: its number, and what distinguishes it from the others."""
+    try:
+        given = command_line.overrides()
+    except InputError:  # a launcher's process has a command line of its own
+        given = []
+    own = [text for text in overrides if text not in given]  # what others have as well stands in the command as it is
+    return escaped(f"job {number}: {' '.join(own)}" if own else f"job {number}")
+
+
 def _process_began() -> float:
     """When the operating system started this process, by `time.monotonic`."""
     age = time.time() - psutil.Process().create_time()
@@ -326,8 +346,10 @@ def _of_job(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if text.partition("=")[0] != "output_dir"]
 
 
-def _record(error: Exception, overrides: Sequence[str]) -> None:
+def _record(error: Exception, number: int, overrides: Sequence[str]) -> None:
     """Print and record how a job of a sweep failed."""
+    if not _sweep.quiet:
+        print(f"{_job(number, overrides)} failed", file=sys.stderr)
     invalid = _as_input_error(error, overrides)
     if invalid is not None:
         _print_once(invalid)

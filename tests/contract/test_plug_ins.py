@@ -256,7 +256,7 @@ def test_a_run_publishes_it(outcomes):
     assert "planted" in out
     assert "planted: read this beside the numbers" in err
     logged = json.dumps(run_of(folder))
-    for part in ("planted/length/mean", "planted_by_layer", "by_layer/planted/length"):
+    for part in ("planted/length/mean", "planted_by_layer", "planted/length by layer"):
         assert part in logged, part
 
 

@@ -105,8 +105,8 @@ def of_wandb(folder: Path) -> Kept:
     (files,) = folder.glob("wandb/offline-run-*/files")
     history, summary = run["history"], run["summary"]
     (media,) = [row for row in history if "report" in row]
-    assert run["charts"] == {"by_layer/mixing/mean": "wandb/lineseries/v0"}
-    drawn = of_table(files, summary["Custom Chart Tables/by_layer/mixing/mean_table"])
+    assert run["charts"] == {"mixing/mean by layer": "wandb/lineseries/v0"}
+    drawn = of_table(files, summary["Custom Chart Tables/mixing/mean by layer_table"])
     assert set(drawn["lineKey"]) == {"Attn-N: vectors"}
     curves = of_table(files, summary["tables/curves"])
     by_layer = dict(zip(curves["layer"], curves["value"], strict=True))
@@ -122,7 +122,7 @@ def of_wandb(folder: Path) -> Kept:
         curves={str(curves["curve"].unique()[0]): by_layer},
         progress={"tokens_per_second": _by_step(history, "progress/examples", "progress/tokens_per_second")},
         tables={key.removeprefix("tables/") for key in summary if key.startswith("tables/")} - {"curves"},
-        figures={"mixing_lines": (files / media["figures/mixing_lines"]["path"]).read_bytes()},
+        figures={"mixing_lines": (files / media["mixing/lines figure"]["path"]).read_bytes()},
         page=(files / media["report"]["path"]).read_text(),
         facts=str(summary["facts"]),
     )

@@ -36,8 +36,8 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     assert caption in html.unescape((folder / "report.html").read_text())
     assert yaml.safe_load((folder / "config.yaml").read_text())["figures"]["width"] == "column"
     logged = {key: value for row in run_of(folder)["history"] for key, value in row.items()}
-    assert logged["figures/mixing_by_layer"]["_type"] == "image-file"
-    assert logged["figures/mixing_by_layer"]["width"] == 1005
+    assert logged["mixing/by layer figure"]["_type"] == "image-file"
+    assert logged["mixing/by layer figure"]["width"] == 1005
 
     draw_nothing(monkeypatch)
     repeated = run_here(capsys, monkeypatch, f"reproduce={folder}", "figures.format=[svg]", "tracking=disabled",

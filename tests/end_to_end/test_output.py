@@ -1,5 +1,6 @@
 """What a run prints: progress and notes on stderr, tables and the folder of the results on stdout."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from normscope.reporting import terminal
+from normscope.rounding import percentage
 from tests.end_to_end.shell import run_here
 
 
@@ -51,26 +53,26 @@ def test_a_reproduced_run_ends_with_its_folder_too(capsys, monkeypatch, tmp_path
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.slow
-def test_jobs_stand_with_their_tables(capsys, monkeypatch, tmp_path, saved_model, quiet):
+def test_a_job_of_a_sweep_is_one_line(capsys, monkeypatch, tmp_path, saved_model, quiet):
     arguments = ["-m", f"model.name={saved_model}", "layers=[1],[2]", "dataset.limit=2", "tracking=disabled"]
     folder = tmp_path / "sweep"
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}", *(["--quiet"] if quiet else []))
     assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
-    marks = [line for line in lines if line.startswith(("job ", "mixing:", str(folder)))]
-    heads = [f"job {number}: model.name={saved_model} layers=[{number + 1}]" for number in range(2)]
-    printed = [line.partition(":")[0] if line.startswith("mixing") else line for line in marks]
     if quiet:
-        assert printed == lines == [str(folder / "0"), str(folder / "1"), str(folder)]
+        assert lines == [str(folder / "0"), str(folder / "1"), str(folder)]
         assert outcome.err == ""
-    else:
-        start = [f"{head} dataset.limit=2 tracking=disabled output_dir={folder}" for head in heads]
-        assert printed == [start[0], "mixing", str(folder / "0"), start[1], "mixing", str(folder / "1"), str(folder)]
-        end = "\n".join(lines[lines.index(str(folder / "1")) + 1 :])
-        assert re.match(
-            r"\n2 choices of layers of tiny-bert on the sample corpus: .*\.\n\nMeasures that differ most\n", end, re.S
-        )
-        assert outcome.out.count("Measures that differ most") == 1
+        return
+    for number, text in enumerate(lines[:2]):
+        ratio = json.loads((folder / str(number) / "results.json").read_text())["metrics"]["mixing/attnresln_n/mean"]
+        start = f"job {number}: layers=[{number + 1}]: mixing ratio (AttnResLn-N: the attention block)"
+        assert text == f"{start} {percentage(ratio)}"
+    assert lines[-1] == str(folder)
+    end = "\n".join(lines[2:])
+    assert re.match(
+        r"\n2 choices of layers of tiny-bert on the sample corpus: .*\.\n\nMeasures that differ most\n", end, re.S
+    )
+    assert not re.search("results in|sequences,|matches the", outcome.err), "details of single runs"
 
 
 def test_type_checkers_find_the_package():

@@ -14,6 +14,7 @@ import pytest
 from normscope.config.sections import plain
 from normscope.models.options import ModelOptions
 from normscope.reporting import publish
+from normscope.reporting.explorer import payload
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.report import page
 from normscope.results.figures import HeatmapGrid, HeatmapPanels, WordMaps
@@ -180,6 +181,22 @@ def test_the_explorer_shows_the_numbers_of_the_tables(reported, wide):
         every = pd.read_parquet(reported / "maps.parquet")
         every = every[(every["sentence"] == sentence) & ((every["head"] > 0) == (head > 0))]
         assert f"{every[measure].max():#.3g}" in shown["legend"]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_explorer_opens_on_weights_beside_norms(reported):
+    shown, console = opened(reported / "report.html", size=(1400, 900))
+    assert console == []
+    start = payload(Result.read(reported).maps)["start"]
+    pairs = pairs_of(reported, start["sentence"] + 1, start["head"])
+    pairs = pairs[pairs["layer"] == start["layer"] + 1]
+    (beside,) = re.findall(r'<div class="beside">.*?<div class="legend">(.*?legend-title.*?)</span>', shown, re.DOTALL)
+    assert "α (attention weight)" in beside
+    assert f"{pairs['attn_w'].max():#.3g}" in beside, "each on its own scale"
+    own = re.search(r'<div class="legend">(.*?legend-title.*?)</span>', shown, re.DOTALL)
+    assert own is not None
+    assert f"{pairs['attn_n'].max():#.3g}" in own[1]
 
 
 @pytest.mark.slow

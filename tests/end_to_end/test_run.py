@@ -124,7 +124,7 @@ def test_multirun_is_one_group_of_runs(capsys, monkeypatch, tmp_path, saved_mode
         metrics = json.loads((folder / str(number) / "results.json").read_text())["metrics"]
         assert run["summary"]["mixing/attn_n/mean"] == pytest.approx(metrics["mixing/attn_n/mean"])
         assert "tables/mixing_by_layer" in run["summary"]
-        assert any("figures/mixing_heatmap" in row for row in run["history"])
+        assert any("mixing/heatmap figure" in row for row in run["history"])
 
 
 def imported(err: str) -> set[str]:

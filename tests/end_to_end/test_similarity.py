@@ -159,7 +159,10 @@ def test_batches_are_split_between_pairs(command, monkeypatch):
         (["dataset.score_column=text"], "dataset.score_column=text: row 1 of"),
         (["dataset.segmentation=window"], "dataset.segmentation=window: expected whole texts"),
         (["dataset.pair_column=other"], "dataset.pair_column=other: row 1"),
-        (["analysis.similarity.rows=[0]"], "analysis.similarity.rows=[0]: expected a list of items, each a whole number of at least 1"),
+        (
+            ["analysis.similarity.rows=[0]"],
+            "analysis.similarity.rows=[0]: expected a list of items, each a whole number of at least 1",
+        ),
         (["analysis.similarity.pooling=median"], "analysis.similarity.pooling"),
         (["analysis.similarity.pooling=null"], "analysis.similarity.pooling: "),
         (["dataset.pair_path=other.jsonl"], "dataset.score_column is set, but the texts of a pair come from two files"),

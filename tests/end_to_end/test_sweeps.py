@@ -163,7 +163,7 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     assert {getattr(name, "name", name) for names in bars.values() for name in names} == set(metrics)
     charts = [panel for panel in panels if isinstance(panel, wr.CustomChart)]
     assert [chart.query["summaryTable"]["tableKey"] for chart in charts] == [
-        f"Custom Chart Tables/by_layer/mixing/{name}_table" for name in ("mean", "share")
+        f"Custom Chart Tables/mixing/{name} by layer_table" for name in ("mean", "share")
     ]
     assert charts[0].chart_strings == {"title": "mixing: mixing ratio (%)", "xname": "layer"}
     assert all("Group" in str(block.runsets[0].filters) for block in built.blocks if isinstance(block, wr.PanelGrid))

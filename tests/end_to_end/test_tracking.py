@@ -15,6 +15,7 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import weights_and_biases
+from normscope.reporting.layer_charts import figure_key
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
 from normscope.results.result import Result
@@ -83,9 +84,9 @@ def test_runs_on_annotated_texts_have_few_panels_and_no_empty_table(
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path}/run")
     assert outcome.status == 0, outcome.err
     run = recorded(tmp_path / "run")
-    figures = {f"figures/{path.stem}" for path in tmp_path.glob("run/figures/*.png")}
+    figures = {figure_key(analysis, path.stem) for path in tmp_path.glob("run/figures/*.png")}
     assert {"report", "findings", *figures} < set(panels(run))
-    assert len(panels(run)) <= 12
+    assert len(panels(run)) <= 2 + 8
     tables = dict(_tables({"summary": run["summary"], "history": dict(enumerate(run["history"]))}))
     assert {f"summary/tables/{analysis}_{name}" for name in FIRST_TABLES[analysis]} <= set(tables)
     assert all(tables.values()), f"tables without rows: {[name for name, rows in tables.items() if not rows]}"
@@ -127,22 +128,21 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     assert progress["progress/examples"] == 2
     assert {"progress/tokens_per_second", "progress/peak_memory_gib", "progress/seconds_left"} <= set(progress)
     (media,) = [step for step in steps if "report" in step]
-    figures = {f"figures/{path.stem}" for path in folder.glob("figures/*.png")}
-    charts = {
-        f"by_layer/{name}"
-        for name in ("mixing/mean", "mixing/share", "norms/alpha", "norms/alpha_f", "norms/f", "norms/share")
-    }
+    figures = {figure_key(path.stem.partition("_")[0], path.stem) for path in folder.glob("figures/*.png")}
+    of_norms = [f"norms/{name} by layer" for name in ("alpha", "alpha_f", "f", "share", "expansion")]
+    room = 8 - sum(name.startswith("norms/") for name in figures)
+    charts = {"mixing/mean by layer", "mixing/share by layer", *of_norms[:room]}
     assert figures <= media
     assert len(steps) == 2
     assert set(panels(run)) == {"report", "findings", *figures, *charts}
     for analysis in ("mixing", "norms"):
-        assert sum(f"/{analysis}" in panel or "/" not in panel for panel in panels(run)) <= 12
+        assert sum(panel.startswith(f"{analysis}/") for panel in panels(run)) <= 8, "of one section"
     assert run["metrics"]["progress/*"] == "progress/examples"
 
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
     tables = {key for key in run["summary"] if key.startswith("tables/")}
     assert {"tables/mixing_by_layer", "tables/norms_by_layer", "tables/curves"} <= tables
-    behind = {f"Custom Chart Tables/by_layer/norms/{name}_table" for name in ("expansion",)}
+    behind = {f"Custom Chart Tables/{name}_table" for name in of_norms[room:]}
     shown = {key for key in run["summary"] if not key.startswith("_")}
     assert shown == {*metrics, *media, *tables, *behind, "facts"}
     (kept,) = folder.glob("wandb/offline-run-*/files")

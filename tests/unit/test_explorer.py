@@ -157,6 +157,30 @@ def test_the_page_keeps_three_digits_of_every_map():
     np.testing.assert_allclose(unpacked(packed["norms"], sentence.norms.shape), sentence.norms, rtol=6e-4, atol=8e-6)
 
 
+def test_it_opens_where_weights_and_norms_differ_most():
+    """In the map of one head: all weight is on the first token, and its vector is null."""
+    generator = np.random.default_rng(6)
+    sentence = random_sentence(generator, 2, 3, 5)
+    weights, norms = np.full((2, 3, 5, 5), 0.2, dtype=np.float32), np.ones((2, 3, 5), dtype=np.float32)
+    weights[1, 2] = [1, 0, 0, 0, 0]
+    weights[1, 1] = [0.6, 0.1, 0.1, 0.1, 0.1]
+    norms[1, 1, 0] = 0
+    sentence = dataclasses.replace(sentence, weights=weights, norms=norms)
+    longer = random_sentence(generator, 2, 3, 9)
+    beside = {"beside": "attn_w", "measure": "attn_n", "scale": "map"}
+    assert payload([longer, sentence])["start"] == {"sentence": 1, "layer": 1, "head": 2, **beside}
+    assert payload([sentence], "share", alone=True)["start"] is None
+    blocks = dataclasses.replace(
+        sentence,
+        single_heads=False,
+        weights=weights.mean(axis=1, keepdims=True),
+        norms=None,
+        maps={"attn_n": np.stack([np.full((5, 5), 0.2), np.eye(5)]).astype(np.float32)},
+    )
+    assert payload([blocks])["start"] == {"sentence": 0, "layer": 1, "head": 0, **beside}
+    assert payload([dataclasses.replace(blocks, maps={"share": blocks.maps["attn_n"]})])["start"] is None
+
+
 def test_the_page_keeps_signs():
     values = np.random.default_rng(5).normal(size=(2, 9, 9)).astype(np.float32)
     values[1] = -np.abs(values[1])

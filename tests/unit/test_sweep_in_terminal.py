@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from normscope.reporting.comparison.in_terminal import most_different
+from normscope.reporting.comparison.in_terminal import line, most_different
+from normscope.results.result import Result
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 MEAN, SHARE, LEAST, OTHER = (
@@ -17,12 +18,14 @@ RATIO = "mixing ratio (AttnResLn-N: the attention block)"
 OF_OTHERS = "share of other tokens (AttnResLn-N: the attention block)"
 
 
-def comparison(metrics: dict[str, dict[str, float]], tests=()):
+def comparison(metrics: dict[str, dict[str, float]], tests=(), seeds=()):
     table = pd.DataFrame(metrics).T.rename_axis("metric").reset_index()
     return SimpleNamespace(
         metrics=table,
         tests=pd.DataFrame(columns=COLUMNS),
         sequence_tests=pd.DataFrame(tests, columns=COLUMNS),
+        seeds=pd.DataFrame(seeds, columns=["group", "metric", "runs", "mean", "low", "high"]),
+        values=pd.DataFrame({"group": ["base", "tuned"]}),
         swept=[],
     )
 
@@ -67,3 +70,25 @@ def test_a_value_that_a_run_does_not_have_is_empty():
         "25.0%",
         "",
     ]
+
+
+def test_runs_with_long_labels_are_rows_too():
+    metrics = {MEAN: {f"a model with a long name {at}": float(at) for at in range(3)}}
+    assert most_different(comparison(metrics)).shape == (3, 1)
+
+
+def test_seeds_are_one_column():
+    metrics = {MEAN: {f"{group} {seed}": 0.25 for group in ("base", "tuned") for seed in range(2)}}
+    seeds = [(group, MEAN, 2, mean, mean - 0.01, mean + 0.01) for group, mean in (("base", 0.25), ("tuned", 0.5))]
+    table = most_different(comparison(metrics, seeds=seeds))
+    assert table.loc[RATIO].to_dict() == {"base": "25.0%", "tuned": "50.0%"}
+    alone = comparison(metrics, seeds=seeds[:1])
+    alone.values = alone.values[:1]
+    assert most_different(alone).loc[RATIO].to_dict() == {"mean": "25.0%", "low (95%)": "24.0%", "high (95%)": "26.0%"}
+
+
+def test_a_run_of_several_is_a_line_with_one_measure():
+    metrics = {LEAST: 0.1, OTHER: 5.0, SHARE: 0.125, MEAN: 0.25}
+    assert line(Result(metrics=metrics)) == f"{RATIO} 25.0%"
+    assert line(Result(metrics={OTHER: 5.0, SHARE: 0.125})) == f"{OF_OTHERS} 12.5%"
+    assert line(Result(metrics={OTHER: 5.0})) == "completed"

@@ -18,7 +18,10 @@ NORM, SMALL = "norms/f/cls", "mixing/attn_n/share"
 CELLS = ["depth", "figure", "panel", "row", "column", "group", "value"]
 
 
-def comparison(values, tests=(), sequence_tests=(), cells=()):
+SEEDS = ["group", "metric", "runs", "mean", "low", "high"]
+
+
+def comparison(values, tests=(), sequence_tests=(), cells=(), seeds=()):
     """Values are (group, metric, value), or (group, metric, layer, value)."""
     rows = [(*row[:2], *(row[2:] if len(row) == 4 else (0, row[2]))) for row in values]
     return SimpleNamespace(
@@ -27,6 +30,7 @@ def comparison(values, tests=(), sequence_tests=(), cells=()):
         tests=pd.DataFrame(tests, columns=COLUMNS),
         sequence_tests=pd.DataFrame(sequence_tests, columns=COLUMNS),
         baseline_group="base",
+        seeds=pd.DataFrame(seeds, columns=SEEDS),
         swept=[],
     )
 
@@ -185,6 +189,21 @@ def test_equal_groups_share_a_sentence_too():
 
 def test_one_group_needs_no_verdict():
     assert verdict(comparison([("base", MEAN, 0.25)])) == []
+
+
+def test_of_seeds_alone_the_block_is_told_and_what_they_change():
+    values = [("base", metric, value) for metric, ends in ((MEAN, (0.2, 0.24)), (LEAST, (0, 1))) for value in ends]
+    seeds = [("base", SHARE, 2, 0.5, 0.4, 0.6), ("base", MEAN, 2, 0.22, 0.18, 0.26), ("base", LEAST, 2, 0.5, 0, 1)]
+    steady = [("base", SHARE, 0.45), ("base", SHARE, 0.52)]
+    told = "Over 2 seeds, mixing ratio (AttnResLn-N: the attention block) is 22% (95% interval 18% to 26%)."
+    assert verdict(comparison([*values, *steady], seeds=seeds)) == [
+        told, "No seed changes a measure by a tenth of its range.",
+    ]  # fmt: skip
+    moved = [("base", SHARE, 0.4), ("base", SHARE, 0.6)]
+    assert verdict(comparison([*values, *moved], seeds=seeds)) == [
+        told,
+        "What seeds change most is share of other tokens (AttnResLn-N: the attention block): from 40% to 60%.",
+    ]
 
 
 def test_a_metric_that_nobody_describes_has_its_name():

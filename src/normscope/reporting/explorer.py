@@ -18,17 +18,44 @@ _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
 
 
-def payload(sentences: Sequence[TokenMap], measure: str = "") -> dict[str, Any]:
+def payload(sentences: Sequence[TokenMap], measure: str = "", *, alone: bool = False) -> dict[str, Any]:
     """The JSON content that the explorer's script reads.
 
     Args:
-        measure: The measure that is shown first, if the maps have it; ‖αf(x)‖ by default.
+        measure: The measure that is shown if the reader names none and the maps have it; ‖αf(x)‖ by default.
+        alone: Whether it is also what is shown first. Otherwise that is α beside ‖αf(x)‖ where they differ most, if the maps
+            have both.
     """
     return {
         "measure": measure if measure in sentences[0].maps else "attn_n",
+        "start": None if alone else _where_norms_differ(sentences),
         "sentences": [packed(sentence) for sentence in sentences],
         **about_measures(),
     }
+
+
+def _where_norms_differ(sentences: Sequence[TokenMap]) -> dict[str, Any] | None:
+    """The state in which α is beside the ‖αf(x)‖ that differs most from it, of one head, or of a layer without single heads.
+
+    Both are shares of a row; the difference is the total variation distance, averaged over rows. The text is the shortest one:
+    two maps of it are seen whole.
+    """
+    number = min(range(len(sentences)), key=lambda at: len(sentences[at].queries))
+    weights, norms = (_by_head(sentences[number], measure) for measure in ("attn_w", "attn_n"))
+    if weights is None or norms is None:
+        return None
+    shares = [values / np.maximum(values.sum(axis=-1, keepdims=True), 1e-30) for values in (weights, norms)]
+    distances = np.abs(shares[0] - shares[1]).sum(axis=-1).mean(axis=-1) / 2
+    layer, head = np.unravel_index(int(distances.argmax()), distances.shape)
+    place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if sentences[number].heads else 0}
+    return {**place, "beside": "attn_w", "measure": "attn_n", "scale": "map"}
+
+
+def _by_head(sentence: TokenMap, measure: str) -> np.ndarray | None:
+    """Maps by layer and head; without single heads, those of the block as the only head; None if there are none."""
+    if sentence.heads:
+        return sentence.of_heads(measure)
+    return sentence.maps[measure][:, None] if measure in sentence.maps else None
 
 
 def about_measures() -> dict[str, Any]:

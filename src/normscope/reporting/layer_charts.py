@@ -23,6 +23,11 @@ class LayerChart:
     lines: "dict[str, pd.Series[float]]" = dataclasses.field(default_factory=dict)
     """Values by layer, by the title of the line; in per cent if the title of the chart says so."""
 
+    @property
+    def key(self) -> str:
+        """`mixing/share by layer`: a tracker has a section for what its keys begin with."""
+        return f"{self.name} by layer"
+
 
 def layer_charts(curves: "Mapping[str, pd.Series[float]]") -> list[LayerChart]:
     """The charts of all curves, in the order in which their analyses declare them.
@@ -49,3 +54,8 @@ def _without_axes(pattern: str) -> str:
     """`sink_rate` of `<inputs>/<bos>/sink_rate/<position>`."""
     parts = (_PLACEHOLDERS.sub("", part).strip("_") for part in pattern.split("/") if not part.startswith("<"))
     return "/".join(filter(None, parts)) or pattern
+
+
+def figure_key(analysis: str, figure: str) -> str:
+    """`mixing/heatmap figure` for `mixing_heatmap`. No number has such a name."""
+    return f"{analysis}/{figure.removeprefix(f'{analysis}_').replace('_', ' ')} figure"

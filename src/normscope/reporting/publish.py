@@ -11,7 +11,7 @@ from normscope.reporting.drawing import drawn, figure_files
 from normscope.reporting.options import Appearance
 from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT, RunFolder
-from normscope.reporting.terminal import say, show
+from normscope.reporting.terminal import say_detail, show
 from normscope.reporting.weights_and_biases import Tracker
 from normscope.results.result import Result
 from normscope.untrusted.writing import write_file
@@ -58,7 +58,7 @@ def print_results(result: Result, folder: Path, *, report: bool) -> None:
     with _contained("the results were not printed", f"they are in {folder}"):
         show(result)
     has_page = report and (folder / REPORT).exists()
-    say(f"results in {folder}{f'; open {folder / REPORT}' if has_page else ''}")
+    say_detail(f"results in {folder}{f'; open {folder / REPORT}' if has_page else ''}")
 
 
 @contextlib.contextmanager

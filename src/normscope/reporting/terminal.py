@@ -32,14 +32,21 @@ _WIDTH = 100
 """Columns into which sentences are wrapped."""
 
 _quiet = False
+_brief = False
+"""Whether the run is one of several, which have a line each."""
 _spoke = 0.0
 """When the last line was printed, by `time.monotonic`."""
 
 
-def set_verbosity(verbosity: Verbosity) -> None:
-    """Set how much this process prints from now on."""
-    global _quiet
-    _quiet = verbosity is Verbosity.quiet
+def set_verbosity(verbosity: Verbosity, *, brief: bool = False) -> None:
+    """Set how much this process prints from now on.
+
+    Args:
+        verbosity: The user's choice.
+        brief: Whether the run is one of several: it prints neither tables nor details, but warnings and progress.
+    """
+    global _quiet, _brief
+    _quiet, _brief = verbosity is Verbosity.quiet, brief
 
 
 def say(*sentences: str) -> None:
@@ -48,6 +55,12 @@ def say(*sentences: str) -> None:
     _spoke = time.monotonic()
     if not _quiet:
         tqdm.write(escaped(", ".join(sentences)), file=sys.stderr)
+
+
+def say_detail(*sentences: str) -> None:
+    """Print one line to stderr about a run that has the terminal to itself."""
+    if not _brief:
+        say(*sentences)
 
 
 class PhaseLine:
@@ -236,7 +249,12 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show(result: Result) -> None:
-    """Print results: of each analysis its first finding and its summary, then notes, and published numbers beside them."""
+    """Print results: of each analysis its first finding and its summary, then notes, and published numbers beside them.
+
+    Of one run of several, nothing: these are compared when all have ended.
+    """
+    if _brief:
+        return
     for name in result.analyses:
         sentences = [sentence for sentence in result.sentences if Sentence.of(sentence).analysis == name]
         summary = result.summaries.get(name, Summary(pd.DataFrame()))

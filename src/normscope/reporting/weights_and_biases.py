@@ -20,7 +20,7 @@ import psutil
 
 from normscope.errors import InputError, one_line
 from normscope.reporting.figure_text import caption_of
-from normscope.reporting.layer_charts import LayerChart, layer_charts
+from normscope.reporting.layer_charts import LayerChart, figure_key, layer_charts
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
@@ -42,8 +42,8 @@ _DISCARD_SECONDS = 5
 # Every table is on disk three times, as JSON: wandb adds an artifact to its file. Longer ones are only in the artifact with the
 # run folder, as Parquet and CSV.
 _TABLE_ROWS = 500
-_PANELS = 12
-"""Panels of one analysis at most, those of the whole run included: figures come first, then a chart for each measure."""
+_PANELS = 8
+"""Panels of one analysis at most, which are a section: figures come first, then a chart for each measure."""
 _CHART_TABLES = "Custom Chart Tables/*"
 """The keys of the tables behind charts."""
 _RUN_ID = "run_id"
@@ -214,8 +214,9 @@ class Tracker:
             self._table(name, rows)
         self._curves(result.curves)
         self._findings(result.sentences)
-        for name, path in pictures.items():
-            self._figure(name, path, caption_of(result.figures[name]))
+        for analysis in result.analyses:
+            for name in result.owned_by(analysis, pictures):
+                self._figure(figure_key(analysis, name), pictures[name], caption_of(result.figures[name]))
         if (folder / REPORT).exists():
             self._originals.append(folder / REPORT)
             self._collect("report", lambda: _html(str(folder / REPORT), inject=False))
@@ -227,7 +228,7 @@ class Tracker:
         if name not in RUN_TABLES.keys() - {"comparison"} and 0 < len(table) <= _TABLE_ROWS:
             self._send(lambda: self._tables.update({f"tables/{name}": _table(table)}))
 
-    def _figure(self, name: str, path: Path, caption: str) -> None:
+    def _figure(self, key: str, path: Path, caption: str) -> None:
         """Log a figure that has been drawn."""
 
         def image() -> object:
@@ -236,7 +237,7 @@ class Tracker:
             return wandb.Image(str(path), caption=caption)
 
         self._originals.append(path)
-        self._collect(f"figures/{name}", image)
+        self._collect(key, image)
 
     def _collect(self, key: str, medium: Callable[[], object]) -> None:
         self._send(lambda: self._media.update({key: medium()}))
@@ -267,19 +268,18 @@ class Tracker:
 
     def _collect_charts(self) -> None:
         """A chart for as many measures of each analysis as leave it with _PANELS panels; reports find the others' tables."""
-        of_run = sum(not key.startswith("figures/") for key in self._media)
         for analysis in dict.fromkeys(chart.analysis for chart in self._charts):
-            figures = sum(key.startswith(f"figures/{analysis}_") for key in self._media)
+            figures = sum(key.startswith(f"{analysis}/") for key in self._media)
             charts = [chart for chart in self._charts if chart.analysis == analysis]
-            room = max(0, _PANELS - of_run - figures)
+            room = max(0, _PANELS - figures)
             for chart in charts[:room]:
-                self._collect(f"by_layer/{chart.name}", functools.partial(_line_series, chart))
+                self._collect(chart.key, functools.partial(_line_series, chart))
             for chart in charts[room:]:
                 self._send(functools.partial(self._keep_table, chart))
 
     def _keep_table(self, chart: LayerChart) -> None:
         drawn = _line_series(chart)
-        drawn.set_key(f"by_layer/{chart.name}")
+        drawn.set_key(chart.key)
         self._tables[drawn.spec.table_key] = drawn.table
 
     def _summary(self, metrics: Mapping[str, float], facts: Mapping[str, object]) -> None:

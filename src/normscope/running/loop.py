@@ -20,7 +20,7 @@ from normscope.errors import InputError, Terminated
 from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
-from normscope.reporting.terminal import Throughput, say
+from normscope.reporting.terminal import Throughput, say, say_detail
 from normscope.reporting.weights_and_biases import Tracker, no_tracker
 from normscope.rounding import counted, numbered
 from normscope.running.checkpoint import Checkpoint, Position
@@ -239,7 +239,7 @@ def require_examples(plan: Plan, counts: CorpusCounts) -> None:
 def _announce(plan: Plan) -> None:
     model = plan.model
     elsewhere = offloaded_to(model.model)
-    say(
+    say_detail(
         f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
         *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
         f"matches the untouched model to {plan.verification.error:.1e}",

@@ -21,7 +21,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.reporting.publish import print_results, publish
 from normscope.reporting.published import against_paper, published
 from normscope.reporting.run_folder import RunFolder
-from normscope.reporting.terminal import say, set_verbosity
+from normscope.reporting.terminal import say, say_detail, set_verbosity
 from normscope.reporting.tracking import with_environment
 from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
 from normscope.results.maps import TokenMap
@@ -51,6 +51,7 @@ def run(
     fresh: bool = False,
     claimed: Callable[[Path], None] = lambda _: None,
     begun: float | None = None,
+    brief: bool = False,
 ) -> Result | None:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
@@ -60,6 +61,7 @@ def run(
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
         claimed: Receives the run folder as soon as the main process has claimed it.
         begun: When the first phase began, by `time.monotonic`, if that was before this call.
+        brief: Whether the run is one of several, whose results are printed when all have ended.
 
     Returns:
         The results, in the main process; None in others.
@@ -68,7 +70,7 @@ def run(
         InputError: If the input is invalid, or the folder cannot be used.
     """
     started = time.monotonic()
-    set_verbosity(options.verbosity)
+    set_verbosity(options.verbosity, brief=brief)
     options = settled(options)
     with (
         process_group() as group,
@@ -262,7 +264,7 @@ def _show_counts(run: Run) -> None:
     for view, counts in run.plan.by_view(run.counts):
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-        say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
+        say_detail(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
     missing = [category for category in _missing_categories(run) if category != "mask" or expects_masks]

@@ -1,17 +1,20 @@
-"""How a sweep ends in the terminal: its verdict, and the measures in which its runs differ most."""
+"""A sweep in the terminal: a line for each run, and at the end its verdict and the measures in which its runs differ most."""
 
 import pandas as pd
 
 from normscope.reporting.comparison.effects import effect, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
-from normscope.reporting.comparison.story import stories
+from normscope.reporting.comparison.story import BLOCK, stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
+from normscope.results.result import Result
 
 _MEASURES, _RUNS = 8, 6
-"""Rows and columns of the table at most. More runs are its rows, beside fewer measures."""
+"""Rows and columns of the table at most. More runs, or runs with long labels, are its rows, beside fewer measures."""
 _BESIDE = 3
+_ACROSS = 56
+"""Characters of the columns of runs at most, in lines of 80."""
 
 
 def show(comparison: RunComparison) -> None:
@@ -21,8 +24,17 @@ def show(comparison: RunComparison) -> None:
         show_table("Measures that differ most", most_different(comparison), 3)
 
 
+def line(result: Result) -> str:
+    """What one run of several has found: the measure of the attention block, or the first that has a name in words."""
+    named = [name for name in result.metrics if title(name) != name and not is_extreme(name)]
+    metric = BLOCK if BLOCK in named else next(iter(named), "")
+    return f"{title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
+
+
 def most_different(comparison: RunComparison) -> pd.DataFrame:
     """The measures that differ most, as they are written: a row for each, or for each run if there are many.
+
+    Runs that differ in their seeds are one column, with their mean.
 
     Those of which the verdict tells a story come first, then those that differ beyond noise, then those that have a name in
     words, then the others; each by the size of the largest difference between two runs. Minima and maxima are left out.
@@ -44,8 +56,9 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
         index=values.index,
     )
     order = order.sort_values(list(order.columns), ascending=False, kind="stable")
-    many = values.shape[1] > _RUNS
-    first = values.loc[order.index[: _BESIDE if many else _MEASURES]]
+    shown = _over_seeds(comparison) if _all_have_seeds(comparison) else values
+    many = shown.shape[1] > _RUNS or sum(len(str(name)) + 2 for name in shown.columns) > _ACROSS
+    first = shown.loc[order.index[: _BESIDE if many else _MEASURES]]
     names = [title(str(metric)) for metric in first.index]
     table = pd.DataFrame(
         [
@@ -58,3 +71,16 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
         columns=first.columns,
     )
     return table.T if many else table
+
+
+def _all_have_seeds(comparison: RunComparison) -> bool:
+    """Whether every group of runs has several seeds."""
+    return len(comparison.seeds) > 0 and {*comparison.seeds["group"]} == {*comparison.values["group"]}
+
+
+def _over_seeds(comparison: RunComparison) -> pd.DataFrame:
+    """Means over seeds: a column for each group of runs, or for the ends of the interval if there is but one."""
+    means = comparison.seeds.set_index("metric")
+    if comparison.seeds["group"].nunique() > 1:
+        return means.pivot(columns="group", values="mean")[[*means["group"].unique()]]
+    return means[["mean", "low", "high"]].rename(columns={"low": "low (95%)", "high": "high (95%)"})

@@ -23,7 +23,9 @@ _MOST = 5
 
 
 def verdict(comparison: RunComparison) -> list[str]:
-    """What distinguishes the groups of runs from the baseline, in five sentences at most; empty without a second group.
+    """What distinguishes the groups of runs from the baseline, in five sentences at most.
+
+    Without a second group, it is how much seeds matter, or nothing if there is but one.
 
     Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
     tests. Of the measures that differ detectably, that of the attention block is named if its difference counts, or else the
@@ -33,6 +35,8 @@ def verdict(comparison: RunComparison) -> list[str]:
     if told := stories(comparison):
         return [story.sentence for story in told]
     groups = [name for name in comparison.values["group"].unique() if name != comparison.baseline_group]
+    if not groups:
+        return _of_seeds(comparison)
     alike: dict[tuple[object, ...], list[_Found]] = {}
     for found in (_of_group(comparison, group) for group in groups):
         alike.setdefault((type(found), *found.shared), []).append(found)
@@ -41,6 +45,34 @@ def verdict(comparison: RunComparison) -> list[str]:
     if rest:
         sentences.append(f"{counted(sum(map(len, rest)), 'more group')} of runs: see the tables.")
     return sentences
+
+
+def _of_seeds(comparison: RunComparison) -> list[str]:
+    """The measure of the attention block over seeds, or the first that has a name in words, and what seeds change most."""
+    means = comparison.seeds[comparison.seeds["metric"].map(_is_told).astype(bool)].set_index("metric")
+    if means.empty:
+        return []
+    metric = BLOCK if BLOCK in means.index else str(means.index[0])
+    of_metric = means.loc[metric]
+    numbers = [float(of_metric[name]) for name in ("mean", "low", "high")]
+    mean, low, high = (_in_words(metric, value, *numbers) for value in numbers)
+    whole = comparison.values[comparison.values["layer"] == 0].groupby("metric", sort=False)["value"]
+    ends = pd.concat([whole.min(), whole.max()], axis=1, keys=["low", "high"]).loc[means.index]
+    sizes = [effect(str(name), ends["high"][name], ends["low"][name]) for name in ends.index]
+    name, size = str(ends.index[int(np.argmax(sizes))]), max(sizes)
+    both = [float(ends[end][name]) for end in ("low", "high")]
+    written = [_in_words(name, value, *both) for value in both]
+    change = (
+        f"What seeds change most is {title(name)}: from {written[0]} to {written[1]}."
+        if size >= COUNTS
+        else "No seed changes a measure by a tenth of its range."
+    )
+    return [f"Over {of_metric['runs']} seeds, {title(metric)} is {mean} (95% interval {low} to {high}).", change]
+
+
+def _is_told(metric: str) -> bool:
+    """Whether a measure has a name in words, and is no minimum or maximum."""
+    return bool(panel_of(metric).label) and not is_extreme(metric)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.errors import InputError, one_line
-from normscope.reporting.layer_charts import layer_charts
+from normscope.reporting.layer_charts import figure_key, layer_charts
 from normscope.results.declare import Published, Rollup, declared
 from normscope.results.result import Result
 
@@ -94,7 +94,7 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, 
     every = {name: values for result in runs.values() for name, values in result.curves.items()}
     lines = [
         wr.CustomChart(
-            query={"summaryTable": {"tableKey": f"Custom Chart Tables/by_layer/{chart.name}_table"}},
+            query={"summaryTable": {"tableKey": f"Custom Chart Tables/{chart.key}_table"}},
             chart_name="wandb/lineseries/v0",
             chart_fields={name: name for name in ("step", "lineKey", "lineVal")},
             chart_strings={"title": chart.title, "xname": "layer"},
@@ -102,7 +102,7 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, 
         for chart in layer_charts({name: every[name] for names in curves.values() for name in names})
     ]
     bars = [wr.BarPlot(title=family, metrics=names, title_x=family) for family, names in metrics.items()]
-    media = [wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"]) for name in figures]
+    media = [wr.MediaBrowser(title=name, media_keys=[figure_key(analysis, name)]) for name in figures]
     rows = {name: published.tables.get(name.removeprefix(f"{analysis}_")) for name in tables}
     return [
         ("By layer", lines, _meanings(curves, published.curves)),

@@ -3,7 +3,7 @@
 
 const SHORTLIST = 10;
 const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
-const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
+const DEFAULTS = { measure: "attn_n", beside: "", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
 
 // A token with its place; a target, a head or a span by its name alone.
@@ -30,8 +30,9 @@ class Explorer {
   constructor(root, data, { address, onSelect = () => {} } = {}) {
     Object.assign(this, { root, data, address, onSelect });
     const last = data.sentences[0].layers.length - 1;
-    this.defaults = { ...DEFAULTS, measure: data.measure ?? DEFAULTS.measure };
-    this.state = { sentence: 0, layer: last, head: BLOCK, ...this.defaults };
+    this.defaults = { sentence: 0, layer: last, head: BLOCK, ...DEFAULTS, measure: data.measure ?? DEFAULTS.measure };
+    this.state = { ...this.defaults, ...data.start };
+    this.extents = new Map(); // the largest values over layers and heads, by what is shown
     this.pinned = undefined; // a row and, unless keys are another sequence, the same column
     this.build();
     if (address) {
@@ -47,20 +48,27 @@ class Explorer {
       label: "Token map. Arrow keys move from cell to cell; Enter lists what the row receives and contributes.",
       onMove: (at) => this.reading(at), onPin: (row, column) => this.pin(row, column),
     });
+    this.other = new MapView({
+      label: "The token map beside it. Arrow keys move from cell to cell.",
+      onMove: (at) => this.reading(at, this.other.map, isSigned(this.data, this.besideSelection)), onPin: (row, column) => this.pin(row, column),
+    });
+    this.otherLegend = make("div", { className: "legend" });
+    this.beside = make("div", { className: "beside", hidden: true }, this.other.node, this.otherLegend);
     this.every = make("div", { className: "every-head", hidden: true });
     this.strip = make("div", { className: "strip", role: "group", "aria-label": "Maps to choose from", hidden: true });
     this.legend = make("div", { className: "legend" });
     this.live = make("p", { className: "reading", "aria-live": "polite" });
     this.lists = make("div", { className: "lists" });
     this.arcs = make("figure", { className: "arcs", hidden: true });
-    const left = make("div", { className: "map-side" }, this.strip, this.view.node, this.every, this.legend, this.live);
+    const maps = make("div", { className: "maps" }, make("div", {}, this.view.node, this.every, this.legend), this.beside);
+    const left = make("div", { className: "map-side" }, this.strip, maps, this.live);
     this.root.classList.add("explorer");
     this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists), this.arcs);
   }
 
   controls() {
     const select = (name) => {
-      const box = make("select", { name, onchange: () => this.change({ [name]: ["minus", "measure", "scale"].includes(name) ? box.value : Number(box.value) }) });
+      const box = make("select", { name, onchange: () => this.change({ [name]: ["minus", "measure", "beside", "scale"].includes(name) ? box.value : Number(box.value) }) });
       return (this.boxes[name] = box);
     };
     const step = (by, sign, label) => make("button", { type: "button", className: "step", title: label, "aria-label": label, onclick: () => this.stepLayer(by) }, sign);
@@ -77,7 +85,7 @@ class Explorer {
     this.boxes.layer.setAttribute("aria-label", "layer");
     return make("div", { className: "controls" },
       field(this.data.sentences[0].of_targets ? "map" : "sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
-      field("minus", select("minus")), field("scale", select("scale")),
+      field("beside", select("beside")), field("minus", select("minus")), field("scale", select("scale")),
       make("div", { className: "ticks" }, tick("log", "logarithmic"), tick("hideSelf", "hide self"), tick("words", "whole words")),
       make("div", { className: "saves", role: "group", "aria-label": "Save the map" },
         save("SVG", () => this.save("svg")), save("PNG", () => this.save("png")), save("CSV", () => this.save("csv")),
@@ -87,7 +95,7 @@ class Explorer {
   // Shows other sentences in the same way.
   show(data) {
     this.data = data;
-    this.extents = undefined;
+    this.extents.clear();
     if (this.state.sentence >= data.sentences.length) this.state.sentence = 0;
     this.state.layer = Math.min(this.state.layer, this.sentence.layers.length - 1);
     if (!(this.pinned < axesOf(this.sentence, this.state.words).rows.length)) this.pinned = undefined;
@@ -141,6 +149,8 @@ class Explorer {
     this.boxes.head.closest("label").hidden = !single.length;
     offer("measure", measures.map((name) => [name, data.measures[name]]));
     this.boxes.sentence.closest("label").hidden = Boolean(data.strip);
+    offer("beside", [["", "nothing"], ...measures.filter((name) => name !== state.measure).map((name) => [name, symbolOf(data.measures[name])])]);
+    this.boxes.beside.closest("label").hidden = Boolean(data.strip) || measures.length < 2;
     offer("minus", [["", "nothing"], ...(data.paired && !state.sentence ? [[BEFORE, "before"]] : []),
       ...measures.filter((name) => name !== state.measure).map((name) => [`measure:${name}`, `${symbolOf(data.measures[name])}, as shares of a row`]),
       ...sentence.layers.filter((_, at) => at !== state.layer).map((layer) => [`layer:${layer}`, `layer ${layer}`])]);
@@ -168,17 +178,34 @@ class Explorer {
     const side = this.state.head === EVERY_HEAD;
     this.view.node.hidden = side;
     this.every.hidden = !side;
+    this.beside.hidden = side || !this.state.beside;
+    this.root.classList.toggle("two", !this.beside.hidden); // before maps are as wide as their places
     this.map = mapOf(this.data, this.selection);
     this.pinned ??= this.map.rows.length > 1 ? 1 : 0;
     this.colours = palette(this.root, this.signed ? "--diverging" : "--sequential");
     this.scale = this.scaleOf(this.map);
     if (side) this.drawHeads();
     else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
+    if (!this.beside.hidden) this.drawBeside();
     this.drawStrip();
     this.drawLegend();
     this.drawLists();
     this.drawArcs();
     this.onSelect({ ...this.state, token: this.pinned });
+  }
+
+  // What is shown beside the map: the same of another measure, on a scale of its own.
+  get besideSelection() {
+    return { ...this.selection, measure: this.state.beside, minus: "" };
+  }
+
+  drawBeside() {
+    const selection = this.besideSelection;
+    const map = mapOf(this.data, selection);
+    const colours = palette(this.root, isSigned(this.data, selection) ? "--diverging" : "--sequential");
+    const scale = this.scaleOf(map, selection);
+    this.other.show(map, (canvas) => paint(canvas, map, scale, colours));
+    this.otherLegend.replaceChildren(...this.legendOf(map, scale, colours, this.data.measures[selection.measure]));
   }
 
   // Small maps: what is shown, what it is compared with, and the difference; or all measures, each on a scale of its own.
@@ -215,27 +242,28 @@ class Explorer {
       key("gold", `another word has the largest value (${arcs - found})`), key("instead", "the word with the largest value instead")));
   }
 
-  scaleOf(map) {
+  scaleOf(map, selection = this.selection) {
     const { scale, log, hideSelf } = this.state;
+    const signed = isSigned(this.data, selection);
     const hidden = hideSelf && !this.sentence.is_cross_attention;
-    const largest = scale === "all" ? this.largestOfAll(hidden) : largestOf(map.values, map.columns.length, hidden);
-    return { largest, perRow: scale === "row", difference: this.signed, log: log && !this.signed, hideSelf: hidden };
+    const largest = scale === "all" ? this.largestOfAll(selection, hidden) : largestOf(map.values, map.columns.length, hidden);
+    return { largest, perRow: scale === "row", difference: signed, log: log && !signed, hideSelf: hidden };
   }
 
   // Over all layers, and over all heads if single heads are shown.
-  largestOfAll(hideSelf) {
-    const { sentence, selection } = this;
+  largestOfAll(selection, hideSelf) {
+    const { sentence } = this;
     const sentences = this.data.paired && !selection.minus ? [0, 1] : [selection.sentence];
     const heads = this.measuredHead === BLOCK ? [BLOCK] : Array.from({ length: sentence.heads }, (_, at) => at + 1);
     const key = JSON.stringify([selection.sentence, selection.measure, selection.minus, selection.words, hideSelf, heads.length]);
-    if (this.extents?.key !== key) {
+    if (!this.extents.has(key)) {
       const sizes = sentences.flatMap((number) => this.data.sentences[number].layers.flatMap((_, layer) => heads.map((head) => {
         const map = mapOf(this.data, { ...selection, sentence: number, layer, head });
         return largestOf(map.values, map.columns.length, hideSelf);
       })));
-      this.extents = { key, largest: Math.max(...sizes) };
+      this.extents.set(key, Math.max(...sizes));
     }
-    return this.extents.largest;
+    return this.extents.get(key);
   }
 
   drawHeads() {
@@ -258,20 +286,24 @@ class Explorer {
   }
 
   drawLegend() {
-    const { largest, difference, log, perRow } = this.scale;
+    this.legend.replaceChildren(...this.legendOf(this.map, this.scale, this.colours, this.measureTitle()));
+  }
+
+  legendOf(map, scale, colours, title) {
+    const { largest, difference, log, perRow } = scale;
     const end = perRow ? "the row's largest" : formatNumber(largest);
     const low = log ? (perRow ? "a ten-thousandth of it" : formatNumber(largest / 10 ** DECADES)) : "0";
     const ticks = difference ? [perRow ? "less" : MINUS + end, "0", perRow ? "more" : `+${end}`] : [low, end];
-    this.legend.replaceChildren(ramp(this.colours, ticks),
-      make("span", { className: "legend-title" }, `${this.measureTitle()}${log ? " (logarithmic)" : ""}`));
+    const parts = [ramp(colours, ticks), make("span", { className: "legend-title" }, `${title}${log ? " (logarithmic)" : ""}`)];
+    return map.values.some(Number.isNaN) ? [...parts, make("span", { className: "faint" }, "grey: no value")] : parts;
   }
 
-  reading(at) {
-    const columns = this.map.columns.length;
+  reading(at, map = this.map, signed = this.signed) {
+    const columns = map.columns.length;
     const [row, column] = [Math.floor(at / columns), at % columns];
-    const value = formatNumber(this.map.values[at], this.signed);
-    const [to, from] = [nameOf(this.map, "rows", row), nameOf(this.map, "columns", column)];
-    this.live.textContent = this.map.ofTargets ? `${from} adds ${value}: ${to}` : `${to} receives ${value} from ${from}`;
+    const value = formatNumber(map.values[at], signed);
+    const [to, from] = [nameOf(map, "rows", row), nameOf(map, "columns", column)];
+    this.live.textContent = map.ofTargets ? `${from} adds ${value}: ${to}` : `${to} receives ${value} from ${from}`;
     return { value, tokens: `${to} ← ${from}` };
   }
 
@@ -287,7 +319,9 @@ class Explorer {
     const columns = map.columns.length;
     const token = map.rows[pinned];
     const where = this.state.head === EVERY_HEAD ? " (all heads)" : "";
-    this.view.markPinned(pinned, this.sentence.is_cross_attention ? undefined : pinned);
+    const column = this.sentence.is_cross_attention ? undefined : pinned;
+    this.view.markPinned(pinned, column);
+    if (!this.beside.hidden) this.other.markPinned(pinned, column);
     const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
     const title = this.sentence.of_targets ? `Largest values of “${token}”` : `“${token}” receives from`;
     const lists = [[`${title}${where}`, ranking(map, "columns", received)]];
@@ -315,28 +349,33 @@ class Explorer {
 
   remember() {
     if (!this.address) return;
-    const { sentence, layer, minus, scale, head, measure } = this.state;
-    const kept = { sentence: sentence + 1, layer: this.sentence.layers[layer], head, measure, token: this.pinned, scale, minus };
+    const { sentence, layer, beside, minus, scale, head, measure } = this.state;
+    const kept = { sentence: sentence + 1, layer: this.sentence.layers[layer], head, measure, beside, token: this.pinned, scale, minus };
     for (const name of TICKS) if (this.state[name]) kept[name] = 1;
     this.address.write(new URLSearchParams(Object.entries(kept).filter(([, value]) => value !== "" && value !== undefined)));
   }
 
   fromAddress() {
     const found = this.address.read();
-    const given = found ?? new URLSearchParams();
-    const number = (name, missing) => (given.has(name) ? Number(given.get(name)) : missing);
     const { data, state } = this;
-    state.sentence = Math.min(Math.max(number("sentence", 1) - 1, 0), data.sentences.length - 1) || 0;
-    const layer = this.sentence.layers.indexOf(number("layer"));
-    state.layer = layer < 0 ? this.sentence.layers.length - 1 : layer;
-    state.head = number("head", BLOCK);
-    for (const name of ["measure", "minus", "scale"]) state[name] = given.get(name) ?? this.defaults[name];
-    for (const name of TICKS) state[name] = given.has(name);
+    if (found) this.readInto(state, found);
+    else Object.assign(state, this.defaults, data.start);
     if (state.measure === WHOLE_LAYER) state.measure = measuresOf(data, this.sentence, BLOCK).at(-1);
-    const token = number("token");
+    const token = found?.has("token") ? Number(found.get("token")) : NaN;
     this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
     this.draw();
     if (found) this.address.reached?.(this.root);
+  }
+
+  // The state that an address keeps; what it does not name is as in any explorer.
+  readInto(state, given) {
+    const number = (name, missing) => (given.has(name) ? Number(given.get(name)) : missing);
+    state.sentence = Math.min(Math.max(number("sentence", 1) - 1, 0), this.data.sentences.length - 1) || 0;
+    const layer = this.sentence.layers.indexOf(number("layer"));
+    state.layer = layer < 0 ? this.sentence.layers.length - 1 : layer;
+    state.head = number("head", BLOCK);
+    for (const name of ["measure", "beside", "minus", "scale"]) state[name] = given.get(name) ?? this.defaults[name];
+    for (const name of TICKS) state[name] = given.has(name);
   }
 }
 

@@ -59,7 +59,7 @@ def attention_page(
         for number, (query, keys) in enumerate(strongest, start=1)
     ]
     explorer = explorer_section([token_map], f"{what} {note}")
-    return render(title, [explorer, *lists], {}, explorer=payload([token_map], next(iter(token_map.maps))))
+    return render(title, [explorer, *lists], {}, explorer=payload([token_map], next(iter(token_map.maps)), alone=True))
 
 
 def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
