@@ -75,7 +75,10 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         figures={
             "scatter": Picture(cloud(points) if len(sample) else {}, {"log_x": True, "sharey": False, "medians": True})
         },
-        summary=overall["spearman"].unstack().reindex(measures).rename(columns=lambda name: f"ρ {name} special tokens"),
+        summary=overall["spearman"]
+        .unstack()
+        .reindex(measures)
+        .rename(columns=lambda name: f"ρ {name} special tokens", index=lambda name: TITLES[name].replace(" (%),", "")),
         sentences=_sentences(metrics),
         notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
     )

@@ -104,7 +104,7 @@ def _hidden(specimen: Specimen) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _means(hidden: np.ndarray, dimension: int) -> pd.Series:
-    return pd.Series(hidden[:, :, dimension].mean(axis=1), name=f"mean, dimension {dimension}")
+    return pd.Series(hidden[:, :, dimension].mean(axis=1), name=f"dimension {dimension}")
 
 
 def _norms(specimen: Specimen, outliers: Sequence[int]) -> pd.DataFrame:

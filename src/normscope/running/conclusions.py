@@ -65,9 +65,9 @@ def _of_corpus(run: Run) -> list[str]:
 def _with_published(result: Result) -> Result:
     """The results with the table that compares them with the published numbers of the preset's paper, if there is one."""
     comparison = against_paper(result)
-    if comparison is None or not len(comparison.table):
+    if comparison is None or comparison.empty:
         return result
-    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison.table})
+    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison})
 
 
 def runner_of(run: Run, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:

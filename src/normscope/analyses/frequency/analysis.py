@@ -37,9 +37,12 @@ def _papers_name(method: Method) -> str:
     return f"{name.replace('attn', 'Attn').replace('res', 'Res').replace('ln', 'Ln')}-{vectors.upper()}"
 
 
-TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {
-    str(method): f"mixing ratio (%), {_papers_name(method)}" for method in Method
+_NAMES = {"alpha": "α received", "f": "‖f(x)‖"} | {
+    str(method): f"mixing ratio {_papers_name(method)}" for method in Method
 }
+"""Names of the measures."""
+TITLES = _NAMES | {str(method): f"mixing ratio (%), {_papers_name(method)}" for method in Method}
+"""Titles of their panels."""
 SPECIALS = ("with", "without")
 
 FREQUENCIES = "token_frequencies"
@@ -168,12 +171,13 @@ class FrequencyAnalysis(Analysis):
             overall.assign(spearman=overall["spearman"].astype(float))
             .pivot(index="measure", columns="specials", values="spearman")
             .loc[list(self._measures)]
-            .rename(columns=lambda name: f"ρ {name} special tokens")
+            .rename(columns=lambda name: f"ρ {name} special tokens", index=_NAMES)
             .rename_axis(columns=None)
         )
         return Summary(
             by_measure,
-            caption="rank correlation ρ of each measure with token frequency, with and without special tokens",
+            caption="rank correlation ρ of each measure with the frequency rank of the token (1: the most frequent); above 0, "
+            "rarer tokens have larger values",
         )
 
     def _groups(self) -> list[tuple[str, str]]:

@@ -59,7 +59,8 @@ class MixingAnalysis(Analysis):
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, counted)
         summary = self._ratios.by_category()
-        title = f"how much of a token's output vector comes from other tokens ({self.context.methods[-1]})"
+        name = METHODS[str(self.context.methods[-1])].partition(":")[0]
+        title = f"mixing ratio {name}: how much of a token's output vector comes from other tokens"
         return Result(
             tables={
                 "by_layer": shown,

@@ -82,7 +82,8 @@ class OutliersAnalysis(Analysis):
             summaries={
                 self.info.name: Summary(
                     _summary(dimensions, outliers),
-                    caption="outlier dimensions in each layer, and the means of those that recur",
+                    caption="number of outlier dimensions after each layer (0: of the embeddings), and the mean over all "
+                    "tokens of each dimension that is one in many layers",
                 )
             },
             notes=[f"outlier dimensions: {self._moments.criterion}"],
@@ -176,5 +177,5 @@ def _summary(dimensions: pd.DataFrame, outliers: list[int]) -> pd.DataFrame:
     if not outliers:
         return counts
     means = dimensions[dimensions["dimension"].isin(outliers)].pivot(index="layer", columns="dimension", values="mean")
-    means.columns = pd.Index([f"mean, dimension {dimension}" for dimension in means.columns])
+    means.columns = pd.Index([f"dimension {dimension}" for dimension in means.columns])
     return counts.join(means)
