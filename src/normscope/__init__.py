@@ -96,6 +96,10 @@ __all__ = [
 _LIVE = ("LivePage", "explore")
 
 
+def __dir__() -> list[str]:  # what has not been imported yet is completed as well
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in ("Result", "read"):  # it needs no torch
         from normscope.results.result import Result

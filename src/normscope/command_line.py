@@ -189,12 +189,27 @@ def overrides() -> list[str]:
             else "; put all overrides before or after options such as -m"
         )
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
+    for place in range(len(given.overrides)):
+        if (listed := _with_spaces(given.overrides[place:])) is not None:
+            joined = "".join(listed.split())
+            refuse(f"{listed}: expected a list without spaces: {joined}; or in quotes: {shlex.quote(listed)}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
         refuse(f"{words[0]}: expected key=value, or explain, attention, serve, page or compare as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)
+
+
+def _with_spaces(words: Sequence[str]) -> str | None:
+    """The list that begins in the first word and that a shell has split at its spaces; None if there is none."""
+    if "=[" not in words[0]:
+        return None
+    for count in range(2, len(words) + 1):
+        listed = " ".join(words[:count])
+        if words[0].count("[") > words[0].count("]") and listed.count("[") == listed.count("]"):
+            return listed
+    return None
 
 
 def culprit(overrides: Sequence[str]) -> str:

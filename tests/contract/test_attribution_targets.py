@@ -175,14 +175,25 @@ def test_masked_tokens(encoder):
     first = normscope.attribute(encoder, text, normscope.MaskedToken("film"))
     film = encoder.tokenizer.convert_tokens_to_ids("film")
     assert first.target == pytest.approx(float(logits[3, film]))
-    assert first.what == "logit of 'film' at token 3"
+    assert first.what == "logit of 'film' in place of the mask at token 3"
+    assert first._sum.startswith(f"Logit of 'film' in place of the mask at token 3: {number(first.target)} = tokens ")
+    alone = normscope.attribute(encoder, "a lovely [MASK]", normscope.MaskedToken("film"))
+    assert alone.what == "logit of 'film' in place of the mask"
     second = normscope.attribute(encoder, text, normscope.MaskedToken(position=5))
     assert second.target == pytest.approx(float(logits[5].max()))
     for target, message in [
         (normscope.MaskedToken("unbelievable onions"), "expected a single token"),
         (normscope.MaskedToken(position=1), r"got masks at: 3, 5"),
         (normscope.MaskedToken(10**9), "or its number from 0 to"),
-        (normscope.NextToken(), "has no weights of a causal language model"),
+        *(
+            (
+                target,
+                "has no weights of a causal language model; use MaskedToken, whose weights it has, or load a checkpoint "
+                "that has them",
+            )
+            for target in (normscope.NextToken(), normscope.Answer())
+        ),
+        (normscope.Label(), "has no weights of a text classifier; use MaskedToken, whose weights it has"),
     ]:
         with pytest.raises(InputError, match=message):
             normscope.attribute(encoder, text, target)

@@ -42,7 +42,7 @@ ALLOWED = {
     "linear": {"maths"},
     "statistics": {"maths"},
     "data": {"options", "config", "network", "maths.tensors", "maths.words"},
-    "models": {"options", "config", "data", "linear", "maths", "network"},
+    "models": {"options", "config", "data", "distribution", "linear", "maths", "network"},
     "results": {"declarations", "distribution", "statistics.tidy"},
     "analyses": {
         "attribution",

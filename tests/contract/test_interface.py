@@ -40,6 +40,11 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
+def test_the_interface_is_what_completion_lists():
+    assert dir(normscope) == sorted(normscope.__all__)
+    assert "load" in dir(normscope)
+
+
 def _described(name: str, value: object) -> Iterator[str]:
     if not inspect.isclass(value):
         yield f"{name}{_signature(value)}"

@@ -91,6 +91,17 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
             ["analysis=mixing,norms"],
             "analysis=mixing,norms: expected one value, or a list: 'analysis=[mixing,norms]'; --multirun makes it a sweep",
         ),
+        (["model=bert-basse"], "model=bert-basse: no such preset; did you mean bert? Expected one of albert, "),
+        (["model=bert-sst"], "model=bert-sst: no such preset; did you mean bert-sst2?"),
+        (["model=roberta-base"], "model=roberta-base: no such preset; did you mean roberta?"),
+        (["model=gpt-2"], "model=gpt-2: no such preset; did you mean gpt2?"),
+        (["model=distil-bert"], "model=distil-bert: no such preset; did you mean distilbert?"),
+        (
+            ["analysis=[mixing,", "norms]", "layers=[1]"],
+            "analysis=[mixing, norms]: expected a list without spaces: analysis=[mixing,norms]; or in quotes: "
+            "'analysis=[mixing, norms]'",
+        ),
+        (["analysis=[mixing,", "norms"], "norms: expected key=value"),
         (["model=me/mine"], "model=me/mine: no such preset; for a folder or a name on the Hub, set model.name=me/mine"),
         (
             ["dataset=a.txt"],
@@ -140,6 +151,16 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
 @pytest.mark.spread(12)
 def test_overrides_that_hydra_or_we_refuse(capsys, monkeypatch, tmp_path, arguments, message):
     assert refuse(capsys, monkeypatch, tmp_path, *arguments).startswith(f"normscope: {message}")
+
+
+@pytest.mark.parametrize("name", ["wandb", "none"])
+def test_ways_to_track_are_told_apart_by_what_they_do(capsys, monkeypatch, name):
+    outcome = run_here(capsys, monkeypatch, f"tracking={name}")
+    assert (outcome.status, outcome.err) == (
+        2,
+        f"normscope: tracking={name}: no such preset; for Weights & Biases, set tracking=online or tracking=offline, and "
+        "tracking=disabled for none; expected one of auto, disabled, offline, online\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["--multirun"]])

@@ -31,17 +31,22 @@ def published(paper: str) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MASKED)
-def test_a_preset_runs_on_another_model_and_says_that_nothing_is_compared(
-    capsys, monkeypatch, tmp_path, saved_model, name
-):
+def test_a_preset_runs_on_another_model_and_says_what_differs(capsys, monkeypatch, tmp_path, saved_model, name):
     folder = tmp_path / "run"
     arguments = [f"experiment={name}", f"model.name={saved_model}", "dataset.limit=6", "tracking=disabled"]
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
     assert outcome.status == 0, outcome.err
-    assert "does not apply: the paper has model.name=" in outcome.err
-    data = "stsb" if name.startswith("maruta") else "wikipedia"
-    assert f"dataset.name={data} (this run: sample)" in outcome.err
-    assert not (folder / "tables/comparison.parquet").exists()
+    table = pd.read_parquet(folder / "tables/comparison.parquet")
+    assert len(table)
+    assert {key for keys in table["differs_in"] for key in keys.split(", ")} <= {
+        "model.name",
+        "dataset.name",
+        "dataset.mask_fraction",
+    }
+    assert table["differs_in"].str.startswith("model.name").all()
+    assert not table["metric"].duplicated().any()
+    assert "beside this run, which is another" in outcome.out
+    assert "model, dataset" in outcome.out
 
 
 @pytest.mark.slow
@@ -94,15 +99,49 @@ def test_aopc_is_compared_with_that_of_decompx(more, decompx):
     chosen = options.analysis.attribution
     prefix = "attribution/probability/comprehensiveness/"
     measured = {prefix + method: decompx for method in chosen.methods}
-    comparison = compare(options.recipe.paper, measured, {}, plain(options))
-    assert comparison.refusal == ""
-    rows = comparison.table.set_index("metric")
+    rows = compare(options.recipe.paper, measured, {}, plain(options)).set_index("metric")
+    assert not rows["differs_in"].any()
     assert list(rows.index) == [prefix + method for method in chosen.methods]
     assert rows["published"][f"{prefix}decompx"] == decompx
     assert bool(rows["within"][f"{prefix}decompx"])
     assert not rows["within"][f"{prefix}globenc"]
     other = compare(options.recipe.paper, measured, {}, plain(composed("experiment=decompx2023", "model=minilm")))
-    assert "does not apply: the paper has model.name=" in other.refusal
+    assert set(other["differs_in"]) == {"model.name"}
+    first, *_ = published("decompx2023")
+    assert other.set_index("metric")["published"].to_dict() == first["values"]  # of two that differ as much
+
+
+def test_a_number_stands_beside_the_published_one_whose_conditions_are_the_closest(monkeypatch, tmp_path, capsys):
+    (tmp_path / "nobody2000").mkdir()
+    when = {"model.name": "a", "dataset.name": "b"}
+    groups = [
+        {"source": "far", "when": when | {"level": "word"}, "tolerance": 0.1, "values": {"x": 1.0, "y": 2.0}},
+        {"source": "first", "when": when, "tolerance": 0.1, "values": {"x": 3.0, "z": 3.0}},
+        {"source": "second", "when": when, "tolerance": 0.1, "values": {"x": 4.0}},
+        {"source": "ours", "when": {"model.name": "mine"}, "tolerance": 0.1, "values": {"z": 5.0, "nothing": 0.0}},
+    ]
+    (tmp_path / "nobody2000/published.yaml").write_text(yaml.safe_dump(groups))
+    monkeypatch.setattr("normscope.reporting.published.PAPERS", tmp_path)
+    config = {"model": {"name": "mine"}, "dataset": {"name": "b"}, "level": "token"}
+    table = compare("nobody2000", {"x": 0.0, "y": 0.0, "z": 5.05}, {}, config)
+    rows = table[["metric", "published", "within", "differs_in", "source"]].to_numpy().tolist()
+    assert rows == [
+        ["y", 2.0, False, "level, model.name", "far"],
+        ["x", 3.0, False, "model.name", "first"],
+        ["z", 5.0, True, "", "ours"],
+    ]
+    show_comparison(table)
+    printed = capsys.readouterr().out
+    assert "ours: 1 of 1 within 0.1\n" in printed
+    assert "first, beside this run, which is another\n" in printed
+    assert printed.split("differs in\n")[1].splitlines()[0].split() == [
+        "y",
+        "0.0000",
+        "2.0000",
+        "−2.0000",
+        "level,",
+        "model",
+    ]
 
 
 def test_dependency_relations_of_the_papers_model(capsys):
@@ -110,11 +149,12 @@ def test_dependency_relations_of_the_papers_model(capsys):
     assert (options.model.name, options.dataset.kind) == (BERT, "conllu")
     measured = {"syntax/attn_w/best/det": 0.9, "syntax/attn_w/best/all": 0.43}
     comparison = compare("clark2019", measured, {}, plain(options))
-    assert comparison.table["published"].tolist() == [0.345, 0.943, 0.419]
-    assert comparison.table["within"].all()
+    assert comparison["published"].tolist() == [0.345, 0.943, 0.419]
+    assert comparison["within"].all()
+    assert not comparison["differs_in"].any()
     show_comparison(comparison)
-    printed = capsys.readouterr().out
-    assert "so not compared)\n" in printed
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "so not compared) metric" in printed
     assert "English Web Treebank: 1 of 1 within 0.03" in printed
 
 
@@ -130,9 +170,10 @@ def test_dependency_relations_of_the_papers_model(capsys):
 def test_sinks_and_massive_activations_of_the_papers_models(recipe, model, measured, within):
     options = composed(f"experiment={recipe}", f"model.name={model}")
     values = {f"sinks/{name}": value for name, value in measured.items()}
-    assert compare(options.recipe.paper, values, {}, plain(options)).table["within"].tolist() == within
+    assert compare(options.recipe.paper, values, {}, plain(options))["within"].tolist() == within
     other = compare(options.recipe.paper, values, {}, plain(composed(f"experiment={recipe}", "model.name=some/model")))
-    assert "does not apply: the paper has model.name=" in other.refusal
+    assert set(other["differs_in"]) == {"model.name"}
+    assert other["metric"].tolist() == list(values)
 
 
 def test_a_published_table_is_compared_cell_by_cell():
@@ -148,10 +189,10 @@ def test_a_published_table_is_compared_cell_by_cell():
     table = pd.DataFrame(cells)
     table.loc[7, "mean"] += 2.0
     comparison = compare("maruta2024", {}, {"score_contributions": table}, plain(options))
-    assert comparison.refusal == ""
-    assert len(comparison.table) == 24 * 12
-    assert comparison.table["within"].sum() == 24 * 12 - 1
-    wrong = comparison.table[~comparison.table["within"]].iloc[0]
+    assert not comparison["differs_in"].any()
+    assert len(comparison) == 24 * 12
+    assert comparison["within"].sum() == 24 * 12 - 1
+    wrong = comparison[~comparison["within"]].iloc[0]
     assert wrong["metric"] == "score_contributions layer=2 dimension=308 category=cls head=8"
     assert wrong["published"] == 10.7
 
@@ -171,9 +212,12 @@ def test_the_papers_model_and_data_are_compared(name):
     groups = [group for group in published(options.recipe.paper) if "values" in group]
     measured = {key: value for group in groups for key, value in group["values"].items() if key.split("/")[0] in chosen}
     comparison = compare(options.recipe.paper, measured, {}, config)
-    assert comparison.refusal == ""
-    assert len(comparison.table) >= 2
-    for row in comparison.table.itertuples():
+    ours = comparison[comparison["differs_in"] == ""]
+    assert not set(ours["metric"]) & set(
+        comparison["metric"][comparison["differs_in"] != ""]
+    )  # only other models have those
+    assert len(ours) >= 2
+    for row in ours.itertuples():
         assert row.within == (abs(row.value - row.published) <= row.tolerance)
 
 

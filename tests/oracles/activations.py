@@ -135,11 +135,19 @@ class Block:
         """Signed shares of every token, by method and part."""
         return {method: shares_of(parts) for method, parts in self.parts().items()}
 
+    @cached_property
+    def attention_output(self) -> np.ndarray:
+        """query model."""
+        return np.einsum("hqk,hkm->qm", self.alpha, self.f) + self.weights.output_bias
+
     def pair_shares(self) -> np.ndarray:
         """Signed shares in the attention output: head query key."""
-        pairs = np.einsum("hqk,hkm->hqkm", self.alpha, self.f)
-        output = pairs.sum(axis=(0, 2)) + self.weights.output_bias
+        pairs, output = np.einsum("hqk,hkm->hqkm", self.alpha, self.f), self.attention_output
         return np.einsum("hqkm,qm->hqk", pairs, output) / (output**2).sum(axis=-1)[:, None]
+
+    def bias_shares(self) -> np.ndarray:
+        """The signed share of b_O in every query's attention output."""
+        return self.attention_output @ self.weights.output_bias / (self.attention_output**2).sum(axis=-1)
 
     def _ratios_of_cross_attention(self) -> dict[str, np.ndarray]:
         """A token takes from itself what the residual connection carries, and nothing else."""

@@ -12,6 +12,7 @@ import torch
 from tests.oracles.comparison import Expected, Picture, cloud, percent, table
 
 METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
+WORDS = {"attn_w": "weights", "attn_n": "vectors", "awo": "with output", "awi": "with input"}
 SETTINGS = {"awo": "alignment with output", "awi": "alignment with input"}
 RATES = ["aer", "precision", "recall"]
 HEURISTICS = ("intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-and", "grow-diag-final-and")
@@ -348,7 +349,7 @@ def _summary(layer_rows: pd.DataFrame, others, both: pd.DataFrame | None) -> pd.
     for method, setting in itertools.product(METHODS, SETTINGS):
         of_layers = layer_rows.xs((method, setting), level=("method", "setting"))
         best = of_layers["aer"].idxmin()
-        rows[f"{method} {setting}"] = {
+        rows[f"{WORDS[method]} {WORDS[setting]}"] = {
             "layer mean AER %": of_layers["aer"].mean() * 100,
             "best layer": str(best),
             **percent(of_layers.loc[best]),
@@ -357,7 +358,11 @@ def _summary(layer_rows: pd.DataFrame, others, both: pd.DataFrame | None) -> pd.
         rows[other["method"]] = {"layer mean AER %": np.nan, "best layer": "", **percent(other)}
     for (method, setting, heuristic), found in [] if both is None else both.iterrows():
         layers = f"{int(found['layer'])} and {int(found['reverse_layer'])}"
-        rows[f"{method} {setting}, {heuristic}"] = {"layer mean AER %": np.nan, "best layer": layers, **percent(found)}
+        rows[f"{WORDS[method]} {WORDS[setting]}, {heuristic}"] = {
+            "layer mean AER %": np.nan,
+            "best layer": layers,
+            **percent(found),
+        }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 

@@ -126,7 +126,11 @@ def expected(specimen: Specimen, examples: Sequence[Example], options: Attributi
         curves={},
         figures=_figures(every, methods, positions, shares),
         summary=table(
-            ["method"], [{"method": method, "source": metrics[f"translation/{method}/source"]} for method in methods]
+            ["method"],
+            [
+                {"method": NAMES[method], "from the source %": 100 * metrics[f"translation/{method}/source"]}
+                for method in methods
+            ],
         ),
         sentences=_sentences(methods, metrics),
     )

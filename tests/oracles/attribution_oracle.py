@@ -80,7 +80,7 @@ def expected(
         metrics=metrics,
         curves={},
         figures=_figures(every, agreement, faithfulness, ranking, mapped),
-        summary=ranking[["comprehensiveness", "sufficiency"]],
+        summary=ranking[["comprehensiveness", "sufficiency"]].rename(index=TITLES),
         sentences=_sentences(metrics, quantity, methods, falls),
         notes=_notes(every, options),
     )

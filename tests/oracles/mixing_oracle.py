@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.statistics.intervals import Sample, mean_test
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, table
+from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, spoken, table
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -92,7 +92,7 @@ def summary_by_category(tokens: pd.DataFrame, layers: Sequence[int], categories:
         if len(sequences) >= 5 and sequences["mean"].max() - sequences["mean"].min() > 1e-6:
             sample = Sample(sequences["mean"].to_numpy(), sequences["size"].to_numpy(float))
             _, low, high, _ = mean_test(sample, resamples=999)
-        rows[category] = {
+        rows[spoken(category)] = {
             "mean %": 100 * chosen["ratio"].mean(),
             "low %": 100 * np.clip(low, 0, 1),
             "high %": 100 * np.clip(high, 0, 1),

@@ -77,7 +77,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
         figures=_figures(by_layer, by_head, head_shares, pairs, rates),
-        summary=_summary(by_layer, correlation, present),
+        summary=_summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
         sentences=_sentences(
             {name: value for name, value in metrics.items() if name.split("/")[-1] not in _unseen(specimen, layers)}
         ),
@@ -323,21 +323,34 @@ def _figures(by_layer, by_head, head_shares, pairs, rates) -> dict[str, Picture]
     }
 
 
-def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
+def _share_of_bias(specimen: Specimen, layers: Sequence[int]) -> float | None:
+    """The mean share of b_O in the attention output; None if there is none."""
+    blocks = [[sequence.blocks[layer - 1] for layer in layers] for sequence in specimen.sequences]
+    if not any(block.weights.output_bias.any() for block in blocks[0]):
+        return None
+    return float(np.mean([[block.bias_shares().mean() for block in of_sequence] for of_sequence in blocks]))
+
+
+def _summary(
+    by_layer: pd.DataFrame, correlation: pd.DataFrame, present: Sequence[str], share_of_bias: float | None
+) -> pd.DataFrame:
     means = by_layer.groupby(["category", "measure"])["sequence_mean"].mean().unstack()
     rho = _pooled(correlation).reindex(means.index)
-    parts = {"‖αf‖ %": 100 * means["alpha_f"] / means.loc["all", "alpha_f"]} if "all" in present else {}
-    return pd.DataFrame(
+    parts = {"‖αf‖, % of its sum": 100 * means["alpha_f"] / means.loc["all", "alpha_f"]} if "all" in present else {}
+    summary = pd.DataFrame(
         {
             "α": means["alpha"],
             "‖αf‖": means["alpha_f"],
             **parts,
             "‖f‖": means["f"],
-            "signed share %": means["share"] * 100,
+            "% of the output": means["share"] * 100,
             "ρ(α, ‖f‖)": rho,
         },
         index=list(present),
     )
+    if share_of_bias is not None and "all" in present:
+        summary.loc["b_O", "% of the output"] = 100 * share_of_bias
+    return summary.rename(index=spoken)
 
 
 def _sentences(metrics: dict[str, float]) -> list[str]:

@@ -386,7 +386,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
     titles = {
         "half": "dimensions for 50%",
         "ninety": "dimensions for 90%",
-        "outliers": "outliers' share",
+        "outliers": "outlier dimensions' share",
         "key_bias": "b_K's share",
     }
     summary = tables["concentration"].groupby("layer")[list(titles)].mean().rename(columns=titles)
@@ -396,7 +396,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
         first = next(category for category in categories if category in present)
         own = together.xs(first, level="category")
         name = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}.get(first, first)
-        summary[f"α on {name}"], summary["without outliers"] = own["before"], own["after"]
+        summary[f"α on {name}"], summary["without outlier dimensions"] = own["before"], own["after"]
         summary["without random dimensions"] = own["before"] + own["controls_mean"]
     return summary
 

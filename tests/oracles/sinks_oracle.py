@@ -75,7 +75,7 @@ def _begins(specimen: Specimen) -> str | None:
 
 def _label(specimen: Specimen, inputs: str, bos: bool) -> str:
     begin = _begins(specimen)
-    return inputs if begin is None else f"{inputs}, {'with' if bos else 'without'} {begin}"
+    return WORDS[inputs] if begin is None else f"{WORDS[inputs]}, {'with' if bos else 'without'} {begin}"
 
 
 def made(specimen: Specimen, options: SinksOptions) -> Variants:
@@ -403,7 +403,8 @@ def _summary(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
     for (inputs, bos), found in _variants_of(tables["by_head"]):
         mass, strength = (tables[name].xs((inputs, bos), level=("inputs", "bos")) for name in ("mass", "strongest"))
         rows[_label(specimen, inputs, bos)] = {
-            f"{main}: sink rate %": 100 * found["sink_rate"].xs(main, level="position").mean(),
+            f"sink rate of {'the first token' if main == 'first' else spoken(main)} %": 100
+            * found["sink_rate"].xs(main, level="position").mean(),
             "its weight %": 100 * mass["mass"].xs(main, level="position").mean(),
             **(
                 {}

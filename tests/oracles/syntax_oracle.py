@@ -430,8 +430,8 @@ def _figures(best, gains, largest, measures) -> dict[str, Picture]:
 
 
 def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFrame:
-    rows = {measure: {"best head %": 100 * metrics[f"{measure}/best/all"]} for measure in measures}
-    baseline = {"right_branching": {"best head %": 100 * metrics["right_branching/all"]}}
+    rows = {TITLES[measure]: {"found %": 100 * metrics[f"{measure}/best/all"]} for measure in measures}
+    baseline = {"always the next word": {"found %": 100 * metrics["right_branching/all"]}}
     return pd.DataFrame.from_dict(rows | baseline, orient="index")
 
 

@@ -27,6 +27,7 @@ from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.published import COLUMNS
+from normscope.reporting.text_table import text_table
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
 from normscope.results.maps import MEASURES, TokenMap, write_maps
@@ -109,6 +110,18 @@ def test_what_an_analysis_publishes_is_described(name, bert):
     assert_readable(metrics | curves)
     for info in outputs.tables.values():
         assert_readable(info.columns)
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_what_an_analysis_prints_fits_into_a_terminal(name, bert):
+    """No column is left out, and no method or measure is called by its code."""
+    for summary in everything(name, bert).summaries.values():
+        assert summary.caption
+        lines = text_table(summary.table, summary.digits, 80).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert "not fit" not in lines[-1]
+        shown = " ".join(lines) + summary.caption
+        assert not re.search(r"attn\w*_|atb\w*_|_n\b|\b(alpha\w*|awo|awi)\b", shown), shown
 
 
 def assert_kinds(rows: pd.DataFrame, table: Table) -> None:

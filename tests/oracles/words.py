@@ -167,11 +167,18 @@ class WordBlock(Block):
 
     def pair_shares(self) -> np.ndarray:
         """Those of the words' merged vectors in the words' mean outputs."""
-        pairs = np.einsum("hqk,hkm->qkhm", self.raw.alpha, self.raw.f)
-        output = pairs.sum(axis=(1, 2)) + self.weights.output_bias
-        output = np.stack([output[word].mean(axis=0) for word in self.members])
+        pairs, output = np.einsum("hqk,hkm->qkhm", self.raw.alpha, self.raw.f), self._mean_outputs()
         shares = np.einsum("qkhm,qm->hqk", self.between_words(pairs), output)
         return shares / (output**2).sum(axis=-1)[:, None]
+
+    def bias_shares(self) -> np.ndarray:
+        """The signed share of b_O in the words' mean outputs."""
+        output = self._mean_outputs()
+        return output @ self.weights.output_bias / (output**2).sum(axis=-1)
+
+    def _mean_outputs(self) -> np.ndarray:
+        """The mean attention output of each word's tokens."""
+        return np.stack([self.raw.attention_output[word].mean(axis=0) for word in self.members])
 
     def _normed(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors of the target's tokens after the block's norm."""

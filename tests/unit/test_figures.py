@@ -145,6 +145,19 @@ def test_maps_fill_a_page(maps, words, width, across):
     canvas = word_maps(dataclasses.replace(figure, table=pd.concat(tables), panel_titles=titles), width)
     assert canvas.axes[0].get_gridspec().ncols == across
     assert canvas.get_figheight() < 10.5
+    assert canvas.get_figwidth() == width
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize(("words", "shown"), [(12, 1), (60, 3)])
+def test_a_map_of_many_words_is_as_wide_as_asked(words, shown):
+    """Where cells are smaller than text, every so many words are written, in a size that can be read."""
+    canvas = word_maps(word_map([f"w{number}" for number in range(words)], "map"), 3.35)
+    assert canvas.get_figwidth() == 3.35
+    for axis in (canvas.axes[0].xaxis, canvas.axes[0].yaxis):
+        written = [label.get_text() for label in axis.get_ticklabels()]
+        assert written == [f"w{number}" for number in range(0, words, shown)]
+        assert all(label.get_fontsize() >= 6 for label in axis.get_ticklabels())
 
 
 @pytest.mark.slow

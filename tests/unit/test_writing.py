@@ -190,7 +190,7 @@ _ELSEWHERE = {
     ("untrusted/files.py", "open"): "reads",
     ("reporting/claim.py", "open"): "the lock, which is no link and into which nothing is written",
     ("cli.py", "TemporaryDirectory"): "Hydra's records of processes that write nothing",
-    ("running/publish.py", "TemporaryDirectory"): "pictures for trackers",
+    ("reporting/publish.py", "TemporaryDirectory"): "pictures for trackers",
     ("reporting/drawing.py", "savefig"): "to memory",
     ("results/table_files.py", "ParquetWriter"): "to a stream that the one function has opened",
     ("results/table_files.py", "to_csv"): "to memory",

@@ -73,7 +73,8 @@ class AlignmentReport:
                 "alignment": Summary(
                     _summary(layers, baselines, symmetrised_rates),
                     digits=1,
-                    caption="alignment error rate, precision and recall, by method",
+                    caption="alignment error rate (AER, lower is better), precision and recall (higher is better) of the best "
+                    "layer, by weights and by vectors, with the row that predicts a target word (output) or reads it (input)",
                 )
             },
             notes=self._notes(),
@@ -188,7 +189,7 @@ def _summary(layers: pd.DataFrame, baselines: pd.DataFrame, symmetrised_rates: p
     rows = {}
     for (method, setting), group in layers.groupby(["method", "setting"], sort=False):
         best = group.iloc[group["aer"].argmin()]
-        rows[f"{method} {setting}"] = {
+        rows[_label(method, setting)] = {
             "layer mean AER %": group["aer"].mean() * 100,
             "best layer": str(best["layer"]),
             **{f"{rate.replace('aer', 'AER')} %": best[rate] * 100 for rate in RATES},
@@ -199,11 +200,16 @@ def _summary(layers: pd.DataFrame, baselines: pd.DataFrame, symmetrised_rates: p
             **{f"{rate.replace('aer', 'AER')} %": row[rate] * 100 for rate in RATES},
         }
     for _, row in symmetrised_rates.iterrows():
-        rows[f"{row['method']} {row['setting']}, {row['heuristic']}"] = {
+        rows[f"{_label(row['method'], row['setting'])}, {row['heuristic']}"] = {
             "best layer": f"{row['layer']} and {row['reverse_layer']}",
             **{f"{rate.replace('aer', 'AER')} %": row[rate] * 100 for rate in RATES},
         }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _label(method: str, setting: str) -> str:
+    """A method and a setting in words."""
+    return f"{PUBLISHED.title('method', method)} {PUBLISHED.title('setting', setting)}"
 
 
 def _as_links(targets: Int[Tensor, " target_word"]) -> frozenset[Link]:

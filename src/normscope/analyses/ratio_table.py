@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.categories import category_name
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -123,7 +124,7 @@ class RatioTable:
                 mean = float(of_category["mean"].mean())  # every layer has the same tokens
                 below, above = _margins(sums[place], terms[place].round())
                 low, high = np.clip([mean - below, mean + above], 0.0, 1.0)  # of few sequences, they may lie beyond
-                rows[category] = (100 * mean, 100 * float(low), 100 * float(high), count)
+                rows[category_name(category)] = (100 * mean, 100 * float(low), 100 * float(high), count)
         columns = ["mean %", "low %", "high %", "tokens"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("category")
 

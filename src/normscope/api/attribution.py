@@ -216,7 +216,7 @@ class Attribution:
         rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
         scores = float(self.scores.sum())
         what = f"{self.what[0].upper()}{self.what[1:]}"
-        return f"{what} {number(self.target)} = tokens {number(scores)} + biases {number(self.bias)}{rest}"
+        return f"{what}: {number(self.target)} = tokens {number(scores)} + biases {number(self.bias)}{rest}"
 
     def _repr_html_(self) -> str:
         largest = float(np.abs(self.scores).max(initial=0))

@@ -263,7 +263,8 @@ def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against
             f"{'' if target.position is None else f' at token {target.position}'}; got masks at: {found}"
         )
     position = masks[0] if target.position is None else target.position
-    return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), f"at token {position}"))
+    where = "in place of the mask" if len(masks) == 1 else f"in place of the mask at token {position}"
+    return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), where))
 
 
 def _logit(
@@ -355,5 +356,14 @@ def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch
 
 def _required(head: PreTrainedModel | None, model: LoadedModel, what: str, target: str) -> PreTrainedModel:
     if head is None:
-        raise InputError(f"target={target}: {model.name} has no weights of a {what}; load a checkpoint that has them")
+        heads = {
+            "Label": model.classifier,
+            "NextToken": model.next_token_head,
+            "MaskedToken": model.masked_language_head,
+        }
+        found = next((name for name, other in heads.items() if other is not None), None)
+        instead = "" if found is None else f"use {found}, whose weights it has, or "
+        raise InputError(
+            f"target={target}: {model.name} has no weights of a {what}; {instead}load a checkpoint that has them"
+        )
     return head

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.analyses.registry import analyses
 from normscope.api.analysing import check_names, listed, run
 from normscope.api.calls import checked
 from normscope.api.picture import Picture
@@ -19,6 +20,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.weights_and_biases import log_to_active_run
+from normscope.results.declare import declared
 from normscope.results.figures import Lines
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
@@ -106,7 +108,7 @@ class Callback(TrainerCallback):
 
         Args:
             metric: The name of a metric in `history`.
-            label: Title of the axis; the metric's name by default.
+            label: Title of the axis; by default, what the metric measures, in words.
 
         Raises:
             InputError: If nothing of that name has been measured.
@@ -117,6 +119,7 @@ class Callback(TrainerCallback):
             raise InputError(
                 f"metric={metric!r}: expected one of {names or 'none yet, since nothing has been measured'}"
             )
+        label = label or _in_words(metric)
         shown = table[table["layer"].notna()]
         titles = {layer: f"layer {layer}" for layer in sorted(set(shown["layer"]))}
         if shown.empty:
@@ -128,8 +131,8 @@ class Callback(TrainerCallback):
                 y="value",
                 series="layer",
                 series_titles=titles,
-                y_label=label or metric,
-                caption=f"Over training, on {counted(len(self._texts), 'text')}: {label or metric}.",
+                y_label=label,
+                caption=f"Over training, on {counted(len(self._texts), 'text')}: {label}.",
             )
         )
 
@@ -202,6 +205,21 @@ class Callback(TrainerCallback):
             (int(step), str(metric), None if pd.isna(layer) else int(layer), float(value))
             for step, metric, layer, value in table.itertuples(index=False)
         ]
+
+
+def _in_words(metric: str) -> str:
+    """What a metric measures; its name if no analysis describes it."""
+    analysis, _, name = metric.partition("/")
+    info = analyses().get(analysis)
+    found = None if info is None else declared((*info.published.curves, *info.published.metrics), name)
+    if info is None or found is None:
+        return metric
+    rollup, axes = found
+    label = info.published.label(rollup).removesuffix(" (%)")  # the values are fractions
+    if label == rollup.name:
+        label = rollup.meaning.replace("`", "").partition(";")[0].removesuffix(".")
+    values = ", ".join(info.published.title(axis, value) for axis, value in axes.items())
+    return f"{label} ({values})" if values else label
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Why Hydra or OmegaConf cannot compose a config, on one line that names the key."""
 
 import difflib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -15,6 +16,7 @@ _SEVERAL = "Ambiguous value for argument '"
 _INSTEAD = {
     "model": "; for a folder or a name on the Hub, set model.name={}",
     "dataset": "; for a file, set dataset=text dataset.path={}",
+    "tracking": "; for Weights & Biases, set tracking=online or tracking=offline, and tracking=disabled for none",
 }
 """What may have been meant by a name that resembles no preset, by group."""
 _NOT_A_LIST = "is not a ListConfig, list or tuple"
@@ -86,7 +88,36 @@ def _missing_preset(file: str, presets: list[str] | None) -> str:
     if not presets:
         return f"{file}: no such config"
     is_path = "/" in name or "." in name
-    close = [] if is_path else difflib.get_close_matches(name, presets, n=1)
+    # Of the ways to track, the closest word may mean the opposite: `online` to `none`.
+    close = None if is_path or group == "tracking" else _closest(name, presets)
     own = "" if close else _INSTEAD.get(group, "").format(name)
-    advice = f"did you mean {close[0]}? Expected" if close else "expected"
+    advice = f"did you mean {close}? Expected" if close else "expected"
     return f"{group}={name}: no such preset{own}; {advice} one of {', '.join(presets)}"
+
+
+_SAME, _ENOUGH = 0.8, 0.5
+"""How alike two words are if one may be a misspelling of the other, and how much of two names consists of such words."""
+
+
+def _closest(name: str, presets: Sequence[str]) -> str | None:
+    """The preset that a name may stand for; None if none is close.
+
+    Names are compared word by word: `bert-basse` has one word in common with `bert` and with `bert-sst2`, and is closer to
+    `bert`, which has no other.
+    """
+
+    def in_common(preset: str) -> float:
+        words, others = _PARTS.split(name), _PARTS.split(preset)
+        joined = _alike("".join(words), "".join(others))
+        found = sum(ratio for one in others if (ratio := max(_alike(one, word) for word in words)) >= _SAME)
+        return max(2 * found / (len(words) + len(others)), joined if joined >= _SAME else 0.0)
+
+    best = max(presets, key=in_common)
+    return best if in_common(best) >= _ENOUGH else next(iter(difflib.get_close_matches(name, presets, n=1)), None)
+
+
+_PARTS = re.compile("[-_]")
+
+
+def _alike(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import huggingface_hub
+import yaml
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+from normscope.distribution import folder as shipped
 from normscope.errors import InputError
 from normscope.models.embedder_files import TRANSFORMER_SETTINGS, transformer_folder
 from normscope.models.options import ModelOptions
@@ -252,7 +254,9 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
             _require_weights(transformer_folder(cached, name), name, allow_pickle)
         return cached
     if not hub_reachable():
-        raise InputError(f"{key}={name}: not in the local cache and the Hub cannot be reached; {hint}")
+        raise InputError(
+            f"{key}={name}: not in the local cache and the Hub cannot be reached; {hint}{_that_runs_now(key)}"
+        )
     try:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
@@ -271,6 +275,18 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
             "model.allow_pickle=true to load its pickled weights if you trust them"
         )
     return folder
+
+
+def _that_runs_now(key: str) -> str:
+    """The end of a message that names a preset of real weights whose files an installed package has; empty without one."""
+    if key != "model.name":
+        return ""
+    for file in sorted((shipped("conf") / "model").iterdir(), key=lambda file: file.name):
+        preset = yaml.safe_load(file.read_text(encoding="utf-8")) if file.name.endswith(".yaml") else {}
+        package = preset.get("pin", {}).get("package")
+        if package is not None and _package_folder(package) is not None:
+            return f"; model={file.name.removesuffix('.yaml')} runs now: its weights are installed"
+    return ""
 
 
 def _cached_folder(name: str, revision: str | None) -> Path | None:

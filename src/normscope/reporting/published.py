@@ -1,8 +1,7 @@
 """Comparison of a run's results with a paper's published numbers."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -15,20 +14,10 @@ from normscope.results.result import Result
 PAPERS = folder("experiments")
 """Holds a folder with a `published.yaml` per paper."""
 
-COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "source")
+COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "differs_in", "source")
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Measured and published numbers, or the reason they cannot be compared."""
-
-    table: pd.DataFrame
-    """One row per number that was both measured and published; columns as in COLUMNS."""
-    refusal: str
-    """How the config differs from the paper's, if nothing can be compared; otherwise empty."""
-
-
-def against_paper(result: Result) -> Comparison | None:
+def against_paper(result: Result) -> pd.DataFrame | None:
     """Results beside the published numbers of the paper whose preset was run; None if no preset was.
 
     Raises:
@@ -40,10 +29,12 @@ def against_paper(result: Result) -> Comparison | None:
 
 def compare(
     paper: str, metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame], config: Mapping[str, Any]
-) -> Comparison:
-    """Compare results with every group of published numbers whose conditions the config meets.
+) -> pd.DataFrame:
+    """Results beside a paper's published numbers.
 
-    A group lists `values` by metric, or rows of a `column` of a `table`, with values `along` one of its axes.
+    A group of published numbers lists `values` by metric, or rows of a `column` of a `table`, with values `along` one of its
+    axes. A number that was measured stands beside those of every group whose conditions the config meets. If it meets none, it
+    stands beside that of the group whose conditions it comes closest to, the first of several, with the keys that differ.
 
     Args:
         paper: Folder below `experiments/`.
@@ -51,32 +42,46 @@ def compare(
         tables: Tables by file name, without the suffix.
         config: The resolved config.
 
+    Returns:
+        One row per number that was both measured and published; columns as in COLUMNS.
+
     Raises:
         InputError: If there is no file of published numbers.
     """
     settings = flat(config)
-    rows, refused = [], []
+    rows: list[_Row] = []
     for group in published(paper):
         # No published number is about whole words, unless it says so.
         conditions = {"level": "token"} | group["when"]
-        differences = {key: wanted for key, wanted in conditions.items() if settings.get(key) != wanted}
-        pairs = _pairs(group, metrics, tables)
-        if not pairs and group.get("table") not in tables:
-            continue
-        if differences:
-            refused.append((group["when"], differences))
-            continue
-        for name, (measured, printed) in pairs.items():
+        differs_in = tuple(key for key, wanted in conditions.items() if settings.get(key) != wanted)
+        for name, (measured, printed) in _pairs(group, metrics, tables).items():
             tolerance = group["tolerance"] + group.get("relative_tolerance", 0.0) * abs(printed)
-            difference = measured - printed
-            rows.append((name, measured, printed, difference, tolerance, abs(difference) <= tolerance, group["source"]))
-    refusal = ""
-    if not rows:
-        # Report the group with the most conditions; of several, the one that the run comes closest to.
-        _, nearest = min(refused, key=lambda pair: (-len(pair[0]), len(pair[1])), default=({}, {}))
-        conditions = ", ".join(f"{key}={value} (this run: {settings.get(key)})" for key, value in nearest.items())
-        refusal = f"the comparison with {paper} does not apply: the paper has {conditions or 'none of these metrics'}"
-    return Comparison(pd.DataFrame(rows, columns=list(COLUMNS)), refusal)
+            rows.append(_Row(name, measured, printed, tolerance, differs_in, group["source"]))
+    fewest: dict[str, _Row] = {}
+    for row in rows:
+        if row.metric not in fewest or len(row.differs_in) < len(fewest[row.metric].differs_in):
+            fewest[row.metric] = row
+    kept = [row for row in rows if not row.differs_in or row is fewest[row.metric]]
+    return pd.DataFrame([row.values() for row in kept], columns=list(COLUMNS))
+
+
+class _Row(NamedTuple):
+    """A measured and a published number."""
+
+    metric: str
+    value: float
+    published: float
+    tolerance: float
+    differs_in: tuple[str, ...]
+    """The keys whose values are not the paper's."""
+    source: str
+
+    def values(self) -> tuple[Any, ...]:
+        """Those of COLUMNS."""
+        difference = self.value - self.published
+        agrees = abs(difference) <= self.tolerance
+        differs_in = ", ".join(self.differs_in)
+        return (self.metric, self.value, self.published, difference, self.tolerance, agrees, differs_in, self.source)
 
 
 def _pairs(

@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from normscope.errors import escaped
 from normscope.reporting.options import Verbosity
-from normscope.reporting.published import Comparison, against_paper
+from normscope.reporting.published import against_paper
+from normscope.reporting.text_table import text_table
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
-from normscope.rounding import MINUS, counted
+from normscope.rounding import counted
 
 T = TypeVar("T")
 
@@ -28,8 +29,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 _SECONDS_BETWEEN_BEATS = 0.5
 
-_WIDTH = 100
-"""Columns into which sentences are wrapped."""
+_WIDTH = 80
+"""Characters of a line."""
 
 _quiet = False
 _brief = False
@@ -235,17 +236,18 @@ def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
             say(f"{what}: {number + 1:,} of {total:,}, {duration(left)} left")
 
 
-def show_comparison(comparison: Comparison) -> None:
-    """Print measured beside published numbers, or why they cannot be compared."""
-    if comparison.refusal:
-        say(comparison.refusal)
-        return
-    for source, rows in comparison.table.groupby("source", sort=False):
+def show_comparison(comparison: pd.DataFrame) -> None:
+    """Print measured beside published numbers, a table for each source, with what differs if a run is not the paper's."""
+    for source, rows in comparison.groupby("source", sort=False):
         within = int(rows["within"].sum())
         title, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
-        if np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
+        if rows["differs_in"].any():
+            title, columns = f"{source}, beside this run, which is another", ["differs in"]
+            rows = rows.assign(**{"differs in": rows["differs_in"].str.replace(".name", "")})
+        elif np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
             title, columns = str(source), []
-        show_table(title, rows.set_index("metric")[["value", "published", "difference", *columns]], 4)
+        shown = rows.set_index("metric").rename(columns={"value": "this run"})
+        show_table(title, shown[["this run", "published", "difference", *columns]], 4)
 
 
 def show(result: Result) -> None:
@@ -277,36 +279,14 @@ def show_sentence(sentence: str) -> None:
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
-    """Print a table below its title and caption, without empty columns; nothing if the table is empty or the run quiet."""
+    """Print a table below its title and caption, without empty columns; nothing if the table is empty or the run is quiet."""
     if table.empty or _quiet:
         return
-    table = _escaped(table.dropna(axis="columns", how="all"))
-    if table.index.name is not None and table.columns.name is None:  # in one line with the names of the columns
-        table = table.rename_axis(columns=str(table.index.name)).rename_axis(index=None)
-    whole = dict.fromkeys(map(str, table.select_dtypes("integer")), "{:,}".format)
-    text = table.to_string(float_format=lambda value: _fixed(value, digits), formatters=whole, na_rep="")
     heading = escaped(f"{title}: {caption}" if caption else title)
-    print(f"\n{_wrapped(heading)}\n{text}\n", flush=True)
-
-
-def _escaped(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts, in cells and headers, are on one line each."""
-    shown = table.rename(index=_escaped_text, columns=_escaped_text)
-    for place, kind in enumerate(table.dtypes):
-        if not pd.api.types.is_numeric_dtype(kind):
-            shown.isetitem(place, table.iloc[:, place].map(_escaped_text).to_numpy())
-    return shown
-
-
-def _escaped_text(value: Any) -> Any:
-    return escaped(value) if isinstance(value, str) else value
+    text = text_table(table.dropna(axis="columns", how="all"), digits, _WIDTH)
+    print(f"\n{_wrapped(heading)}\n\n{text}\n", flush=True)
 
 
 def _wrapped(text: str) -> str:
     """A text in lines that fit into a terminal."""
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
-
-
-def _fixed(value: float, digits: int) -> str:
-    """A number with so many decimals, a true minus sign, and none before zero."""
-    return f"{value:z.{digits}f}".replace("-", MINUS)

@@ -65,6 +65,9 @@ RUN_TABLES = {
             "difference": "Measured minus published.",
             "tolerance": "Largest difference that counts as agreement.",
             "within": Column("Whether the difference is within the tolerance.", kind="truth"),
+            "differs_in": _text(
+                "Keys of the config whose values are not the paper's, separated by commas; empty if none."
+            ),
             "source": _text("Where the number is in the paper."),
         },
     ),

@@ -220,9 +220,9 @@ def conclude(run: Run) -> Result:
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
     result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
     comparison = against_paper(result)
-    if comparison is None or not len(comparison.table):
+    if comparison is None or comparison.empty:
         return result
-    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison.table})
+    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison})
 
 
 def _lost(run: Run) -> list[str]:

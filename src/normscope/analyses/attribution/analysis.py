@@ -10,7 +10,7 @@ from jaxtyping import Float
 from normscope.analyses.attribution.erasures import MEASURES
 from normscope.analyses.attribution.figures import describe_figures
 from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
-from normscope.analyses.attribution.published import FALLING
+from normscope.analyses.attribution.published import METHODS, QUANTITIES
 from normscope.analyses.attribution.sample import SampleAttribution, SampledText, between_tokens, methods_of
 from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.attribution.sentences import sentences_of
@@ -135,10 +135,10 @@ class AttributionAnalysis(Analysis):
             figures=describe_figures(agreement, faithfulness, ranking, attributed.drawn, quantity, attributed.erasure),
             summaries={
                 self.info.name: Summary(
-                    ranking.set_index("method")[list(MEASURES)],
+                    ranking.set_index("method")[list(MEASURES)].rename(index=METHODS),
                     digits=3,
-                    caption=f"drop in {FALLING.get(quantity, quantity)} when the top tokens are removed (comprehensiveness), "
-                    "or kept alone (sufficiency)",
+                    caption=f"mean drop in {QUANTITIES[quantity]} when the tokens that a method ranks highest are removed "
+                    "(comprehensiveness: higher is better) or kept alone (sufficiency: lower is better)",
                 )
             },
             sentences=sentences_of(

@@ -44,7 +44,9 @@ def translation_findings(
         | {f"translation_{place}": _shares(each) for place, each in enumerate(drawn, start=1)},
         summaries={
             "attribution": Summary(
-                _summary(rolled.metrics), digits=3, caption="share of a target word that comes from the source"
+                _summary(rolled.metrics),
+                digits=1,
+                caption="how much of a target word comes from the source, in %; the rest comes from the target so far",
             )
         },
         sentences=sentences_of(rolled.metrics),
@@ -54,7 +56,8 @@ def translation_findings(
 
 def _summary(metrics: Mapping[str, float]) -> pd.DataFrame:
     of_methods = by_axes("translation/<method>/source", metrics)
-    return pd.DataFrame({"source": of_methods}).rename_axis("method")
+    percent = {OF_TRANSLATIONS[method]: 100 * share for method, share in of_methods.items()}
+    return pd.DataFrame({"from the source %": percent}).rename_axis("method")
 
 
 def _by_position(positions: pd.DataFrame) -> Lines:

@@ -75,7 +75,8 @@ class FeedForwardAnalysis(Analysis):
         counted = {"mixing_by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, {"change": change} | counted)
         summary = self._ratios.by_category()
-        title = f"how much of a token's vector comes from other tokens after the whole layer ({self._stages[-1]}_n)"
+        name = TITLES[f"{self._stages[-1]}_n"].partition(":")[0]
+        title = f"mixing ratio {name}: how much of a token's vector comes from other tokens after the whole layer"
         return Result(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),

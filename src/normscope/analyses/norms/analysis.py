@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.categories import category_name
 from normscope.analyses.finite import require_finite
 from normscope.analyses.norms.figures import MEASURES, describe_figures
 from normscope.analyses.norms.options import NORMS, NormsOptions
@@ -122,9 +123,10 @@ class NormsAnalysis(Analysis):
             figures=figures,
             summaries={
                 self.info.name: Summary(
-                    _summary(by_layer, rolled.metrics),
-                    caption="mean weight and vector norms by token category (‖αf‖ %: of Σ‖αf‖; signed share %: along the "
-                    "output, where all tokens and b_O add up to 100), and the rank correlation of weights with norms",
+                    _summary(by_layer, rolled.metrics, has_output_bias=self._has_output_bias()),
+                    caption="what a query receives from all keys of a category, on average: their weight α, the norms ‖αf‖ of "
+                    "their weighted vectors, and their signed share of the attention output; beside it, the mean norm ‖f‖ of "
+                    "a vector, and the rank correlation ρ of weights with norms",
                 )
             },
             notes=[
@@ -141,6 +143,9 @@ class NormsAnalysis(Analysis):
         return [
             str(category) for category, count in pairs.items() if category != ALL and count <= keys.get(category, 0)
         ]
+
+    def _has_output_bias(self) -> bool:
+        return any(self.context.parameters[layer].output_bias is not None for layer in self.context.layers)
 
     def _with_equal_weights(self) -> dict[str, float]:
         """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
@@ -246,14 +251,18 @@ def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float]) -> pd.DataFrame:
+def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float], *, has_output_bias: bool) -> pd.DataFrame:
+    """By category; if tokens of all categories are reported, the last row is what b_O adds to the attention output."""
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
     means["share"] *= 100
     whole = float(means["alpha_f"].get("all", 0.0))
     if whole:
-        means.insert(2, "‖αf‖ %", means["alpha_f"] / whole * 100)
-    titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "signed share %"}
-    return means.rename(columns=titles).join(
+        means.insert(2, "‖αf‖, % of its sum", means["alpha_f"] / whole * 100)
+    titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "% of the output"}
+    table = means.rename(columns=titles).join(
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
     )
+    if has_output_bias and ALL in table.index:
+        table.loc["b_O", "% of the output"] = 100 - table.loc[ALL, "% of the output"]
+    return table.rename(index=category_name)

@@ -143,7 +143,9 @@ class ScoreAnalysis(Analysis):
             summaries={
                 self.info.name: Summary(
                     report.summary(tables),
-                    caption="how few dimensions explain attention scores, and what attention is without the outlier dimensions",
+                    caption="mean over a layer's heads: how few dimensions make up 50% and 90% of the variance of attention "
+                    "scores, the share of it that comes from the outlier dimensions and from b_K, and α with all dimensions, "
+                    "without the outlier dimensions, and without as many random ones",
                 )
             },
             notes=notes,

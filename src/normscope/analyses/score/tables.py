@@ -49,7 +49,7 @@ class ScoreReport:
             columns={
                 "half": "dimensions for 50%",
                 "ninety": "dimensions for 90%",
-                "outliers": "outliers' share",
+                "outliers": "outlier dimensions' share",
                 "key_bias": "b_K's share",
             }
         )
@@ -58,7 +58,7 @@ class ScoreReport:
             for category in together["category"].unique()[:1]:  # [CLS] where there is one
                 by_layer = together[together["category"] == category].set_index("layer")
                 table[f"α on {category_name(category)}"] = by_layer["before"]
-                table["without outliers"] = by_layer["after"]
+                table["without outlier dimensions"] = by_layer["after"]
                 table["without random dimensions"] = by_layer["before"] + by_layer["controls_mean"]
         return table
 

@@ -154,7 +154,9 @@ class SinksAnalysis(Analysis):
                 self.info.name: Summary(
                     terminal_summary(tables, position, first_token),
                     digits=1,
-                    caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
+                    caption=f"sink rate: % of the heads in which it receives more than {self.options.epsilon:g} of the weight; "
+                    "its weight: % of all attention weight; dormant heads: % of the heads in which one key receives more than "
+                    f"{self.options.dormant:g} of the weight",
                 )
             },
             notes=self._notes(),

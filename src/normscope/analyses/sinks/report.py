@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from normscope.analyses.categories import category_name
 from normscope.data.categories import FIRST
 
 # Sink rates below this are not worth reporting.
@@ -12,6 +13,9 @@ _RARE = 0.01
 _LEAST = 0.03
 
 _VARIANT = ["inputs", "bos"]
+
+INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
+"""What the model reads, in words."""
 
 
 def label(inputs: str, bos: bool, first_token: str | None) -> str:
@@ -22,7 +26,8 @@ def label(inputs: str, bos: bool, first_token: str | None) -> str:
         bos: Whether sequences begin with the first token.
         first_token: The tokenizer's token that begins a sequence; None if it has none, so that there is nothing to say.
     """
-    return inputs if first_token is None else f"{inputs}, {'with' if bos else 'without'} {first_token}"
+    read = INPUTS[inputs]
+    return read if first_token is None else f"{read}, {'with' if bos else 'without'} {first_token}"
 
 
 def summary_table(by_head: pd.DataFrame, epsilon: float) -> pd.DataFrame:
@@ -75,7 +80,11 @@ def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None, f
         return pd.DataFrame()
     by_head, mass = tables["by_head"], tables["mass"]
     parts = [
-        (f"{position}: sink rate %", by_head[by_head["position"] == position], "sink_rate"),
+        (
+            f"sink rate of {'the first token' if position == FIRST else category_name(position)} %",
+            by_head[by_head["position"] == position],
+            "sink_rate",
+        ),
         ("its weight %", mass[mass["position"] == position], "mass"),
         ("dormant heads %", tables["strongest"], "dormant"),
     ]

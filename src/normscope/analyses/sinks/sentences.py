@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from normscope.analyses.categories import category_name
-from normscope.analyses.sinks.report import main_position
+from normscope.analyses.sinks.report import INPUTS, main_position
 from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
 from normscope.rounding import brief, brief_share, compared, differ, enumeration, movement, shares_differ
 
-_INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 _BOS = {"with_bos": "with", "without_bos": "without"}
 
 
@@ -52,7 +51,7 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
         texts.append(f"Without {first_token}, the sink rate of {whose} is {brief_share(other)}.")
     others = {
         words: rates[f"{name}/{bos}/sink_rate/{position}"]
-        for name, words in _INPUTS.items()
+        for name, words in INPUTS.items()
         if name != inputs and f"{name}/{bos}/sink_rate/{position}" in rates
     }
     if others:
@@ -67,7 +66,7 @@ def _in_words(variant: str, metrics: Mapping[str, float], first_token: str) -> s
     """A variant; whether it has the first token is only said if there are others that have it."""
     inputs, bos = variant.split("/")
     known = any("/with_bos/" in key for key in metrics)
-    return f"{_INPUTS[inputs]} {_BOS[bos]} {first_token}" if known else _INPUTS[inputs]
+    return f"{INPUTS[inputs]} {_BOS[bos]} {first_token}" if known else INPUTS[inputs]
 
 
 def _dormant(metrics: Mapping[str, float], first_token: str, most: float) -> list[Sentence]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.syntax.arcs import INSIDE, MISSING
-from normscope.analyses.syntax.figures import describe_figures
+from normscope.analyses.syntax.figures import TITLES, describe_figures
 from normscope.analyses.syntax.maps import HEAD_MEASURES
 from normscope.analyses.syntax.published import PUBLISHED
 from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
@@ -92,7 +92,14 @@ class SyntaxReport:
             sentences=sentences_of(metrics),
             curves=rolled.curves,
             figures=describe_figures(heads, pooled, [relation for relation in self.relations if relation != ALL]),
-            summaries={"syntax": Summary(self._summary(metrics), digits=1, caption="best held-out head, by measure")},
+            summaries={
+                "syntax": Summary(
+                    self._summary(metrics),
+                    digits=1,
+                    caption="words whose syntactic head is found, in %, by the best attention head (or block) of each measure, "
+                    "on the half of the corpus that was not used to select it",
+                )
+            },
             notes=self._notes(),
         )
 
@@ -253,9 +260,9 @@ class SyntaxReport:
     def _summary(self, metrics: dict[str, float]) -> pd.DataFrame:
         rows = {}
         for measure in dict.fromkeys([*HEAD_MEASURES, *self.measures]):
-            rows[measure] = {"best head %": 100 * metrics.get(f"{measure}/best/{ALL}", np.nan)}
-        rows[RIGHT_BRANCHING] = {"best head %": 100 * metrics.get(f"{RIGHT_BRANCHING}/{ALL}", np.nan)}
-        return pd.DataFrame.from_dict(rows, orient="index")
+            rows[TITLES[measure]] = {"found %": 100 * metrics.get(f"{measure}/best/{ALL}", np.nan)}
+        rows["always the next word"] = {"found %": 100 * metrics.get(f"{RIGHT_BRANCHING}/{ALL}", np.nan)}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("measure")
 
     def _notes(self) -> list[str]:
         inside, missing = self.dropped[INSIDE], self.dropped[MISSING]

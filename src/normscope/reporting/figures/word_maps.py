@@ -1,7 +1,5 @@
 """Matrices of words by words."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,7 +8,7 @@ from matplotlib.patches import Rectangle
 
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.heatmaps import colour_scale
-from normscope.reporting.figures.layout import TALLEST, fitted, text_width
+from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
 from normscope.reporting.palette import DIVERGING, ON_LITTLE, ON_MUCH
 from normscope.results.figures import WordMaps
@@ -23,8 +21,12 @@ _EASY = 0.8
 """As many maps as possible stand side by side, with cells of at least this share of the largest size in any arrangement."""
 _SCALE = 0.45
 """Inches of the colour scale below the maps."""
-_SMALLEST_CELL = 0.11
-"""Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
+_SMALLEST_CELL = 0.01
+"""Inches."""
+_SMALLEST_TEXT = 6.0
+"""Points. Where cells are too small for it, every second word is written, or every third, and so on."""
+_LINE = 0.75
+"""The size of a label as a part of the line that it takes."""
 
 
 def word_maps(figure: WordMaps, width: float) -> Canvas:
@@ -40,10 +42,10 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     across, cell = _arrangement((len(panels), len(rows), len(columns)), (width - beside - 0.3, below), largest_cell)
     down = -(-len(panels) // across)
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
-    size = min(size, 0.75 * 72 * cell)
-    total = max(width, beside + 0.3 + across * (cell * len(columns) + 0.1))
+    size = min(size, max(_SMALLEST_TEXT, _LINE * POINTS_PER_INCH * cell))
+    line = size / _LINE / POINTS_PER_INCH
     scale = 0.0 if figure.largest is None else _SCALE
-    canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.3) + 0.87 * below + 0.3 + scale), layout="constrained")
+    canvas = Canvas(figsize=(width, down * (cell * len(rows) + 0.3) + 0.87 * below + 0.3 + scale), layout="constrained")
     grid = canvas.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
@@ -58,15 +60,17 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         _frames(axes, figure, table)
         if figure.digits is not None:
             _numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
-        axes.set_title(fitted(figure.panel_titles[panel], total / across - 0.2))
-        shown: Sequence[str] = columns.tolist() if position + across >= len(panels) else []
-        axes.set_xticks(range(len(shown)), shown, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
-        axes.set_yticks(range(len(rows)), rows if position % across == 0 else [], fontsize=size)
+        axes.set_title(fitted(figure.panel_titles[panel], width / across - 0.2))
+        along = every(columns, cell * len(columns), line) if position + across >= len(panels) else []
+        up = every(rows, cell * len(rows), line) if position % across == 0 else []
+        words = [columns.iloc[place] for place in along]
+        axes.set_xticks(along, words, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+        axes.set_yticks(up, [rows.iloc[place] for place in up], fontsize=size)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
     if figure.largest is not None:
-        colour_scale(canvas, grid.flat[0].images[0], grid, total)
+        colour_scale(canvas, grid.flat[0].images[0], grid, width)
     return canvas
 
 

@@ -17,7 +17,7 @@ from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
 from normscope.reporting.page.explorer_page import explorer_section
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
-from normscope.reporting.published import Comparison, against_paper
+from normscope.reporting.published import against_paper
 from normscope.reporting.tracking import layers_label
 from normscope.results.declare import Table
 from normscope.results.figures import Figure, TextPair, WordMaps
@@ -45,7 +45,7 @@ def page(result: Result) -> str:
             remarks=list(dict.fromkeys(map(_begun, result.notes))),
             ordered=True,
         ),
-        *([] if published is None else [_published(published)]),
+        *([] if published is None or published.empty else [_published(published)]),
         *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
         *(_section(name, result, shown) for name in result.analyses),
         *_about(result),
@@ -103,11 +103,11 @@ def repeated(command: str) -> str:
 _FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
 
 
-def _published(comparison: Comparison) -> Section:
-    heading = "Compared with the published numbers"
-    if comparison.refusal:
-        return Section("published", heading, content=Markup("<p>{}</p>").format(comparison.refusal))
-    return Section("published", heading, content=table(comparison.table, "Measured and published values"))
+def _published(comparison: pd.DataFrame) -> Section:
+    shown = comparison.rename(columns={"differs_in": "differs in"})
+    return Section(
+        "published", "Compared with the published numbers", content=table(shown, "Measured and published values")
+    )
 
 
 def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:

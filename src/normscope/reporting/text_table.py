@@ -1,0 +1,119 @@
+"""A table in lines of text that fit into a terminal."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from normscope.errors import escaped
+from normscope.rounding import MINUS, counted
+
+_GAP = "  "
+_LONGEST = 40
+"""Characters of a text in a cell; longer ones are cut."""
+_SHORTEST = 24
+"""Characters that the label of a row keeps if columns need the rest."""
+_MOST_LINES = 4
+"""Lines of a heading."""
+
+
+class _Column(NamedTuple):
+    """The labels of the rows, or a column."""
+
+    heading: str
+    cells: Sequence[str]
+
+    def width(self, lines: int) -> int:
+        """The fewest characters that hold all cells, and the heading in a number of lines, if it has so many words."""
+        words = self.heading.split()
+        narrowest = max(map(len, [*words, *self.cells]), default=0)
+        widths = range(narrowest, max(narrowest, len(self.heading)) + 1)
+        return next(each for each in widths if each == widths[-1] or len(_wrapped(self.heading, each)) <= lines)
+
+
+def text_table(table: pd.DataFrame, digits: int, width: int) -> str:
+    """A table in lines of at most so many characters, as far as its labels and one column fit.
+
+    A heading takes as many lines as make the table fit, and long labels are cut in the middle. Columns that still do not fit
+    are left out, and counted below.
+
+    Args:
+        table: Its index labels the rows.
+        digits: Number of decimals.
+        width: Characters in a line.
+    """
+    corner, labels = _corner(table), [_text(label) for label in table.index]
+    columns = [
+        _Column(_text(heading), _cells(table.iloc[:, place], digits)) for place, heading in enumerate(table.columns)
+    ]
+
+    def left_for_labels(kept: int) -> int:
+        return width - sum(len(_GAP) + column.width(_MOST_LINES) for column in columns[:kept])
+
+    needed = max([min(_SHORTEST, max(map(len, labels), default=0)), *map(len, corner.split())])
+    kept = len(columns)
+    while kept > 1 and left_for_labels(kept) < needed:
+        kept -= 1
+    first = _Column(corner, [_cut(label, max(left_for_labels(kept), needed)) for label in labels])
+    lines = _lines([first, *columns[:kept]], width)
+    if kept < len(columns):
+        lines.append(f"({counted(len(columns) - kept, 'more column does', 'more columns do')} not fit)")
+    return "\n".join(lines)
+
+
+def _widths(columns: Sequence[_Column], width: int) -> list[int]:
+    """The widths of columns with headings of as few lines as make them fit."""
+    widths: list[int] = []
+    for lines in range(1, _MOST_LINES + 1):
+        widths = [column.width(lines) for column in columns]
+        if sum(widths) + len(_GAP) * (len(columns) - 1) <= width:
+            break
+    return widths
+
+
+def _lines(columns: Sequence[_Column], width: int) -> list[str]:
+    widths = _widths(columns, width)
+    headings = [_wrapped(column.heading, width) for column, width in zip(columns, widths, strict=True)]
+    height = max(map(len, headings))
+    above = zip(*([""] * (height - len(heading)) + heading for heading in headings), strict=True)
+    rows = zip(*(column.cells for column in columns), strict=True)
+    return [
+        _GAP.join(
+            [label.ljust(widths[0]), *(cell.rjust(each) for cell, each in zip(cells, widths[1:], strict=True))]
+        ).rstrip()
+        for label, *cells in [*above, *rows]
+    ]
+
+
+def _wrapped(heading: str, width: int) -> list[str]:
+    return textwrap.wrap(heading, max(width, 1), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _corner(table: pd.DataFrame) -> str:
+    """What the labels of the rows are, and if the headings have a name as well, what they are."""
+    rows, columns = (_text(tuple(name for name in axis.names if name)) for axis in (table.index, table.columns))
+    return f"{rows} ↓, {columns} →" if rows and columns else rows or columns
+
+
+def _cells(values: "pd.Series[Any]", digits: int) -> list[str]:
+    if pd.api.types.is_integer_dtype(values.dtype):
+        return ["" if pd.isna(value) else f"{value:,}" for value in values]
+    if pd.api.types.is_float_dtype(values.dtype):
+        return ["" if pd.isna(value) else f"{value:z.{digits}f}".replace("-", MINUS) for value in values]
+    return [
+        "" if pd.api.types.is_scalar(value) and pd.isna(value) else _cut(_text(value), _LONGEST) for value in values
+    ]
+
+
+def _text(value: Any) -> str:
+    """A label, or the levels of one, on one line."""
+    return escaped(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+
+
+def _cut(text: str, longest: int) -> str:
+    """A text without its middle if it is too long: names that begin alike may end differently."""
+    if len(text) <= longest:
+        return text
+    end = (longest - 1) // 2
+    return f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"
