@@ -35,7 +35,7 @@ from normscope.models.layouts import layout_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.token_names import TokenNames
+from normscope.models.tokenizer_loading import TokenNames
 from normscope.running.memory import run_batch
 
 _TINY: dict[str, Any] = {

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
-from normscope.untrusted.files import MIB, opened, read
+from normscope.untrusted.plain_data import MIB, opened, read
 
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""

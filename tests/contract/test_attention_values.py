@@ -19,7 +19,7 @@ from normscope.maths.choices import PairMeasure
 from normscope.models import region_sums
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.token_names import TokenNames
+from normscope.models.tokenizer_loading import TokenNames
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)

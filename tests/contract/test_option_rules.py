@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from normscope.config.keys import adapter, shown
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.errors import InputError
 from normscope.running.options import SCHEMA, RunOptions
 from normscope.running.options import check as check_run

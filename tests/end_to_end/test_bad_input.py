@@ -14,7 +14,7 @@ from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from normscope.config.sections import nested
+from normscope.config.schema import nested
 from normscope.errors import InputError
 from normscope.models.loading import open_model
 from normscope.models.options import DeviceOptions, ModelOptions

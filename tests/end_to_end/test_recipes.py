@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.reporting.published import PAPERS, compare
 from normscope.reporting.terminal import show_comparison
 from tests.contract.test_configs import composed

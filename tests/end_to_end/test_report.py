@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.models.options import ModelOptions
 from normscope.reporting import publish
 from normscope.reporting.explorer import payload

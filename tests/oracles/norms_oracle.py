@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
-from normscope.data.sequences import fingerprint
+from normscope.data.token_sequence import fingerprint
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import (
     Expected,

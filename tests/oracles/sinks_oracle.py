@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from normscope.analyses.sinks.options import SinksOptions
-from normscope.data.sequences import fingerprint
+from normscope.data.token_sequence import fingerprint
 from tests.oracles.activations import Block, Sequence_
 from tests.oracles.comparison import (
     Expected,

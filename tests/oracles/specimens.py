@@ -23,7 +23,7 @@ from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.data.vocabulary import Vocabulary
+from normscope.data.token_texts import Vocabulary
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from normscope.data.sequences import fingerprint
+from normscope.data.token_sequence import fingerprint
 from tests.end_to_end.shell import run_here
 
 LENGTH, SEED, EPSILON = 40, 3, 0.1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError

@@ -181,7 +181,6 @@ _ELSEWHERE = {
     "streams.py": "the standard input",
     "testing/test_contract.py": "our own files",
     "translation/toy.py": "our own code",
-    "untrusted/files.py": "the reader",
     "untrusted/plain_data.py": "the reader",
     "user_cache.py": "the user's own cache",
     "api/training.py": "a text that the reader has read",

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from normscope.alignment import link_scores
-from normscope.config.sections import flat, nested, plain
+from normscope.config.schema import flat, nested, plain
 from normscope.data import token_frequencies as frequency
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile

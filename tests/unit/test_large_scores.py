@@ -6,8 +6,7 @@ import torch
 from normscope.errors import InputError
 from normscope.maths.attention import attention
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.maths.masks import Mask
-from normscope.maths.visibility import Visibility
+from normscope.maths.masks import Mask, Visibility
 from normscope.models.attention_function import attention_by
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check

@@ -11,7 +11,7 @@ from markupsafe import escape
 
 import normscope
 from normscope import viewing
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting.comparison import compare, runs, swept

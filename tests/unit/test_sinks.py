@@ -16,7 +16,7 @@ from benchmarks.scenarios import random_batch
 from normscope.analyses.sinks import massive as massive_search
 from normscope.analyses.sinks.massive import MassiveSearch
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
-from normscope.data.vocabulary import Vocabulary
+from normscope.data.token_texts import Vocabulary
 from normscope.maths import massive
 from normscope.maths.magnitude import magnitudes, token_sizes
 from normscope.maths.masks import Mask

@@ -177,7 +177,7 @@ def test_results_are_read_without_a_large_buffer(tmp_path):
     """With little memory left after a run, its results can still be read."""
     import tracemalloc
 
-    from normscope.untrusted.files import text
+    from normscope.untrusted.plain_data import text
 
     (tmp_path / "results.json").write_text("{}")
     tracemalloc.start()

@@ -12,11 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.errors import InputError
 from normscope.running.options import RunOptions
-from normscope.untrusted.files import text
-from normscope.untrusted.plain_data import json_mapping, require, yaml_mapping
+from normscope.untrusted.plain_data import json_mapping, require, text, yaml_mapping
 from normscope.untrusted.tables import Columns, table
 
 RUN = Path(__file__).parents[1] / "contract/run"

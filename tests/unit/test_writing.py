@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.errors import InputError
 from normscope.reporting.comparison.runs import FAILURES, record_failure
 from normscope.reporting.drawing import drawn
@@ -187,7 +187,7 @@ def test_a_file_that_the_user_names_may_be_a_link_to_a_file_but_no_device(tmp_pa
 _ELSEWHERE = {
     ("untrusted/writing.py", "open"): "the one function",
     ("untrusted/writing.py", "replace"): "the one function",
-    ("untrusted/files.py", "open"): "reads",
+    ("untrusted/plain_data.py", "open"): "reads",
     ("reporting/claim.py", "open"): "the lock, which is no link and into which nothing is written",
     ("cli.py", "TemporaryDirectory"): "Hydra's records of processes that write nothing",
     ("reporting/publish.py", "TemporaryDirectory"): "pictures for trackers",

@@ -17,7 +17,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoders import Prompts
 from normscope.data.resources import Resource
-from normscope.data.vocabulary import Vocabulary
+from normscope.data.token_texts import Vocabulary
 from normscope.maths.choices import Pooling
 from normscope.maths.composition import NormPosition
 from normscope.maths.embedder import Embedder

@@ -75,11 +75,6 @@ def attributed_answer(
     asked_units = len({*numbers[0][:length].tolist()})
     signed = [sign * each.parts.scores[0].cpu().numpy() for sign, each in zip((1, -1), found, strict=False)]
     of_units = [np.bincount(units, scores) for units, scores in zip(numbers, signed, strict=True)]
-    by_token = found[0].by_token
-    matrix = None
-    if by_token is not None:
-        rows = TokenTexts(model.tokenizer).of(found[0].answer)
-        matrix = pd.DataFrame([np.bincount(numbers[0], row) for row in by_token.cpu().numpy()], rows, list(names[0]))
     in_prompt = np.sum([scores[:length] for scores in signed], axis=0)
     if AnswerMeasure(target.measure) is AnswerMeasure.logit and not rules.through:
         for each in found:
@@ -101,7 +96,7 @@ def attributed_answer(
         what=f"{_SUMMED[AnswerMeasure(target.measure)]} {said}",
         error=max(float(each.parts.error) for each in found),
         sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
-        matrix=matrix,
+        matrix=_matrix(model, found[0], names[0]),
         spans=None if owners is None else sums_of_spans(in_prompt, owners),
         effects=None if direct is None else _effects(found, names, numbers, asked_units),
     )
@@ -130,6 +125,14 @@ def _effects(
         return tables[0]
     keys = [column for column in tables[0] if column != "value"]
     return pd.concat(tables).groupby(keys, sort=False, dropna=False)["value"].sum().reset_index()
+
+
+def _matrix(model: LoadedModel, found: "_Found", names: Sequence[str]) -> pd.DataFrame | None:
+    """The scores of tokens or words for each token of the answer; None unless they were asked for."""
+    if found.by_token is None:
+        return None
+    numbers, rows = found.batch.unit_numbers, TokenTexts(model.tokenizer).of(found.answer)
+    return pd.DataFrame([np.bincount(numbers, row) for row in found.by_token.cpu().numpy()], rows, list(names))
 
 
 def _difference(found: "Sequence[_Found]", part: str) -> float:

@@ -9,7 +9,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.arguments import chosen, in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model

@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from normscope.errors import InputError, one_line
-from normscope.untrusted.files import opened
-from normscope.untrusted.plain_data import parsed_json
+from normscope.untrusted.plain_data import opened, parsed_json
 from normscope.untrusted.writing import write_named
 
 _VERSION = 2

@@ -24,7 +24,7 @@ from normscope.results.declare import declared
 from normscope.results.figures import Lines
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
-from normscope.untrusted.files import MIB, text
+from normscope.untrusted.plain_data import MIB, text
 from normscope.untrusted.writing import write_named
 
 log = logging.getLogger("normscope")

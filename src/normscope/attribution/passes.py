@@ -24,9 +24,8 @@ from normscope.models.any_module import returned_vectors
 from normscope.models.attention_function import attention_by
 from normscope.models.block import full_precision
 from normscope.models.block_modules import bind_blocks
-from normscope.models.cancellation import check_cancelled
 from normscope.models.identities import bound_of
-from normscope.models.layer_hooks import layer_hooks, vectors_in, with_vectors
+from normscope.models.layer_hooks import check_cancelled, layer_hooks, vectors_in, with_vectors
 from normscope.models.layout import ModelLayout
 from normscope.models.layouts import layout_of
 from normscope.models.model_code import model_code

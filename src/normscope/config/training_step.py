@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, one_line
-from normscope.untrusted.files import MIB, text
+from normscope.untrusted.plain_data import MIB, text
 
 _NAMED = r"(?<![a-z0-9])(?:global[-_]?)?(?:steps?|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)([km]?)(?![a-z0-9])"
 _STEP = re.compile(_NAMED, re.IGNORECASE)

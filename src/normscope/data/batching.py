@@ -14,8 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.sequences import fingerprint
-from normscope.data.token_sequence import AnnotatedSentence, Batching, TokenSequence
+from normscope.data.token_sequence import AnnotatedSentence, Batching, TokenSequence, fingerprint
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.tensors import to_device

@@ -12,8 +12,7 @@ import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokenizerBase
 
 from normscope.data.examples import Annotation, CorpusCounts, Example
-from normscope.data.sequences import Sequences
-from normscope.data.token_sequence import AnnotatedSentence, Segmenter, TokenSequence
+from normscope.data.token_sequence import AnnotatedSentence, Segmenter, Sequences, TokenSequence
 from normscope.data.translations import Translations
 from normscope.data.units import Units
 from normscope.data.words import token_words, unit_numbers

@@ -18,8 +18,7 @@ from normscope.data.encoders import (
 )
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
-from normscope.data.sequences import Sequences
-from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
+from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
 from normscope.data.translations import Translations
 from normscope.data.units import Units
 from normscope.data.words import token_words

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from normscope.data.examples import Corpus, Example
 from normscope.data.lines import Malformed, count, is_gzipped, kind, lines
 from normscope.data.options import Quoting
-from normscope.data.rankings import DOCUMENTS, QUERY, SCORES, is_ranking
-from normscope.data.rows import MESSAGES, Row, RowReader
+from normscope.data.rows import DOCUMENTS, MESSAGES, QUERY, SCORES, Row, RowReader, is_ranking
 from normscope.errors import InputError, one_line, printable
 from normscope.rounding import counted
 

@@ -4,8 +4,9 @@ A byte-level vocabulary writes bytes as characters (`åĮĹ` is 北), and Senten
 number (`<0xE5>`). Here both are text again. The marks of words (`Ġ`, `▁`, `##`) stay.
 """
 
+import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -93,3 +94,19 @@ def _unescaped(shown: str) -> str:
         return chr(int(next(filter(None, numbers)), 16))
 
     return _SHOWN.sub(original, shown)
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a run, by id."""
+
+    size: int = 0
+    """Number of tokens that the tokenizer and the model both know."""
+    special: frozenset[int] = frozenset()
+    """The special tokens."""
+    mask: int | None = None
+    """The mask token; None if there is none."""
+    first: int | None = None
+    """The token that begins a sequence (`bos` or `cls`); None if there is neither."""
+    text: Callable[[int], str] = str
+    """Returns the text of a token."""

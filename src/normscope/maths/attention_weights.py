@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths import attention as attention_maths
+from normscope.maths.masks import Visibility
 from normscope.maths.tensors import pieces, to_device
-from normscope.maths.visibility import Visibility
 from normscope.maths.weight_tiles import Tile, weight_received, weight_tiles
 from normscope.maths.words import WordGroups
 

@@ -20,8 +20,7 @@ from normscope.models.task_heads import Head, head_class
 from normscope.models.text_tower import text_tower
 from normscope.models.verification import output_probes, outputs_on_probes, require_same_outputs
 from normscope.models.weight_checks import shapes_of_safetensors
-from normscope.untrusted.files import MIB
-from normscope.untrusted.plain_data import json_mapping
+from normscope.untrusted.plain_data import MIB, json_mapping
 
 _NAME = "default"
 """What peft calls an adapter that is given no name."""

@@ -1,23 +1,24 @@
-"""The modules of attention blocks, which the sites of a layout name, found in a model."""
+"""The modules of attention blocks, which the sites of a layout name, found in a model, and their weights."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.maths.keys import KeyMap
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, HeadProjection
-from normscope.models.layer_parts import LayerParts
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import SideBySide, by_head, first_of, scaled_projection
 from normscope.models.norm_weights import normalisation, normalised_heads, normalises_heads
-from normscope.models.site import GateSite, HeadsSite, Site
+from normscope.models.site import GateSite, HeadsSite, LayerParts, Site
+from normscope.models.stored_weights import is_offloaded
 
 
 class HeadModules(NamedTuple):
@@ -229,3 +230,50 @@ def mapped_queries(
 
     turned = keys._replace(factors=None, centred=False)
     return normed(turned(queries)) if keys.turns_first else turned(normed(queries))
+
+
+class BlockWeights(Mapping[int, BlockParameters]):
+    """The weights of blocks, by layer.
+
+    Args:
+        layers: The modules of each layer.
+        keep: Whether to read the weights of all layers now. Otherwise they are read one layer at a time, when needed: all
+            of them together would take more memory than the model's own.
+    """
+
+    def __init__(self, layers: Mapping[int, BlockModules], *, keep: bool) -> None:
+        self._layers, self._keep = layers, keep
+        self._read: dict[int, BlockParameters] = {}
+        # Kept for all layers: each takes a decomposition of W_O to compute, but little memory.
+        self._factors: dict[int, Tensor] = {}
+        if keep:
+            for layer in layers:
+                self[layer]
+
+    def __getitem__(self, layer: int) -> BlockParameters:
+        if layer in self._read:
+            return self._read[layer]
+        if not self._keep:
+            self._release()
+        parameters = self._layers[layer].parameters()
+        if layer in self._factors:
+            parameters.__dict__["norm_factors"] = self._factors[layer]
+        self._read[layer] = parameters
+        return parameters
+
+    def _release(self) -> None:
+        for layer, parameters in self._read.items():
+            if "norm_factors" in parameters.__dict__:
+                self._factors[layer] = parameters.norm_factors
+        self._read.clear()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+def takes_no_copy(model: PreTrainedModel) -> bool:
+    """Whether reading weights in float32 or better copies nothing, because the model's own are already."""
+    return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model)

@@ -12,8 +12,7 @@ from normscope.linear.layers import LayerFollower
 from normscope.maths.attention import repeat_heads
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.keys import KeyMap
-from normscope.maths.masks import Mask
-from normscope.maths.visibility import Visibility
+from normscope.maths.masks import Mask, Visibility
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.block_modules import BlockModules, mapped_queries

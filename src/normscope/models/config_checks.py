@@ -9,8 +9,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from normscope.errors import InputError, printable
-from normscope.untrusted.files import MIB
-from normscope.untrusted.plain_data import json_mapping, shown
+from normscope.untrusted.plain_data import MIB, json_mapping, shown
 
 # Families that share their code: checkpoints of one are published under the name of another.
 _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})

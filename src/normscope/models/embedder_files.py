@@ -13,8 +13,7 @@ from normscope.errors import InputError, one_line, printable
 from normscope.maths.choices import Pooling, SimilarityFunction
 from normscope.maths.embedder import Embedder, LateInteraction
 from normscope.models.embedder_modules import Dense, OfFeatures, Truncation, UnitLength
-from normscope.untrusted.files import MIB
-from normscope.untrusted.plain_data import json_value
+from normscope.untrusted.plain_data import MIB, json_value
 
 # The names that sentence-transformers gives them, in older and newer files.
 _MODES = {

@@ -19,7 +19,7 @@ from normscope.errors import InputError
 from normscope.models.embedder_files import TRANSFORMER_SETTINGS, transformer_folder
 from normscope.models.options import ModelOptions
 from normscope.network import hub_reachable
-from normscope.untrusted.files import MIB, unreadable
+from normscope.untrusted.plain_data import MIB, unreadable
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")

@@ -15,10 +15,9 @@ from normscope.maths.attention import attention
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.block_modules import BlockModules
-from normscope.models.cancellation import check_cancelled
 from normscope.models.capture import LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layer_hooks import vectors_in, with_vectors
+from normscope.models.layer_hooks import check_cancelled, vectors_in, with_vectors
 from normscope.models.layer_rerun import LayerRerun
 from normscope.models.layout import ModelLayout
 from normscope.models.text_check import PassCheck

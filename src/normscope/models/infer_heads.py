@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normscope.models.gates import GATES
 from normscope.models.graph import (
     Graph,
     Node,
@@ -20,7 +19,7 @@ from normscope.models.graph import (
     is_product,
     is_projection,
 )
-from normscope.models.site import BESIDE
+from normscope.models.site import BESIDE, GATES
 from normscope.models.trace import Operation, Value
 
 

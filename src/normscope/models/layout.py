@@ -12,10 +12,9 @@ from normscope.errors import InputError
 from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
-from normscope.models.layer_parts import LayerParts
 from normscope.models.norm_weights import normalisation
 from normscope.models.positions import longest_by_positions
-from normscope.models.site import Site
+from normscope.models.site import LayerParts, Site
 from normscope.rounding import numbered
 
 Point = Literal["stream", "attention input", "attention output", "end"]

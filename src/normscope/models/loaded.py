@@ -1,15 +1,17 @@
 """A loaded model, with its tokenizer and layout."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int, Shaped
+from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -31,11 +33,48 @@ from normscope.models.stacks import stacks_of
 from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
 from normscope.models.text_check import Check
-from normscope.models.token_names import TokenNames
-from normscope.models.token_types import TokenTypes, tables_of_token_types
+from normscope.models.tokenizer_loading import TokenNames
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
 from normscope.rounding import counted
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenTypes:
+    """What a model makes of `token_type_ids`."""
+
+    number: int | None
+    """How many different ids it can look up; None if it looks them up nowhere."""
+    segments: bool
+    """Whether they say which text of a pair a token belongs to."""
+
+
+def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Embedding] | None:
+    """The embeddings in which a model looks up `token_type_ids`; None if it takes no such ids for a text.
+
+    Args:
+        model: A model whose `forward` has an argument of this name.
+        inputs: Its other inputs.
+    """
+    given = torch.zeros_like(inputs["input_ids"])
+    place = given.untyped_storage().data_ptr()
+    tables: list[nn.Embedding] = []
+
+    def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        ids = arguments[0] if arguments else None
+        if isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.untyped_storage().data_ptr() == place:
+            tables.append(module)
+
+    with contextlib.ExitStack() as stack, torch.inference_mode():
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        try:
+            model(**inputs, token_type_ids=given)
+        except Exception:  # TAPAS takes seven ids for each token
+            return None
+    return tables
+
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from normscope.linear.layers import LayerFollower
 from normscope.linear.rules import HeldFixed
 from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import BlockParameters
-from normscope.models.block_modules import bind_blocks
-from normscope.models.block_weights import BlockWeights, takes_no_copy
+from normscope.models.block_modules import BlockWeights, bind_blocks, takes_no_copy
 from normscope.models.capture import LayerCapture
 from normscope.models.forward_pass import (
     FeedForwardVisitor,
@@ -42,7 +41,7 @@ from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import ModelLayout
 from normscope.models.model_code import model_code
 from normscope.models.own_attention import OwnAttention, returns_weights
-from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
+from normscope.models.rotary import length_dependent_rotations, rotate_each_alone
 from normscope.models.skipped_layers import LayerOutput, skipped
 from normscope.models.stored_weights import execution_device
 from normscope.models.text_check import Check, PassCheck, TextCheck

@@ -1,15 +1,34 @@
-"""What one layer's attention block is made of, as paths from the base model."""
+"""What one layer's attention block is made of, as paths from the base model, and what is at these paths.
+
+Gates on the outputs of heads are factors that depend on the query, and not on the key. The attention output is then
+Σ_j Σ_h α^h_ij (g^h_i ⊙ v^h_j) W_O^h + b_O: still a sum over keys, but what a key contributes is no longer a multiple of one
+vector f(x_j) (Qiu et al. 2025, arXiv:2505.06708).
+"""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from normscope.errors import InputError
 from normscope.maths.composition import NormPosition
-from normscope.models.gates import GATES
-from normscope.models.linear_layers import Columns
+from normscope.models.block import full_precision
+from normscope.models.linear_layers import Columns, SideBySide
 from normscope.models.rotary import Planes
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "softplus": torch.nn.functional.softplus,
+}
+"""The functions that make a gate of a linear layer's output, by the name of the operation."""
+
 
 BESIDE = ", "
 """Separates the paths of linear layers that together stand for one, for example if every head has its own."""
@@ -27,7 +46,7 @@ class HeadsSite(NamedTuple):
 
 
 class GateSite(NamedTuple):
-    """The gate on the outputs of the heads, g(x W + b) of each query; see `models/gates.py`."""
+    """The gate on the outputs of the heads, g(x W + b) of each query; see `models/site.py`."""
 
     projection: str
     """W and b."""
@@ -138,3 +157,76 @@ class Site:
     inner: bool = False
     """Whether the layer returns more than the block's output and what one network adds to it. Then nothing relates the block
     to the stream, and the block alone can be observed."""
+
+
+class LayerParts(NamedTuple):
+    """Finds the parts of one layer.
+
+    All but `get` raise InputError if the model lacks the part, or has something else in its place.
+    """
+
+    model: nn.Module
+    """The base model, where paths begin."""
+    number: int
+    """That of the layer."""
+
+    def get(self, path: str) -> Any:
+        """Whatever is at a path; None if nothing."""
+        try:
+            return self._at(path)
+        except AttributeError:
+            return None
+
+    def _at(self, path: str) -> Any:
+        return attrgetter(path)(self.model) if path else self.model
+
+    def part(self, part: str, path: str) -> Any:
+        """Whatever is at a path."""
+        try:
+            return self._at(path)
+        except AttributeError as error:
+            kind = type(self.model).__name__
+            raise InputError(
+                f"model: expected the {part} of layer {self.number} at {path} of {kind}, got nothing"
+            ) from error
+
+    def scale(self, number: float, path: str | None) -> float | Tensor:
+        """A factor on the output of a linear layer: a number, or its product with a vector of factors, if there is one."""
+        if path is None:
+            return number
+        factors = self.part("LayerScale", path)
+        if not isinstance(factors, Tensor):
+            raise self._wrong("LayerScale", path, "a parameter", factors)
+        return full_precision(factors.detach().flatten()) * number
+
+    def module(self, part: str, path: str) -> nn.Module:
+        """A module."""
+        found = self.part(part, path)
+        if not isinstance(found, nn.Module):
+            raise self._wrong(part, path, "a module", found)
+        return found
+
+    def projection(self, part: str, path: str) -> nn.Module:
+        """A linear layer."""
+        if BESIDE in path:
+            return SideBySide([self.projection(part, each) for each in path.split(BESIDE)])
+        found = self.module(part, path)
+        if not isinstance(getattr(found, "weight", None), Tensor) or not hasattr(found, "bias"):
+            raise self._wrong(part, path, "a linear layer", found)
+        return found
+
+    def norm(self, part: str, path: str | None) -> nn.Module | None:
+        """A norm, or one for each head; None without a path."""
+        if path is None:
+            return None
+        found = self.module(part, path)
+        known = any(hasattr(each, "weight") or hasattr(each, "normalized_shape") for each in found.modules())
+        vectors = {parameter.ndim for parameter in found.parameters()} <= {1}  # Llama 4 and NanoChat have none
+        if not (known or vectors) or isinstance(found, nn.Identity):
+            raise self._wrong(part, path, "a norm", found)
+        return found
+
+    def _wrong(self, part: str, path: str, expected: str, found: object) -> InputError:
+        return InputError(
+            f"model: expected {expected} at {path} of layer {self.number}, its {part}, got {type(found).__name__}"
+        )

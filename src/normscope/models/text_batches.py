@@ -21,7 +21,7 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line, printable
 from normscope.models.loaded import LoadedModel
-from normscope.models.token_names import TokenNames
+from normscope.models.tokenizer_loading import TokenNames
 from normscope.rounding import counted
 
 Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray

@@ -18,7 +18,7 @@ from normscope.models.attention_function import attention_by
 from normscope.models.layer_hooks import key_of_vectors, layer_hooks
 from normscope.models.layout import ModelLayout
 from normscope.models.model_code import model_code
-from normscope.models.rotation import length_dependent_rotations
+from normscope.models.rotary import length_dependent_rotations
 from normscope.models.text_tower import base_of
 
 _FUSED = "sdpa"

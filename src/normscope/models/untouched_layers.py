@@ -12,7 +12,7 @@ from normscope.models.attention_function import attention_by
 from normscope.models.block_modules import BlockModules
 from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import ModelLayout
-from normscope.models.rotation import length_dependent_rotations
+from normscope.models.rotary import length_dependent_rotations
 from normscope.models.text_check import PassCheck
 from normscope.models.untouched import reference_attention
 

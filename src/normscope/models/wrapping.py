@@ -32,8 +32,7 @@ from normscope.models.pointwise import replace_pointwise
 from normscope.models.random_state import drawing
 from normscope.models.task_heads import Head, has_head
 from normscope.models.text_tower import base_of, text_tower
-from normscope.models.token_names import TokenNames
-from normscope.models.tokenizer_loading import check_tokenizer
+from normscope.models.tokenizer_loading import TokenNames, check_tokenizer
 from normscope.models.verification import verify_same_outputs
 from normscope.models.weight_checks import check_finite
 

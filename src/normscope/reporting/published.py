@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
-from normscope.config.sections import flat
+from normscope.config.schema import flat
 from normscope.distribution import folder
 from normscope.errors import InputError
 from normscope.results.result import Result

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.config.schema import check_options
-from normscope.config.sections import INCIDENTAL, flat
+from normscope.config.schema import INCIDENTAL, check_options, flat
 from normscope.config.training_step import step_in, without_step
 from normscope.data.options import DatasetOptions
 from normscope.errors import InputError

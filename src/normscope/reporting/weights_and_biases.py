@@ -30,7 +30,7 @@ from normscope.results.findings import Sentence
 from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
-from normscope.untrusted.files import LONGEST_NAME, text
+from normscope.untrusted.plain_data import LONGEST_NAME, text
 from normscope.untrusted.writing import write_file
 
 # A server that has not answered by then counts as unreachable.

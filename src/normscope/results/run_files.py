@@ -15,8 +15,7 @@ from typing import Any, Literal
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError, printable
 from normscope.rounding import brief_share, counted
-from normscope.untrusted.files import MIB
-from normscope.untrusted.plain_data import Kind, json_mapping, require, shown, yaml_mapping
+from normscope.untrusted.plain_data import MIB, Kind, json_mapping, require, shown, yaml_mapping
 
 Type = Literal["string", "integer", "number", "object", "array"]
 """A type of JSON."""

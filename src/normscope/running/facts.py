@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.config.training_step import training_step
 from normscope.data.corpora import left_out
 from normscope.data.examples import CorpusCounts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.corpora import left_out

@@ -10,7 +10,7 @@ import torch
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.config.sections import INCIDENTAL, flat, plain
+from normscope.config.schema import INCIDENTAL, flat, plain
 from normscope.data.annotation import column_values
 from normscope.data.batching import Batch, batches_of_window
 from normscope.data.categories import ALL
@@ -21,8 +21,7 @@ from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
-from normscope.data.token_texts import TokenTexts
-from normscope.data.vocabulary import Vocabulary
+from normscope.data.token_texts import TokenTexts, Vocabulary
 from normscope.errors import InputError
 from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.factories import BuiltModel

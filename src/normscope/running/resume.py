@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normscope.config.sections import INCIDENTAL
+from normscope.config.schema import INCIDENTAL
 from normscope.errors import InputError, one_line
 from normscope.results.run_files import read_config, read_results
 from normscope.running.options import SCHEMA, RunOptions

@@ -240,7 +240,8 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
     sides = [batch] if batch.source is None else [batch.source, batch]
     queries, keys = (side.unit_texts(model.tokenizer) for side in (batch, batch.keys))
     special = set(map(str, model.tokenizer.all_special_tokens))
-    tree, words = None, (None, None)
+    tree = None
+    words: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = None, None
     if batch.units is None:
         words = words_of_tokens(queries, special), words_of_tokens(keys, special)
     if batch.sentences and not batch.is_cross_attention and (annotated := _annotated(batch)) is not None:

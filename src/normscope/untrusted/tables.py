@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from normscope.errors import InputError, printable
-from normscope.untrusted.files import MIB, opened, unreadable
+from normscope.untrusted.plain_data import MIB, opened, unreadable
 
 if TYPE_CHECKING:
     import pandas as pd

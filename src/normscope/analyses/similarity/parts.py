@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES, FIRST
-from normscope.data.vocabulary import Vocabulary
+from normscope.data.token_texts import Vocabulary
 from normscope.maths.tensors import to_device
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean

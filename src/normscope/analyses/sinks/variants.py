@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
-from normscope.data.sequences import fingerprint
+from normscope.data.token_sequence import fingerprint
 
 
 @dataclasses.dataclass(frozen=True)

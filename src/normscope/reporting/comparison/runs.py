@@ -10,14 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.config.sections import flat
+from normscope.config.schema import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
 from normscope.results.result import Result
 from normscope.results.run_files import CONFIG, RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
-from normscope.untrusted.files import MIB, text
-from normscope.untrusted.plain_data import require, shown
+from normscope.untrusted.plain_data import MIB, require, shown, text
 from normscope.untrusted.writing import append_line
 
 FAILURES = "failures.jsonl"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from normscope.config.sections import INCIDENTAL
+from normscope.config.schema import INCIDENTAL
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
 _UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")

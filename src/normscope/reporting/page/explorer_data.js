@@ -16,7 +16,7 @@ async function unpackData(data) {
 }
 
 // Inflates the codes of a sentence's maps. High bytes precede low bytes.
-async function unpackMaps({ norms, maps, head_maps }) {
+async function unpackMaps({ norms, maps, head_maps = {} }) {
   const packed = [...Object.values(maps), ...Object.values(head_maps), ...(norms ? [norms] : [])];
   await Promise.all(packed.map(async (each) => {
     const bytes = await inflated(each.codes);

@@ -136,7 +136,7 @@ class LivePage {
     const more = fit && asked.through === "1" ? ["chained", "carried"] : [];
     const { measure = "attn_n" } = asked;
     const show = (isLast) => {
-      if (isLast || measure === "attn_w" || measure in answers[0].maps.maps) this.show(...answers);
+      if (isLast || measure in answers[0].maps.maps) this.show(...answers);
     };
     show(!more.length);
     for (const part of more) {
