@@ -73,7 +73,7 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
         pd.testing.assert_frame_equal(part.mixing, whole.mixing)
         pd.testing.assert_frame_equal(part.output_shares, whole.output_shares)
         assert len(part.figure().description.panel_titles) == len(names - {"share"})
-        assert {*part.explorer().sentences[0].maps} == names - {"attn_w"}
+        assert {*part.explorer().sentences[0].maps} == names
     assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).vectors.shape[:2] == (1, 1)
 
 

@@ -84,7 +84,7 @@ def test_tables_have_the_types_that_are_declared():
 def test_a_run_prints_what_it_is(tmp_path):
     shown = repr(normscope.read(RUN))
     assert shown.startswith("tiny-bert: 3 sequences, 24 tokens\n\nMixing ratios\n  ")
-    assert "\ntables: curves, " in shown
+    assert "\ntables: mixing_by_layer, " in shown
     assert "\nfigures: " in shown
     failed = edited(copied(tmp_path), status="failed", metrics={}, facts={}, error="The disk\x1b is full.")
     assert repr(normscope.read(failed)).splitlines()[0] == "failed (The disk\\x1b is full.)"

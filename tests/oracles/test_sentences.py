@@ -916,7 +916,8 @@ def test_every_line_that_makes_a_sentence_is_tested(name):
 def module_of(name):
     """The module with the sentences of an analysis: that of its implementation, or the one beside it."""
     module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
-    return module if hasattr(module, "sentences_of") else importlib.import_module(f"{module.__package__}.sentences")
+    function = getattr(module, "sentences_of", None)
+    return importlib.import_module(f"{module.__package__}.sentences" if function is None else function.__module__)
 
 
 def _called_by(function):

@@ -165,17 +165,16 @@ def test_it_opens_where_weights_and_norms_differ_most():
     weights[1, 2] = [1, 0, 0, 0, 0]
     weights[1, 1] = [0.6, 0.1, 0.1, 0.1, 0.1]
     norms[1, 1, 0] = 0
-    sentence = dataclasses.replace(sentence, weights=weights, norms=norms)
+    sentence = dataclasses.replace(sentence, head_maps={"attn_w": weights}, norms=norms)
     longer = random_sentence(generator, 2, 3, 9)
     beside = {"beside": "attn_w", "measure": "attn_n", "scale": "map"}
     assert payload([longer, sentence])["start"] == {"sentence": 1, "layer": 1, "head": 2, **beside}
     assert payload([sentence], "share", alone=True)["start"] is None
     blocks = dataclasses.replace(
         sentence,
-        single_heads=False,
-        weights=weights.mean(axis=1, keepdims=True),
+        head_maps={},
         norms=None,
-        maps={"attn_n": np.stack([np.full((5, 5), 0.2), np.eye(5)]).astype(np.float32)},
+        maps={"attn_w": weights.mean(axis=1), "attn_n": np.stack([np.full((5, 5), 0.2), np.eye(5)]).astype(np.float32)},
     )
     assert payload([blocks])["start"] == {"sentence": 0, "layer": 1, "head": 0, **beside}
     assert payload([dataclasses.replace(blocks, maps={"share": blocks.maps["attn_n"]})])["start"] is None

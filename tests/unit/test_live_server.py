@@ -84,10 +84,9 @@ def test_maps_are_those_of_decompose(client, model, level):
     expected = normscope.decompose(model, TEXT, heads=True, level=level)
     assert found["tokens"] == [*expected.tokens]
     for name, values in {**expected.maps, "share": expected.shares}.items():
-        if name != "attn_w":
-            shown = unpacked(found["maps"]["maps"][name], values.shape)
-            assert np.abs(shown - values.numpy()).max() <= 1e-3 * np.abs(values.numpy()).max()
-    weights = unpacked(found["maps"]["weights"], expected.head_weights.shape)
+        shown = unpacked(found["maps"]["maps"][name], values.shape)
+        assert np.abs(shown - values.numpy()).max() <= 1e-3 * np.abs(values.numpy()).max()
+    weights = unpacked(found["maps"]["head_maps"]["attn_w"], expected.head_weights.shape)
     assert np.abs(weights - expected.head_weights.numpy()).max() <= 1e-3
     np.testing.assert_allclose(found["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
     assert found["by_layer"]["methods"] == [*expected.methods]

@@ -189,7 +189,7 @@ def _summary(layers: pd.DataFrame, baselines: pd.DataFrame, symmetrised_rates: p
     rows = {}
     for (method, setting), group in layers.groupby(["method", "setting"], sort=False):
         best = group.iloc[group["aer"].argmin()]
-        rows[_label(method, setting)] = {
+        rows[_label(str(method), str(setting))] = {
             "layer mean AER %": group["aer"].mean() * 100,
             "best layer": str(best["layer"]),
             **{f"{rate.replace('aer', 'AER')} %": best[rate] * 100 for rate in RATES},

@@ -41,7 +41,7 @@ class SimilarityOptions(AnalysisConfig):
 SIMILARITY = AnalysisInfo(
     name="similarity",
     title="Similarity of texts",
-    question="Which categories of tokens carry the similarity of two texts, and how much of it is constant?",
+    question="Which categories of tokens carry similarity, and how much of it is constant?",
     options=SimilarityOptions,
     implementation="normscope.analyses.similarity.analysis:SimilarityAnalysis",
     papers=(MODARRESSI_2023,),

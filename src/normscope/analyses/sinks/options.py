@@ -72,7 +72,7 @@ class SinksOptions(AnalysisConfig):
 SINKS = AnalysisInfo(
     name="sinks",
     title="Attention sinks",
-    question="Which token attracts most attention, how much does it contribute, and what happens without it?",
+    question="Which token draws most attention, does it contribute, and what happens without it?",
     options=SinksOptions,
     implementation="normscope.analyses.sinks.analysis:SinksAnalysis",
     papers=(GU_2025, SUN_2024, GUO_2024, BONDARENKO_2023),

@@ -53,8 +53,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     if means.empty:
         return []
     metric = BLOCK if BLOCK in means.index else str(means.index[0])
-    of_metric = means.loc[metric]
-    numbers = [float(of_metric[name]) for name in ("mean", "low", "high")]
+    numbers = [float(means[name].astype(float)[metric]) for name in ("mean", "low", "high")]
     mean, low, high = (_in_words(metric, value, *numbers) for value in numbers)
     whole = comparison.values[comparison.values["layer"] == 0].groupby("metric", sort=False)["value"]
     ends = pd.concat([whole.min(), whole.max()], axis=1, keys=["low", "high"]).loc[means.index]
@@ -67,7 +66,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
         if size >= COUNTS
         else "No seed changes a measure by a tenth of its range."
     )
-    return [f"Over {of_metric['runs']} seeds, {title(metric)} is {mean} (95% interval {low} to {high}).", change]
+    return [f"Over {means['runs'][metric]} seeds, {title(metric)} is {mean} (95% interval {low} to {high}).", change]
 
 
 def _is_told(metric: str) -> bool:

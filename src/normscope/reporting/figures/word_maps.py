@@ -61,8 +61,8 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         if figure.digits is not None:
             _numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
         axes.set_title(fitted(figure.panel_titles[panel], width / across - 0.2))
-        along = every(columns, cell * len(columns), line) if position + across >= len(panels) else []
-        up = every(rows, cell * len(rows), line) if position % across == 0 else []
+        along = every(list(columns), cell * len(columns), line) if position + across >= len(panels) else []
+        up = every(list(rows), cell * len(rows), line) if position % across == 0 else []
         words = [columns.iloc[place] for place in along]
         axes.set_xticks(along, words, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
         axes.set_yticks(up, [rows.iloc[place] for place in up], fontsize=size)
