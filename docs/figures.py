@@ -163,7 +163,6 @@ def _runs(folder: Path, treebank: Path | None) -> list[Path]:
         _run(
             folder / "sample",
             f"analysis=[{','.join(names)}]",
-            "analysis.score.ablation=false",
             f"report.text='{SENTENCE}'",
         ),
         # On fewer pairs than in the run above: the vector of every token is carried through all layers.

@@ -31,7 +31,7 @@ TRANSLATIONS = (
 )
 QUICK = {
     "sinks": {"length": 8, "sequences": 2},
-    "score": {"controls": 1, "ablation_controls": 1},
+    "score": {"controls": 1},
     "attribution": {"sequences": 2, "orders": 1, "methods": ["rollout", "decompx"]},
     "similarity": {"pooling": "mean"},
 }

@@ -47,7 +47,6 @@ WITHOUT_DOI = {
     "kobayashi-etal-2024-analyzing",
     "gu-etal-2025-attention-sink",
     "sun-etal-2024-massive",
-    "bondarenko-etal-2023-quantizable",
 }
 
 

@@ -243,8 +243,7 @@ def test_norms_and_losses_have_their_units():
         if "‖" in meaning and not is_ratio:
             assert unit, f"{name}: {meaning}"
         assert ("nats" in meaning) <= unit.startswith("nats"), f"{name}: {meaning}"
-    assert described["norms_by_head.f"][1] == described["sinks_norms.norm"][1] == "residual stream"
-    assert described["score_ablation_loss.change"][1] == "nats"
+    assert described["norms_by_head.f"][1] == described["sinks_massive.value"][1] == "residual stream"
     assert described["mixing_by_layer.mean"][1] == ""
 
 

@@ -20,7 +20,6 @@ SMALL = [
     "tracking=disabled",
     "report.enabled=false",
     "dataset.limit=24",
-    "analysis.score.ablation=false",
     "analysis.score.controls=1",
     "analysis.score.intervention_sequences=4",
 ]

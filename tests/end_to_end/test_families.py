@@ -47,7 +47,7 @@ def test_every_analysis_runs(capsys, monkeypatch, tmp_path, family, folder):
     corpus.write_text("\n".join(TEXTS))
     names = ["mixing", "norms", "outliers", "score", *([] if family in UNKNOWN_NETWORKS else ["feedforward"])]
     chosen = [f"analysis=[{','.join(names)}]", "analysis.outliers.dimensions=[3,7]"]
-    quick = ["analysis.score.ablation_controls=1", "analysis.score.controls=2", "tracking=disabled"]
+    quick = ["analysis.score.controls=2", "tracking=disabled"]
     data = ["dataset=text", f"dataset.path={corpus}", "device=cpu"]
     outcome = run_here(
         capsys, monkeypatch, f"model.name={folder}", *chosen, *quick, *data, f"output_dir={tmp_path / 'run'}"
@@ -83,7 +83,7 @@ def test_stacks_of_an_encoder_decoder(
     byte_tokenizer.save_pretrained(folder)
     names = "mixing,norms" if stack == "cross" else "mixing,norms,outliers,score"
     given = [f"analysis=[{names}]", f"model.name={folder}", f"model.stack={stack}", "dataset=text"]
-    quick = ["analysis.score.ablation_controls=1", "analysis.score.controls=2", "tracking=disabled", "device=cpu"]
+    quick = ["analysis.score.controls=2", "tracking=disabled", "device=cpu"]
     outcome = run_here(
         capsys, monkeypatch, *given, *quick, f"dataset.path={parallel}", f"output_dir={tmp_path / 'run'}"
     )

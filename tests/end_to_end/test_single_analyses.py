@@ -35,7 +35,7 @@ def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
     outcome, table = run("analysis=[outliers,score]", "dataset.limit=4", "analysis.outliers.threshold=100")
     assert outcome.status == 0, outcome.err
     assert "no outlier dimensions: mean more than 100 standard deviations" in outcome.err
-    for name in ("outliers_by_category", "outliers_model", "score_by_category"):
+    for name in ("outliers_by_category", "outliers_model"):
         assert len(table(name)) == 0
     assert not (tmp_path / "run/tables/score_intervention.parquet").exists()
 
@@ -56,7 +56,7 @@ def test_a_hundred_and_thirty_custom_categories(run, tokenizer):
     words = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 5][:130]
     own = ",".join(f"own{number}:[{word}]" for number, word in enumerate(words))
     given = ["analysis=[norms,score]", f"+dataset.categories={{{own}}}", "layers=[1]", "report.enabled=false"]
-    given += ["analysis.score.interventions=false", "analysis.score.ablation=false"]
+    given += ["analysis.score.interventions=false"]
     outcome, table = run(*given, text=" ".join(words) + "\n")
     assert outcome.status == 0, outcome.err
     assert set(table("score_contributions")["category"]) >= {f"own{number}" for number in range(130)}

@@ -6,22 +6,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from normscope.analyses.declarations.outliers import OutliersOptions
-from normscope.analyses.score.options import ScoreOptions
+from normscope.analyses.declarations.score import ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
 from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, spoken, table, three_digits
 from tests.oracles.specimens import Specimen
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
-TITLES = {
-    "before": "unchanged",
-    "after": "without the outliers",
-    "zero": "outliers set to zero",
-    "mean": "outliers set to their mean",
-}
+TITLES = {"before": "unchanged", "after": "without the outliers"}
 
 
 def expected(
@@ -33,33 +27,17 @@ def expected(
 ) -> Expected:
     """Everything that the score analysis publishes."""
     scores, _, outliers = outliers_oracle.find(specimen, outliers_options)
-    means, totals = _pairs(specimen, layers, categories)
-    ranking, concentration = _spread(specimen, layers, outliers)
-    in_outliers = means.index.get_level_values("dimension").isin(outliers)
-    by_category = means[in_outliers]["mean"].unstack("head").rename(columns=lambda head: f"head_{head}")
-    tables = {
-        "contributions": means,
-        "by_category": by_category.reorder_levels(["layer", "dimension", "category"]),
-        "totals": totals,
-        "spread": ranking,
-        "concentration": concentration,
-    }
+    means, concentration = _pairs(specimen, layers, categories), _concentration(specimen, layers, outliers)
+    tables = {"contributions": means, "concentration": concentration}
     criterion = outliers_oracle.criterion(specimen, outliers_options)
     notes = [f"outlier dimensions: {criterion}" if outliers else f"no outlier dimensions: {criterion}"]
-    if len(outliers) > 8 and (options.interventions or options.ablation):
+    if len(outliers) > 8 and options.interventions:
         notes.append(f"only the 8 most prominent of the {len(outliers)} outlier dimensions are removed individually")
     prominent = sorted(outliers, key=lambda j: -np.abs(scores[:, j]).max())[:8]
     reported = [category for category in categories if category != "all"]
     if outliers and options.interventions:
         drawn = _drawn(specimen, outliers, options.controls, options.seed, alone=True)
         tables["intervention"] = _intervention(specimen, layers, reported, outliers, prominent, drawn)
-    if outliers and options.ablation:
-        drawn = _drawn(specimen, outliers, options.ablation_controls, options.seed, alone=False)
-        tables["ablation"], loss = _ablation(specimen, layers, reported, outliers, prominent, drawn)
-        if _head(specimen) is None:
-            notes.append("the checkpoint has no language-modelling head, so the loss under ablation is not measured")
-        else:
-            tables["ablation_loss"] = loss
     metrics = _metrics(tables)
     return Expected(
         tables=tables,
@@ -72,42 +50,27 @@ def expected(
     )
 
 
-def _pairs(specimen: Specimen, layers: Sequence[int], categories: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _pairs(specimen: Specimen, layers: Sequence[int], categories: Sequence[str]) -> pd.DataFrame:
     """Means over the pairs that are visible, by category of the key."""
-    means, totals = [], []
+    means = []
     for layer, category in itertools.product(layers, categories):
-        contributions, biases, scores = [], [], []
+        contributions = []
         for sequence in specimen.sequences:
             block = sequence.blocks[layer - 1]
             keys = (specimen.categories(sequence) == category) | (category == "all")
-            chosen = block.visible & keys
-            contributions.append(block.contributions[:, chosen])
-            biases.append(block.key_bias_part[:, chosen])
-            scores.append((block.query @ block.key.transpose(0, 2, 1))[:, chosen])
-        parts, bias, score = (np.concatenate(arrays, axis=1) for arrays in (contributions, biases, scores))
+            contributions.append(block.contributions[:, block.visible & keys])
+        parts = np.concatenate(contributions, axis=1)
         if not parts.shape[1]:
             continue
         for head, j in np.ndindex(parts.shape[0], parts.shape[2]):
             place = {"layer": layer, "head": head + 1, "category": category, "dimension": j}
             means.append(place | {"mean": parts[head, :, j].mean()})
-        for head in range(len(parts)):
-            totals.append(
-                {
-                    "layer": layer,
-                    "head": head + 1,
-                    "category": category,
-                    "contributions": parts[head].sum(axis=-1).mean(),
-                    "key_bias": bias[head].mean(),
-                    "score": score[head].mean(),
-                    "pairs": parts.shape[1],
-                }
-            )
-    return table(["layer", "head", "category", "dimension"], means), table(["layer", "head", "category"], totals)
+    return table(["layer", "head", "category", "dimension"], means)
 
 
-def _spread(specimen: Specimen, layers: Sequence[int], outliers: Sequence[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _concentration(specimen: Specimen, layers: Sequence[int], outliers: Sequence[int]) -> pd.DataFrame:
     """Covariance of every part with the score over the keys that a query sees; means over queries."""
-    ranking, concentration = [], []
+    concentration = []
     for layer in layers:
         covariances, variances = [], []
         for sequence in specimen.sequences:
@@ -123,10 +86,6 @@ def _spread(specimen: Specimen, layers: Sequence[int], outliers: Sequence[int]) 
         for head, (*of_dimensions, of_bias) in enumerate(shares.tolist(), start=1):
             ranked = sorted(enumerate(of_dimensions), key=lambda part: -part[1])
             cumulative = list(itertools.accumulate(share for _, share in ranked))
-            ranking += [
-                {"layer": layer, "head": head, "rank": rank, "dimension": j, "share": share, "cumulative": total}
-                for rank, ((j, share), total) in enumerate(zip(ranked, cumulative, strict=True), start=1)
-            ]
 
             def needed(part: float, cumulative: list[float] = cumulative) -> float:
                 return next((number for number, total in enumerate(cumulative, start=1) if total >= part), np.nan)
@@ -144,7 +103,7 @@ def _spread(specimen: Specimen, layers: Sequence[int], outliers: Sequence[int]) 
                     "first_share": ranked[0][1],
                 }
             )
-    return table(["layer", "head", "rank"], ranking), table(["layer", "head"], concentration)
+    return table(["layer", "head"], concentration)
 
 
 def _drawn(
@@ -207,82 +166,6 @@ def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> p
     return changes.assign(sequences=len(specimen.sequences))
 
 
-def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The model again, with hooks that replace dimensions where a layer reads them, from one layer on to the end."""
-    hidden = np.concatenate([sequence.hidden for sequence in specimen.sequences], axis=1).mean(axis=1)
-    model = specimen.loaded.model
-    modules = model.encoder.layer if hasattr(model, "encoder") else model.layers
-
-    def outcome(start: int, value: str, dimensions: Sequence[int]) -> tuple[dict[tuple[int, str], float], float]:
-        handles = []
-        for layer, module in enumerate(modules, start=1):
-            if layer >= start and dimensions:
-                filling = hidden[layer - 1, list(dimensions)] if value == "mean" else np.zeros(len(dimensions))
-
-                def replace(_module, args, filling=filling):
-                    vectors = args[0].clone()
-                    vectors[..., list(dimensions)] = torch.from_numpy(filling)
-                    return (vectors, *args[1:])
-
-                handles.append(module.register_forward_pre_hook(replace))
-        changed = [specimen.brute_force(model, sequence.inputs) for sequence in specimen.sequences]
-        loss = _loss(specimen)
-        for handle in handles:
-            handle.remove()
-        shares: dict[tuple[int, str], float] = {}
-        for layer, category in itertools.product(layers, categories):
-            values = []
-            for sequence in changed:
-                values.append(_weight_by_category(specimen, sequence, sequence.blocks[layer - 1].alpha)(category))
-            shares[layer, category] = float(np.mean(values))
-        return shares, loss
-
-    before, loss_before = outcome(1, "zero", [])
-    rows, losses = [], []
-    for start, value in itertools.product(layers, ("zero", "mean")):
-        random = {size: [outcome(start, value, one) for one in sets] for size, sets in drawn.items()}
-        for name, dimensions in _removals(outliers, prominent):
-            after, loss = outcome(start, value, dimensions)
-            others = random.get(len(dimensions), [])
-            place = {"from_layer": start, "value": value, "removed": name}
-            listed = {"dimensions": " ".join(map(str, dimensions))}
-            losses.append(place | listed | _row(loss_before, loss, [lost for _, lost in others]))
-            for layer, category in itertools.product(layers, categories):
-                if layer >= start and before[layer, category] > 0:
-                    numbers = _row(
-                        before[layer, category],
-                        after[layer, category],
-                        [shares[layer, category] for shares, _ in others],
-                    )
-                    rows.append(place | listed | {"layer": layer, "category": category} | numbers)
-    keys = ["from_layer", "value", "removed"]
-    changes = table([*keys, "dimensions", "layer", "category"], rows, CHANGES)
-    return changes.assign(sequences=len(specimen.sequences)), table(keys, losses)
-
-
-def _head(specimen: Specimen) -> Any:
-    return specimen.loaded.next_token_head or specimen.loaded.masked_language_head
-
-
-def _loss(specimen: Specimen) -> float:
-    """Mean cross-entropy of the tokens that the encoder masks; in a causal model, of all tokens but the first."""
-    head, causal = _head(specimen), specimen.loaded.next_token_head is not None
-    if head is None:
-        return 0.0
-    losses: list[float] = []
-    for sequence in specimen.sequences:
-        ids = sequence.ids
-        read = ids if causal else specimen.encoder.masked(ids, 0.15)
-        with torch.inference_mode():
-            inputs = dict(sequence.inputs) | {"input_ids": torch.from_numpy(read)[None]}
-            logits = head(**inputs).logits[0].numpy()
-        positions = range(1, len(ids)) if causal else np.flatnonzero(read != ids)
-        for position in positions:
-            row = logits[position - causal]
-            losses.append(float(np.log(np.exp(row - row.max()).sum()) + row.max() - row[ids[position]]))
-    return float(np.mean(losses))
-
-
 def _together(changes: pd.DataFrame) -> pd.DataFrame:
     """The rows where all outliers are removed."""
     return changes.xs("outliers", level="removed").droplevel("dimensions")
@@ -303,14 +186,7 @@ def _metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         for column in ("before", "after", "change", "controls_mean"):
             for category, mean in together[column].mean().items():
                 metrics[f"intervention/{category}/{column}"] = mean
-    for name in ("intervention", "ablation"):
-        if len(tables.get(name, ())):
-            metrics[f"{name}/sequences"] = tables[name]["sequences"].max()
-    if "ablation_loss" in tables:
-        loss = tables["ablation_loss"]
-        first = loss.index.get_level_values("from_layer").min()
-        for value, column in itertools.product(("zero", "mean"), ("before", "after")):
-            metrics[f"ablation/{value}/loss_{column}"] = loss.loc[(first, value, "outliers"), column]
+        metrics["intervention/sequences"] = tables["intervention"]["sequences"].max()
     return {name: float(value) for name, value in metrics.items() if not np.isnan(value)}
 
 
@@ -346,25 +222,11 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
             },
             {"diverging": True},
         )
-    by_layer = tables["concentration"].groupby("layer").mean()
-    figures["concentration"] = Picture(
-        {
-            (None, title, layer): value
-            for title, column in (("half of the spread", "half"), ("90% of it", "ninety"))
-            for layer, value in by_layer[column].dropna().items()
-        }
-    )
     if len(tables.get("intervention", ())):
         together = _together(tables["intervention"])
         figures["intervention"] = Picture(
             _compared(together, {"before": together["before"], "after": together["after"]}, "without random dimensions")
         )
-    if len(tables.get("ablation", ())):
-        first = _together(tables["ablation"])
-        first = first.xs(first.index.get_level_values("from_layer").min(), level="from_layer")
-        zero, mean = (first.xs(value, level="value") for value in ("zero", "mean"))
-        lines = {"before": zero["before"], "zero": zero["after"], "mean": mean["after"]}
-        figures["ablation"] = Picture(_compared(zero, lines, "random dimensions set to zero"))
     return figures
 
 
@@ -404,23 +266,17 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
 def _sentences(metrics: Mapping[str, float], outliers: list[int]) -> list[str]:
     sentences = []
     half, ninety = (metrics.get(f"dimensions_for_{part}/mean") for part in ("half", "90_percent"))
+    bias, besides = percent(metrics["share_of_key_bias/mean"]), abs(metrics["share_of_key_bias/mean"]) >= 0.0005
     if half is not None:
         more = "" if ninety is None else f", and {three_digits(ninety)[1:]} make up 90%"
         every = metrics["heads_below_half/share"] == 0 == metrics["heads_below_90_percent/share"]
         sentences.append(
             f"On average over heads, {three_digits(half)[1:]} dimensions make up half of the spread of a query's scores over "
-            f"its keys{more}{'' if every else ' (heads whose dimensions never reach that share are left out)'}."
+            f"its keys{more}{'' if every else ' (heads whose dimensions never reach that share are left out)'}"
+            f"{f'; the key bias b_K makes up {bias}' if besides else ''}."
         )
-    share = percent(metrics["share_of_key_bias/mean"])
-    bias = f"The share of the key bias b_K in the spread of a query's scores over its keys is {share}"
-    below_ninety, below_half = metrics["heads_below_90_percent/share"], metrics["heads_below_half/share"]
-    if below_ninety:
-        sentences.append(
-            f"{bias}; in {percent(below_ninety)} of the heads, the dimensions never make up 90% of it, and in "
-            f"{percent(below_half)} not even half."
-        )
-    elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
-        sentences.append(f"{bias}.")
+    elif besides:
+        sentences.append(f"The key bias b_K makes up {bias} of the spread of a query's scores over its keys.")
     if metrics["share_of_outliers/mean"] != 0:
         share = percent(metrics["share_of_outliers/mean"])
         *most, last = map(str, outliers)

@@ -6,23 +6,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 import torch
 
-from normscope.analyses.sinks.options import SinksOptions
+from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.data.token_sequence import fingerprint
 from tests.oracles.activations import Block, Sequence_
 from tests.oracles.comparison import (
     Expected,
     Picture,
-    clearly_apart,
     percent,
     spoken,
     table,
     three_digits,
     visibly_apart,
 )
-from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
+from tests.oracles.score_oracle import CHANGES, _drawn, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
 PLACE = ["layer", "head", "inputs", "bos"]
@@ -35,29 +33,26 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     """Everything that the sinks analysis publishes."""
     variants = made(specimen, options)
     positions = ["first", *(category for category in categories if category not in ("first", "all"))]
-    tables = _rates(specimen, layers, positions, options, variants)
-    tables |= _hidden(specimen)
+    tables = _rates(specimen, layers, positions, options, variants) | _massive(specimen)
     tables |= _ablation(specimen, layers, categories, options, tables["massive"])
-    rates = tables["summary"]["sink_rate"]
-    of_first = {name: rates.get((*next(iter(variants)), name), -1.0) for name in positions} if len(rates) else {}
-    mass = tables["mass"]["mass"].groupby(["inputs", "bos", "position"]).mean()
-    weights = {name: mass.get((*next(iter(variants)), name), 0.0) for name in positions} if len(rates) else {}
-    candidates = [
-        name for name in positions if name == "first" or weights.get(name, 0.0) >= 0.03 * of_first.get(name, 0)
-    ]
-    main = max(candidates, key=of_first.__getitem__) if of_first else None
-    if main is not None and of_first[main] < 0.01:
-        main = "first"
+    means = tables["by_head"].groupby(["inputs", "bos", "position"]).mean()
+    main = None
+    if variants:
+        of_first = means.xs(next(iter(variants)), level=("inputs", "bos"))
+        weighty = of_first[(of_first["mass"] >= 0.03 * of_first["sink_rate"]) | (of_first.index == "first")]
+        main = weighty["sink_rate"].idxmax()
+        if weighty["sink_rate"][main] < 0.01:
+            main = "first"
     metrics = _metrics(tables)
     if variants:
         metrics["sink_rates/sequences"] = max(map(len, variants.values()))
     return Expected(
         tables=tables,
         metrics=metrics,
-        curves=_curves(tables, main),
+        curves=_curves(specimen, tables, main),
         figures=_figures(specimen, tables, main),
-        summary=_summary(specimen, tables, main),
-        sentences=_sentences(specimen, tables, metrics, main, variants, options.dormant),
+        summary=_summary(specimen, means, main),
+        sentences=_sentences(specimen, means, main, variants) + _massive_sentences(tables, metrics),
         notes=_notes(specimen, options, tables),
     )
 
@@ -128,64 +123,35 @@ def importance_of(block: Block) -> np.ndarray:
     return values
 
 
-def strongest(block: Block) -> np.ndarray:
-    """The key that receives most, head by head; of equal ones the first."""
-    received = block.alpha.sum(axis=1)
-    return np.array([np.flatnonzero(row > row.max() - 1e-5 * row.max())[0] for row in received])
-
-
 def _rates(
     specimen: Specimen, layers: Sequence[int], positions: Sequence[str], options: SinksOptions, variants: Variants
 ) -> dict[str, pd.DataFrame]:
-    by_head, mass, by_strength = [], [], []
+    rows = []
     for (inputs, bos), sequences in variants.items():
         for layer, head in itertools.product(layers, range(1, len(sequences[0].blocks[0].alpha) + 1)):
-            place = {"layer": layer, "head": head, "inputs": inputs, "bos": bos}
             values: dict[str, list[float]] = {position: [] for position in positions}
-            weight: dict[str, list[float]] = {position: [] for position in positions}
-            keys, tokens, entropies, dormant = [], [], [], []
+            shares: dict[str, list[tuple[float, float]]] = {position: [] for position in positions}
             for sequence in sequences:
                 block = sequence.blocks[layer - 1]
-                of_token, length = specimen.categories(sequence), len(sequence.ids)
-                share = block.alpha[head - 1].sum(axis=0) / length
+                of_token = specimen.categories(sequence)
+                weight, norms = block.alpha[head - 1].sum(axis=0), block.weighted[head - 1].sum(axis=0)
                 for position in positions:
                     chosen = [0] if position == "first" else np.flatnonzero(of_token == position)
                     values[position] += importance_of(block)[head - 1][chosen].tolist()
-                    weight[position].append(share[chosen].sum())
-                keys.append(int(strongest(block)[head - 1]))
-                tokens.append(int(sequence.ids[keys[-1]]))
-                entropies.append(scipy.stats.entropy(share))
-                dormant.append(share.max() > options.dormant)
+                    shares[position].append(
+                        (weight[chosen].sum() / len(sequence.ids), norms[chosen].sum() / norms.sum())
+                    )
             for position in positions:
                 if values[position]:
                     found = np.array(values[position])
-                    row = place | {"position": position}
-                    rate = float((found > options.epsilon).mean())
-                    by_head.append(row | {"received": found.mean(), "sink_rate": rate, "count": len(found)})
-                    mass.append(row | {"mass": np.mean(weight[position])})
-            key = min(set(keys), key=lambda key: (-keys.count(key), key))
-            standing = [token for token, where in zip(tokens, keys, strict=True) if where == key]
-            token = min(set(standing), key=lambda token: (-standing.count(token), token))
-            by_strength.append(
-                place
-                | {
-                    "position": key + 1,
-                    "token": specimen.loaded.tokenizer.convert_ids_to_tokens(token),
-                    "share": keys.count(key) / len(keys),
-                    "entropy": np.mean(entropies),
-                    "dormant": np.mean(dormant),
-                    "nowhere": 0.0,
-                }
-            )
-    heads = table([*PLACE, "position"], by_head, ["received", "sink_rate", "count"])
-    rates = heads["sink_rate"].groupby(["inputs", "bos", "position"], sort=False).mean()
-    summary = pd.DataFrame({"epsilon": options.epsilon, "sink_rate": rates})
-    return {
-        "by_head": heads,
-        "mass": table([*PLACE, "position"], mass, ["mass"]),
-        "strongest": table(PLACE, by_strength, ["position", "token", "share", "entropy", "dormant", "nowhere"]),
-        "summary": summary if len(heads) else table(["inputs", "bos", "position"], [], ["epsilon", "sink_rate"]),
-    }
+                    mass, contribution = np.mean(shares[position], axis=0)
+                    rows.append(
+                        {"layer": layer, "head": head, "inputs": inputs, "bos": bos, "position": position}
+                        | {"received": found.mean(), "sink_rate": float((found > options.epsilon).mean())}
+                        | {"mass": mass, "contribution": contribution, "count": len(found)}
+                    )
+    columns = ["received", "sink_rate", "mass", "contribution", "count"]
+    return {"by_head": table([*PLACE, "position"], rows, columns)}
 
 
 def massive_of(hidden: np.ndarray) -> list[tuple[int, int]]:
@@ -194,30 +160,10 @@ def massive_of(hidden: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(place) for place in np.argwhere((sizes > 100) & (sizes >= 1000 * np.median(sizes))).tolist()]
 
 
-def _hidden(specimen: Specimen) -> dict[str, pd.DataFrame]:
-    depth = specimen.loaded.layers
-    magnitude, norms, massive = [], [], []
-    for layer in range(depth + 1):
+def _massive(specimen: Specimen) -> dict[str, pd.DataFrame]:
+    massive = []
+    for layer in range(specimen.loaded.layers + 1):
         vectors = [sequence.hidden[layer] for sequence in specimen.sequences]
-        flat = [values.ravel() for values in vectors]
-        magnitude.append(
-            {
-                "layer": layer,
-                "max_abs": np.mean([np.abs(values).max() for values in flat]),
-                "kurtosis": np.mean([scipy.stats.kurtosis(values, fisher=False) for values in flat]),
-                "beyond_6_sigma": np.mean([(np.abs(scipy.stats.zscore(values)) > 6).mean() for values in flat]),
-            }
-        )
-        for place in range(5):
-            sizes = [
-                np.linalg.norm(values[token])
-                for values in vectors
-                for token in ([place] if place < 4 else range(4, len(values)))
-                if token < len(values)
-            ]
-            if sizes:
-                name = str(place + 1) if place < 4 else "5 or later"
-                norms.append({"layer": layer, "position": name, "norm": np.mean(sizes), "count": len(sizes)})
         for sequence, values in zip(specimen.sequences, vectors, strict=True):
             middle = np.median(np.abs(values))
             for token, dimension in massive_of(values):
@@ -237,11 +183,7 @@ def _hidden(specimen: Specimen) -> dict[str, pd.DataFrame]:
     every = table(keys, massive, ["value", "median", "ratio", "sequences"])
     rows = every.groupby(keys)
     joined = rows.mean().assign(sequences=rows["sequences"].sum()) if len(every) else every
-    return {
-        "magnitude": table(["layer"], magnitude),
-        "norms": table(["layer", "position"], norms),
-        "massive": joined,
-    }
+    return {"massive": joined}
 
 
 def _ablation(
@@ -256,29 +198,25 @@ def _ablation(
     if not options.ablation or not len(read):
         return {}
     start = int(read.index.get_level_values("layer").min()) + 1
-    ratios = read["ratio"].groupby("dimension").max()
-    prominent = sorted(ratios.index, key=lambda j: -ratios[j])
-    outliers, reported = sorted(prominent), [category for category in categories if category != "all"]
-    drawn = _drawn(specimen, outliers, options.controls, options.seed, alone=False)
-    before, loss_before = _replaced(specimen, start, "zero", [], prominent)
-    rows, losses = [], []
+    replaced, reported = sorted({*read.index.get_level_values("dimension")}), [c for c in categories if c != "all"]
+    drawn = _drawn(specimen, replaced, options.controls, options.seed, alone=False)
+    changed = [layer for layer in layers if layer >= start]
+
+    def measures(value: str, dimensions: Sequence[int]) -> dict[str, float]:
+        weight, loss = _replaced(specimen, start, value, dimensions, replaced)
+        of_loss = {} if _head(specimen) is None else {"loss": loss}
+        weights = {f"weight_on_{name}": np.mean([weight(layer, name) for layer in changed]) for name in reported}
+        return of_loss | {name: float(value) for name, value in weights.items()}
+
+    before, rows = measures("zero", []), []
     for value in ("zero", "mean"):
-        random = {
-            size: [_replaced(specimen, start, value, one, prominent) for one in sets] for size, sets in drawn.items()
-        }
-        for name, dimensions in _removals(outliers, sorted(prominent[:8])):
-            after, loss = _replaced(specimen, start, value, dimensions, prominent)
-            others = random.get(len(dimensions), [])
-            place = {"from_layer": start, "value": value, "removed": name, "dimensions": " ".join(map(str, dimensions))}
-            losses.append(place | _row(loss_before, loss, [lost for _, lost in others]))
-            for layer, category in itertools.product(layers, reported):
-                if layer >= start and before(layer, category) > 0:
-                    controls = [weight(layer, category) for weight, _ in others]
-                    numbers = _row(before(layer, category), after(layer, category), controls)
-                    rows.append(place | {"layer": layer, "category": category} | numbers)
-    keys = ["from_layer", "value", "removed", "dimensions"]
-    tables = {"ablation": table([*keys, "layer", "category"], rows, CHANGES).assign(sequences=len(specimen.sequences))}
-    return tables | ({"ablation_loss": table(keys, losses)} if _head(specimen) is not None else {})
+        after, others = measures(value, replaced), [measures(value, one) for one in drawn.get(len(replaced), [])]
+        rows += [
+            {"value": value, "measure": name} | _row(before[name], after[name], [other[name] for other in others])
+            for name in before
+            if before[name] > 0
+        ]
+    return {"ablation": table(["value", "measure"], rows, CHANGES).assign(sequences=len(specimen.sequences))}
 
 
 def _carriers(specimen: Specimen, layer: int) -> np.ndarray | None:
@@ -289,6 +227,29 @@ def _carriers(specimen: Specimen, layer: int) -> np.ndarray | None:
         for token in sorted({token for token, _ in massive_of(sequence.hidden[layer])})
     ]
     return np.mean(carrying, axis=0) if carrying else None
+
+
+def _head(specimen: Specimen) -> Any:
+    return specimen.loaded.next_token_head or specimen.loaded.masked_language_head
+
+
+def _loss(specimen: Specimen) -> float:
+    """Mean cross-entropy of the tokens that the encoder masks; in a causal model, of all tokens but the first."""
+    head, causal = _head(specimen), specimen.loaded.next_token_head is not None
+    if head is None:
+        return 0.0
+    losses: list[float] = []
+    for sequence in specimen.sequences:
+        ids = sequence.ids
+        read = ids if causal else specimen.encoder.masked(ids, 0.15)
+        with torch.inference_mode():
+            inputs = dict(sequence.inputs) | {"input_ids": torch.from_numpy(read)[None]}
+            logits = head(**inputs).logits[0].numpy()
+        positions = range(1, len(ids)) if causal else np.flatnonzero(read != ids)
+        for position in positions:
+            row = logits[position - causal]
+            losses.append(float(np.log(np.exp(row - row.max()).sum()) + row.max() - row[ids[position]]))
+    return float(np.mean(losses))
 
 
 def _replaced(
@@ -330,12 +291,10 @@ def _variants_of(frame: pd.DataFrame) -> Iterator[tuple[tuple[str, bool], pd.Dat
 
 def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    for name, source in (("sink_rate", "by_head"), ("mass", "mass")):
-        for (inputs, bos), rows in _variants_of(tables[source]):
+    for name in ("sink_rate", "mass", "contribution"):
+        for (inputs, bos), rows in _variants_of(tables["by_head"]):
             for position, values in rows[name].groupby("position"):
                 metrics[f"{inputs}/{BOS[bos]}/{name}/{position}"] = values.mean()
-    for (inputs, bos), rows in _variants_of(tables["strongest"]):
-        metrics |= {f"{inputs}/{BOS[bos]}/{name}": rows[name].mean() for name in ("entropy", "dormant", "nowhere")}
     massive = tables["massive"]
     metrics["massive/count"] = float(massive.index.get_level_values("dimension").nunique())
     if len(massive):
@@ -343,44 +302,39 @@ def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
         largest = massive.iloc[int(np.abs(massive["value"].to_numpy()).argmax())]
         metrics |= {"massive/first_layer": layers.min(), "massive/last_layer": layers.max()}
         metrics |= {"massive/largest": abs(largest["value"]), "massive/ratio": largest["ratio"]}
-    magnitude = tables["magnitude"]
-    metrics["magnitude/max_abs"] = magnitude["max_abs"].max()
-    metrics["magnitude/kurtosis"] = magnitude["kurtosis"].mean()
-    metrics["magnitude/beyond_6_sigma"] = magnitude["beyond_6_sigma"].mean()
     if "ablation" in tables:
         metrics["ablation/sequences"] = tables["ablation"]["sequences"].max()
-        together = tables["ablation"].xs("outliers", level="removed")
-        for (value, category), rows in together.groupby(["value", "category"]):
-            metrics[f"ablation/{value}/before/{category}"] = rows["before"].mean()
-            metrics[f"ablation/{value}/after/{category}"] = rows["after"].mean()
-    if "ablation_loss" in tables:
-        for value, rows in tables["ablation_loss"].xs("outliers", level="removed").groupby("value"):
-            [row] = rows.to_dict("records")
-            metrics |= {f"ablation/{value}/loss_{name}": row[name] for name in ("before", "after")}
+        for (value, measure), row in tables["ablation"].iterrows():
+            metrics |= {f"ablation/{value}/{measure}/{name}": row[name] for name in ("before", "after")}
             if not np.isnan(row["controls_mean"]):
-                metrics[f"ablation/{value}/loss_controls"] = row["before"] + row["controls_mean"]
+                metrics[f"ablation/{value}/{measure}/controls"] = row["before"] + row["controls_mean"]
     return metrics
 
 
-def _curves(tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, dict[int, float]]:
-    curves: dict[str, dict[int, float]] = {}
+def _largest(specimen: Specimen) -> dict[int, float]:
+    layers = range(specimen.loaded.layers + 1)
+    return {layer: np.mean([np.abs(one.hidden[layer]).max() for one in specimen.sequences]) for layer in layers}
+
+
+def _curves(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, dict[int, float]]:
+    curves: dict[str, dict[int, float]] = {"max_abs": _largest(specimen)}
     if main is not None:
         rates = tables["by_head"].xs(main, level="position")["sink_rate"]
         for (inputs, bos), rows in _variants_of(rates.to_frame()):
             curves[f"{inputs}/{BOS[bos]}/sink_rate/{main}"] = rows["sink_rate"].groupby("layer").mean().to_dict()
-    magnitude, massive = tables["magnitude"], tables["massive"].reset_index()
-    curves |= {name: magnitude[name].to_dict() for name in ("max_abs", "kurtosis")}
-    curves["massive"] = {
-        layer: float(massive.loc[massive["layer"] == layer, "dimension"].nunique()) for layer in magnitude.index
-    }
     return curves
 
 
 def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, Picture]:
-    figures: dict[str, Picture] = {}
+    largest = {(None, "largest |x|", layer): value for layer, value in _largest(specimen).items()}
+    figures = {"largest": Picture(largest, {"log_y": True})}
     if main is not None:
         rows = tables["by_head"].xs(main, level="position")
-        titles = {"sink_rate": "sink rate", "received": "weight received, αₖ"}
+        titles = {
+            "sink_rate": "sink rate",
+            "mass": "share of the weight",
+            "contribution": "share of the contribution",
+        }
         figures["rate"] = Picture(
             {
                 (_label(specimen, inputs, bos), title, layer, head): row[name]
@@ -389,30 +343,20 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
             },
             {"limits": (0.0, 1.0)},
         )
-    norms = tables["norms"]["norm"]
-    figures["norms"] = Picture(
-        {(None, f"token {position}", layer): norm for (layer, position), norm in norms.items()}, {"log_y": True}
-    )
     return figures
 
 
-def _summary(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | None) -> pd.DataFrame:
+def _summary(specimen: Specimen, means: pd.DataFrame, main: str | None) -> pd.DataFrame:
     if main is None:
         return pd.DataFrame()
     rows = {}
-    for (inputs, bos), found in _variants_of(tables["by_head"]):
-        mass, strength = (tables[name].xs((inputs, bos), level=("inputs", "bos")) for name in ("mass", "strongest"))
+    for (inputs, bos), found in _variants_of(means):
+        of_sink, of_first = (100 * found.loc[(inputs, bos, position)] for position in (main, "first"))
         rows[_label(specimen, inputs, bos)] = {
-            f"sink rate of {'the first token' if main == 'first' else spoken(main)} %": 100
-            * found["sink_rate"].xs(main, level="position").mean(),
-            "its weight %": 100 * mass["mass"].xs(main, level="position").mean(),
-            **(
-                {}
-                if main == "first"
-                else {"first token's weight %": 100 * mass["mass"].xs("first", level="position").mean()}
-            ),
-            "dormant heads %": 100 * strength["dormant"].mean(),
-        }
+            f"sink rate of {'the first token' if main == 'first' else spoken(main)} %": of_sink["sink_rate"],
+            "its weight %": of_sink["mass"],
+            "its contribution %": of_sink["contribution"],
+        } | ({} if main == "first" else {"first token's weight %": of_first["mass"]})
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -427,42 +371,30 @@ def _listed(parts: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
-def _sentences(
-    specimen: Specimen,
-    tables: dict[str, pd.DataFrame],
-    metrics: dict[str, float],
-    main: str | None,
-    variants: Variants,
-    most: float,
-) -> list[str]:
-    sentences = []
-    if main is not None:
-        rates = tables["summary"]["sink_rate"]
-        one, begin = next(iter(variants)), _begins(specimen)
-        mass = tables["mass"].xs((*one, main), level=("inputs", "bos", "position"))["mass"].mean()
-        is_sink, receives = (
-            ("the first token is a sink", "it receives")
-            if main == "first"
-            else (f"{spoken(main)} tokens are, on average, sinks", "together they receive")
-        )
-        where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
-        sentences.append(
-            f"On {where}, {is_sink} in {percent(rates[(*one, main)])} of the heads, and {receives} {percent(mass)} of all "
-            "attention weight."
-        )
-        if one[1] and (one[0], False, main) in rates.index:
-            whose = "the token that then comes first" if main == "first" else f"{spoken(main)} tokens"
-            sentences.append(f"Without {begin}, the sink rate of {whose} is {percent(rates[one[0], False, main])}.")
-        others = [name for name in WORDS if name != one[0] and (name, one[1], main) in rates.index]
-        if others:
-            rest = [f"{percent(rates[name, one[1], main])} on {WORDS[name]}" for name in others]
-            of = "the first token" if main == "first" else f"{spoken(main)} tokens"
-            sentences.append(f"The sink rate of {of} is {_listed(rest)}.")
-        dormant = percent(metrics[f"{one[0]}/{BOS[one[1]]}/dormant"])
-        sentences.append(
-            f"On {where}, {dormant} of the heads are dormant: a single key receives more than {percent(most)} of their weight."
-        )
-    return sentences + _massive_sentences(tables, metrics)
+def _sentences(specimen: Specimen, means: pd.DataFrame, main: str | None, variants: Variants) -> list[str]:
+    if main is None:
+        return []
+    one, begin = next(iter(variants)), _begins(specimen)
+    rate, mass, contribution = (
+        percent(means.loc[(*one, main), name]) for name in ("sink_rate", "mass", "contribution")
+    )
+    is_sink = "the first token is a sink" if main == "first" else f"{spoken(main)} tokens are, on average, sinks"
+    where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
+    sentences = [
+        f"On {where}, {is_sink} in {rate} of the heads, with {mass} of the attention weight and {contribution} of the norms "
+        "‖αf(x)‖ of what heads contribute."
+    ]
+    others = {f"without {begin}": (one[0], False)} if one[1] else {}
+    others |= {f"on {words}": (name, one[1]) for name, words in WORDS.items() if name != one[0]}
+    rest = [
+        f"{percent(means.loc[(*variant, main), 'sink_rate'])} {words}"
+        for words, variant in others.items()
+        if (*variant, main) in means.index
+    ]
+    if rest:
+        whose = "whichever token comes first" if main == "first" else f"{spoken(main)} tokens"
+        sentences.append(f"The sink rate of {whose} is {_listed(rest)}.")
+    return sentences
 
 
 def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float]) -> list[str]:
@@ -470,48 +402,19 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
     if not len(massive):
         return ["There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."]
     layers = massive.index.get_level_values("layer")
-    count = massive.index.get_level_values("dimension").nunique()
-    sentences = [
-        f"{count} dimensions have massive activations, between layers {layers.min()} and {layers.max()}.",
-        f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
-        "median.",
+    without = ""
+    if "ablation/zero/loss/before" in metrics:
+        losses = [metrics[f"ablation/zero/loss/{name}"] for name in ("before", "after", "controls")]
+        before, zero, controls = map(number, losses)
+        change = f"leaves the loss at {'' if before == zero else 'about '}{zero}"
+        if visibly_apart(*losses[:2]):
+            change = f"changes the loss from {before} to {zero}"
+        without = f"; setting them to zero {change} nats; with as many random dimensions set to zero, it is {controls}"
+    return [
+        f"{massive.index.get_level_values('dimension').nunique()} dimensions have massive activations between layers "
+        f"{layers.min()} and {layers.max()}, up to {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} "
+        f"times the median{without}."
     ]
-    if "ablation_loss" in tables:
-        losses = [
-            metrics[f"ablation/{name}"]
-            for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
-        ]
-        before, zero, mean, controls = map(number, losses)
-        changes, to_mean = (
-            f"leaves the loss at {'' if before == after else 'about '}{after}"
-            if not visibly_apart(losses[0], loss)
-            else f"changes the loss {start}to {after}"
-            for loss, after, start in ((losses[1], zero, f"from {before} "), (losses[2], mean, ""))
-        )
-        sentences += [
-            f"Setting the massive activations to zero {changes} nats; with as many random dimensions set to zero, it is "
-            f"{controls}.",
-            f"Setting the massive activations to their mean {to_mean} nats.",
-        ]
-    if "ablation" in tables:
-        effects = {
-            key.split("/")[-1]: (metrics[key], metrics[key.replace("before", "after")])
-            for key in metrics
-            if key.startswith("ablation/zero/before/")
-        }
-        if effects:
-            most = max(effects, key=lambda name: abs(effects[name][0] - effects[name][1]))
-            before, after = effects[most]
-            whose = f"on {spoken(most)} tokens"
-            effect = (
-                f"attention weights hardly change: that {whose} stays at "
-                f"{'' if percent(before) == percent(after) else 'about '}{percent(after)}"
-                if not clearly_apart(before, after)
-                else f"the attention weight {whose} {'rises' if after > before else 'falls'} from {percent(before)} to "
-                f"{percent(after)}"
-            )
-            sentences.append(f"With the massive activations set to zero, {effect}.")
-    return sentences
 
 
 def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataFrame]) -> list[str]:
@@ -530,7 +433,7 @@ def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataF
         )
     if begin is None:
         notes.append("the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one")
-    if "ablation" in tables and "ablation_loss" not in tables:
+    if "ablation" in tables and _head(specimen) is None:
         notes.append(
             "the checkpoint has no language-modelling head, so the effect of massive activations on the loss is not measured"
         )

@@ -8,9 +8,9 @@ import torch
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
+from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.norms.options import NormsOptions
-from normscope.analyses.score.options import ScoreOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.errors import InputError
 from tests.oracles import frequency_oracle, specimens
@@ -20,7 +20,7 @@ ANALYSES = {
     "norms": (NormsOptions(seed=0), "layer 2"),
     "frequency": (FrequencyOptions(seed=0), "activations"),
     "outliers": (OutliersOptions(), "hidden vectors of layer 2"),
-    "score": (ScoreOptions(seed=0, interventions=False, ablation=False), "hidden vectors of layer 2"),
+    "score": (ScoreOptions(seed=0, interventions=False), "hidden vectors of layer 2"),
 }
 
 

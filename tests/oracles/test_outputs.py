@@ -15,13 +15,13 @@ from normscope.analyses.attribution.sampled_pairs import PAIRS
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
+from normscope.analyses.declarations.score import ScoreOptions
+from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.registry import analyses
-from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import SimilarityOptions
-from normscope.analyses.sinks.options import SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.examples import Example
@@ -77,7 +77,7 @@ def everything(name: str, bert: Specimen) -> Result:
         case "outliers":
             return bert.findings(name, CHOSEN, [1, 2], categories, options=[CHOSEN])
         case "score":
-            options = ScoreOptions(seed=0, controls=1, ablation_controls=1)
+            options = ScoreOptions(seed=0, controls=1)
             return bert.findings(name, options, [1, 2], categories, options=[CHOSEN])
         case "similarity":
             pairs = similarity_oracle.PairSpecimen.of(bert)

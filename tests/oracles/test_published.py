@@ -12,12 +12,12 @@ from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
+from normscope.analyses.declarations.score import ScoreOptions
+from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.norms.options import NormsOptions
-from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import SimilarityOptions
-from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.examples import Example
@@ -209,7 +209,7 @@ def test_outliers(any_specimen, options, categories):
 
 
 def options_of_score(**more) -> ScoreOptions:
-    return ScoreOptions(seed=3, controls=3, ablation_controls=2, **more)
+    return ScoreOptions(seed=3, controls=3, **more)
 
 
 SCORES = {
@@ -217,10 +217,10 @@ SCORES = {
     "part": (OUTLIERS["given"], options_of_score(sequences=1000), CHOICES["some"]),
     "all": (OUTLIERS["given"], options_of_score(), CHOICES["all"]),
     "no outliers": (OUTLIERS["none"], options_of_score(), CHOICES["some"]),
-    "nothing is run again": (OUTLIERS["given"], options_of_score(interventions=False, ablation=False), CHOICES["some"]),
+    "nothing is run again": (OUTLIERS["given"], options_of_score(interventions=False), CHOICES["some"]),
     "nine outliers and nothing is run again": (
         OutliersOptions(dimensions=list(range(9))),
-        options_of_score(interventions=False, ablation=False),
+        options_of_score(interventions=False),
         ((2,), ["punctuation", "other"]),
     ),
     "nine outliers": (
@@ -392,7 +392,7 @@ def test_sinks(name, choice):
     specimen, (layers, categories) = made(name), CHOICES[choice]
     categories = reported(specimen, categories)
     options = {
-        "everything": SinksOptions(length=6, epsilon=0.2, dormant=0.3, controls=2, seed=3),
+        "everything": SinksOptions(length=6, epsilon=0.2, controls=2, seed=3),
         "some": SinksOptions(inputs=[SinkInput.random, SinkInput.text], length=4, epsilon=0.35, controls=1, seed=4),
         "all": SinksOptions(length=30, ablation=False, seed=5),  # no sequence is long enough
     }[choice]

@@ -20,7 +20,7 @@ RANGE = (
 NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}
 VARIATION = {"f/cv_mean": 0.3, "f/cv_min": 0.1, "f/cv_max": 0.7, "x/cv_mean": 0.05}
 SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
-BIAS = "The share of the key bias b_K in the spread of a query's scores over its keys is {}"
+BIAS = "The key bias b_K makes up {} of the spread of a query's scores over its keys."
 WITHOUT_OUTLIERS = "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on"
 SEP = {
     "intervention/sep/before": 0.5,
@@ -40,6 +40,7 @@ SINK = {
     "text/with_bos/sink_rate/first": 0.6,
     "text/with_bos/sink_rate/sep": 0.25,
     "text/with_bos/mass/first": 0.5,
+    "text/with_bos/contribution/first": 0.12,
     "random/without_bos/sink_rate/first": 0.4,
     "random/without_bos/sink_rate/sep": 0.9,
 }
@@ -49,11 +50,6 @@ MASSIVE = {
     "massive/last_layer": 11.0,
     "massive/largest": 3024.0,
     "massive/ratio": 12345.0,
-}
-ZEROED = {
-    "ablation/zero/loss_before": 3.4,
-    "ablation/zero/loss_after": 9.0,
-    "ablation/mean/loss_after": 3.41,
 }
 ALIGNED = (
     "vector norms have an alignment error rate of 30% and attention weights of 40%, each in its best layer; averaged over "
@@ -452,8 +448,13 @@ CASES = {
             [
                 "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys (heads "
                 "whose dimensions never reach that share are left out).",
-                f"{BIAS.format('0%')}; in 1.0% of the heads, the dimensions never make up 90% of it, and in 0% not even "
-                "half.",
+            ],
+        ),
+        (
+            {"dimensions_for_half/mean": 3.4, "share_of_key_bias/mean": 0.0006},
+            [
+                "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys; the key "
+                "bias b_K makes up 0.1%.",
             ],
         ),
         ({"share_of_outliers/mean": 0.0}, []),  # there are none
@@ -461,20 +462,9 @@ CASES = {
             {"share_of_outliers/mean": -0.0001},
             ["The share of the outlier dimensions in the spread of a query's scores is 0.0%."],
         ),
-        ({"share_of_key_bias/mean": 0.0006}, [f"{BIAS.format('0.1%')}."]),
+        ({"share_of_key_bias/mean": 0.0006}, [BIAS.format("0.1%")]),
         ({"share_of_key_bias/mean": 0.0004}, []),
-        ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('−25%')}."]),
-        (
-            {
-                "share_of_key_bias/mean": 0.0,
-                "heads_below_90_percent/share": 0.5,
-                "heads_below_half/share": 0.25,
-            },
-            [
-                f"{BIAS.format('0%')}; in 50% of the heads, the dimensions never make up 90% of it, and in 25% "
-                "not even half."
-            ],
-        ),
+        ({"share_of_key_bias/mean": -0.25}, [BIAS.format("−25%")]),
         (
             CLS | SEP | OTHER,
             [
@@ -664,8 +654,8 @@ CASES = {
         (
             SINK,
             [
-                "On text with BOS, the first token is a sink in 60% of the heads, and it receives 50% of all attention "
-                "weight."
+                "On text with BOS, the first token is a sink in 60% of the heads, with 50% of the attention weight and 12% of "
+                "the norms ‖αf(x)‖ of what heads contribute."
             ],
         ),
         (
@@ -676,22 +666,15 @@ CASES = {
                 "repeat/with_bos/sink_rate/first": 0.3,
             },
             [
-                "On text with BOS, the first token is a sink in 60% of the heads, and it receives 50% of all attention "
-                "weight.",
-                "Without BOS, the sink rate of the token that then comes first is 10%.",
-                "The sink rate of the first token is 50% on random tokens and 30% on one token repeated.",
+                "On text with BOS, the first token is a sink in 60% of the heads, with 50% of the attention weight and 12% of "
+                "the norms ‖αf(x)‖ of what heads contribute.",
+                "The sink rate of whichever token comes first is 10% without BOS, 50% on random tokens and 30% on one token "
+                "repeated.",
             ],
         ),
         (
             {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.009},
             ["On text, the first token is a sink in 0% of the heads."],
-        ),
-        (
-            {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
-            [
-                "On one token repeated, [SEP] tokens are, on average, sinks in 25% of the heads, and together they "
-                "receive 50% of all attention weight.",
-            ],
         ),
         (
             {
@@ -702,7 +685,7 @@ CASES = {
             {"first_token": "[CLS]"},
             [
                 "On text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
-                "Without [CLS], the sink rate of [SEP] tokens is 30%.",
+                "The sink rate of [SEP] tokens is 30% without [CLS].",
             ],
         ),
         *(
@@ -713,14 +696,17 @@ CASES = {
                     "text/without_bos/sink_rate/sep": 0.9,
                     "text/without_bos/mass/first": 0.15,
                     "text/without_bos/mass/sep": mass,
+                    "text/without_bos/contribution/first": 0.2,
+                    "text/without_bos/contribution/sep": 0.2,
                 },
                 [
-                    f"On text, {subject} of the heads, and {receives} of all attention weight.",
+                    f"On text, {subject} of the heads, with {weight} of the attention weight and 20% of the norms ‖αf(x)‖ of "
+                    "what heads contribute.",
                 ],
             )
-            for mass, subject, receives in (
-                (0.0269, "the first token is a sink in 50%", "it receives 15%"),
-                (0.0271, "[SEP] tokens are, on average, sinks in 90%", "together they receive 2.7%"),
+            for mass, subject, weight in (
+                (0.0269, "the first token is a sink in 50%", "15%"),
+                (0.0271, "[SEP] tokens are, on average, sinks in 90%", "2.7%"),
             )
         ),
         (
@@ -728,38 +714,11 @@ CASES = {
             ["On text, other tokens are, on average, sinks in 1.0% of the heads."],
         ),
         (
-            {
-                "text/without_bos/sink_rate/cls": 0.25,
-                "text/without_bos/dormant": 0.5,
-                "random/without_bos/dormant": 0.75,
-                "text/without_bos/nowhere": 0.125,
-                "random/without_bos/nowhere": 0.1,
-            },
+            {"text/without_bos/sink_rate/cls": 0.25, "text/without_bos/mass/nowhere": 0.125},
             [
-                "On text, [CLS] tokens are, on average, sinks in 25% of the heads.",
-                "On text, 50% of the heads are dormant: a single key receives more than 50% of their weight.",
-                "On text, learned sinks take 13% of the attention weight, which goes to no key.",
+                "On text, [CLS] tokens are, on average, sinks in 25% of the heads; learned sinks take 13% of the weight, which "
+                "goes to no key.",
             ],
-        ),
-        (
-            {
-                "ablation/zero/loss_before": 3.4,
-                "ablation/zero/loss_after": 3.401,
-                "ablation/mean/loss_after": 3.399,
-                "ablation/zero/before/first": 0.7,
-                "ablation/zero/after/first": 0.7004,
-            },
-            [
-                "Setting the massive activations to zero leaves the loss at 3.4 nats.",
-                "Setting the massive activations to their mean leaves the loss at 3.4 nats.",
-                "With the massive activations set to zero, attention weights hardly change: that on first tokens stays at "
-                "70%.",
-            ],
-        ),
-        (
-            {"text/without_bos/dormant": 0.5},
-            {"dormant": 0.2},
-            ["On text, 50% of the heads are dormant: a single key receives more than 20% of their weight."],
         ),
         (
             {"massive/count": 0.0},
@@ -767,38 +726,29 @@ CASES = {
         ),
         (
             MASSIVE,
-            [
-                "2 dimensions have massive activations, between layers 3 and 11.",
-                "The largest massive activation is 3,020, 12,300 times the median.",
-            ],
+            ["2 dimensions have massive activations between layers 3 and 11, up to 3,020, 12,300 times the median."],
         ),
         (
             MASSIVE | {"massive/count": 1.0, "massive/last_layer": 3.0},
+            ["1 dimension has massive activations in layer 3, up to 3,020, 12,300 times the median."],
+        ),
+        (
+            MASSIVE | {"ablation/zero/loss/before": 3.4, "ablation/zero/loss/after": 3.401},
             [
-                "1 dimension has massive activations, in layer 3.",
-                "The largest massive activation is 3,020, 12,300 times the median.",
+                "2 dimensions have massive activations between layers 3 and 11, up to 3,020, 12,300 times the median; setting "
+                "them to zero leaves the loss at 3.4 nats."
             ],
         ),
         (
-            ZEROED | {"ablation/zero/loss_controls": 3.42},
-            [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.0 nats; with as many random "
-                "dimensions set to zero, it is 3.42.",
-                "Setting the massive activations to their mean changes the loss to 3.41 nats.",
-            ],
-        ),
-        (
-            ZEROED
+            MASSIVE
             | {
-                "ablation/zero/before/first": 0.7,
-                "ablation/zero/after/first": 0.1,
-                "ablation/zero/before/other": 0.2,
-                "ablation/zero/after/other": 0.7,
+                "ablation/zero/loss/before": 3.4,
+                "ablation/zero/loss/after": 9.0,
+                "ablation/zero/loss/controls": 3.42,
             },
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.0 nats.",
-                "Setting the massive activations to their mean changes the loss to 3.41 nats.",
-                "With the massive activations set to zero, the attention weight on first tokens falls from 70% to 10%.",
+                "2 dimensions have massive activations between layers 3 and 11, up to 3,020, 12,300 times the median; setting "
+                "them to zero changes the loss from 3.40 to 9.0 nats; with as many random dimensions set to zero, it is 3.42."
             ],
         ),
     ],
@@ -914,7 +864,7 @@ def test_every_line_that_makes_a_sentence_is_tested(name):
 
 
 def module_of(name):
-    """The module with the sentences of an analysis: that of its implementation, or the one beside it."""
+    """The module with the sentences of an analysis: that of its implementation, or one of its package."""
     module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
     function = getattr(module, "sentences_of", None)
     return importlib.import_module(f"{module.__package__}.sentences" if function is None else function.__module__)

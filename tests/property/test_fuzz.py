@@ -77,7 +77,6 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
         *(
             "device=cpu",
             "analysis.score.controls=1",
-            "analysis.score.ablation_controls=1",
             f"output_dir={folder / 'run'}",
         ),
     ]

@@ -13,13 +13,13 @@ from normscope.analyses.attribution.options import AttributionMethod, Attributio
 from normscope.analyses.base import Requirements
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
+from normscope.analyses.declarations.score import ScoreOptions
+from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.registry import analyses
-from normscope.analyses.score.options import ScoreOptions
-from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.config.schema import check_options
 from normscope.errors import InputError
 from normscope.results.figures import Lines, Scatter
@@ -43,14 +43,11 @@ ENDS = [
     (ScoreOptions, "sequences", None, 0),
     (ScoreOptions, "sequences", 1, 0),
     (ScoreOptions, "intervention_sequences", 1, 0),
-    (ScoreOptions, "ablation_sequences", 1, 0),
     (ScoreOptions, "controls", 0, -1),
-    (ScoreOptions, "ablation_controls", 0, -1),
     (SinksOptions, "inputs", [SinkInput.repeat], []),
     (SinksOptions, "length", 2, 1),
     (SinksOptions, "epsilon", 0.0, 1.0),
     (SinksOptions, "epsilon", 0.99, -0.1),
-    (SinksOptions, "dormant", 0.0, float("nan")),
     (SinksOptions, "sequences", 1, 0),
     (SinksOptions, "ablation_sequences", 1, 0),
     (SinksOptions, "controls", 0, -1),
@@ -140,7 +137,7 @@ def test_what_analyses_declare():
     assert cited["similarity"] == ["modarressi2023"]
     assert cited["attribution"][-3:] == ["modarressi2023", "achtibat2024", "deyoung2020"]
     assert cited["outliers"] == cited["score"] == ["maruta2024"]
-    assert cited["sinks"] == ["gu2025", "sun2024", "guo2024", "bondarenko2023"]
+    assert cited["sinks"] == ["gu2025", "kobayashi2020", "sun2024"]
     for info in analyses().values():
         assert info.load().info is info
         assert {field.name for field in dataclasses.fields(info.options)} >= {"enabled"}
@@ -172,9 +169,9 @@ def test_defaults():
     """The defaults are those of the papers, where they state them."""
     assert NormsOptions(seed=1) == NormsOptions(False, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 1)
-    assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
+    assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, 1)
     assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, 16, 20, 1)
-    assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, 0.5, True, 16, 5, 1)
+    assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, True, 16, 5, 1)
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
     lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")

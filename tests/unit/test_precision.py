@@ -9,16 +9,15 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from normscope.analyses import ablations, samples
+from normscope.analyses import massive_activations, samples, score, sinks
 from normscope.analyses.attribution import sample
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
+from normscope.analyses.declarations.score import ScoreOptions
+from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.feedforward import maps
 from normscope.analyses.feedforward.options import FeedForwardOptions
-from normscope.analyses.score.options import ScoreOptions
-from normscope.analyses.sinks import analysis, rates
-from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.distribution import CHECKOUT
 from normscope.statistics.precision import FIRST, ROUND, half_width, in_rounds, until_precise
 from tests.oracles import specimens
@@ -103,17 +102,17 @@ def test_the_documented_coverage_is_that_of_simulations():
 LAYERS, CATEGORIES = [1, 3], ["punctuation", "other", "all"]
 VARIANTS = [(inputs, "without_bos") for inputs in SinkInput]
 MODULES = {
-    "score": [samples, ablations],
-    "sinks": [ablations, analysis],
+    "score": [samples],
+    "sinks": [massive_activations, sinks],
     "feedforward": [samples],
     "attribution": [sample],
 }
-HEADLINES = {"score": ablations, "sinks": rates, "feedforward": maps}
+HEADLINES = {"score": score, "sinks": sinks, "feedforward": maps}
 ENDS = {
     "score": (
         "bert",
-        ScoreOptions(seed=3, controls=2, ablation_controls=1, intervention_precision=ANY, ablation_precision=ANY),
-        {"intervention_sequences": 2, "ablation_sequences": 2},
+        ScoreOptions(seed=3, controls=2, intervention_precision=ANY),
+        {"intervention_sequences": 2},
     ),
     "sinks": (
         "massive",
@@ -151,7 +150,7 @@ def test_a_sample_that_ends_early_is_a_smaller_sample(name, monkeypatch):
 def test_headlines_are_the_published_means(name, monkeypatch):
     """The intervals are those of means over sequences that the analysis publishes."""
     looks: list[tuple[object, np.ndarray]] = []
-    for module in (ablations, maps, rates):
+    for module in (maps, score, sinks):
 
         def look(values: np.ndarray, module: object = module) -> float:
             looks.append((module, values))

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 
-from normscope.analyses.ablations import Removals
+from normscope.analyses.removals import beside_controls, random_sets
 from normscope.maths import masks
 from normscope.maths.attention import attention_by_group, attention_weights
 from normscope.maths.keys import KeyMap
@@ -196,10 +196,20 @@ def test_an_outlier_of_the_model_is_one_in_a_share_of_layers():
     assert outlier_dimensions(flags, 0.0) == [0, 1]
 
 
-def test_at_most_the_most_prominent_are_removed_alone():
-    outliers = list(range(30, 0, -1))
-    removals = Removals.of(outliers, 64, controls=2, seed=0)
-    assert [removal.name for removal in removals.outliers] == [*map(str, range(23, 31)), "outliers"]
-    assert removals.outliers[-1].dimensions == tuple(range(1, 31))
-    assert [len(control.dimensions) for control in removals.controls] == [1, 1, 30, 30]
-    assert not any(set(control.dimensions) & set(outliers) for control in removals.controls)
+def test_random_sets_are_of_other_dimensions():
+    removed = list(range(30, 0, -1))
+    sets = random_sets(removed, 64, [1, 30, 40], number=2, seed=0)
+    assert [len(random) for random in sets] == [1, 1, 30, 30], "34 dimensions are left"
+    assert not any(set(random) & set(removed) for random in sets)
+
+
+def test_changes_beside_those_of_random_sets():
+    columns = beside_controls(np.array([1.0, 2.0]), np.array([[0.0, 0.5, 1.0], [3.0, 3.0, 3.0]]))
+    assert {name: values.tolist() for name, values in columns.items()} == {
+        "change": [1.0, 2.0],
+        "controls_mean": [0.5, 3.0],
+        "controls_low": pytest.approx([0.025, 3.0]),
+        "controls_high": pytest.approx([0.975, 3.0]),
+    }
+    without = beside_controls(np.array([1.0]), np.empty((1, 0)))
+    assert np.isnan([without[f"controls_{end}"] for end in ("mean", "low", "high")]).all()

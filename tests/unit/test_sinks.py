@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.stats
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.scenarios import random_batch
-from normscope.analyses.sinks import massive as massive_search
-from normscope.analyses.sinks.massive import MassiveSearch
-from normscope.analyses.sinks.options import SinkInput, SinksOptions
+from normscope.analyses import massive_activations as massive_search
+from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
+from normscope.analyses.massive_activations import MassiveSearch
 from normscope.data.token_texts import Vocabulary
 from normscope.maths import massive
-from normscope.maths.magnitude import magnitudes, token_sizes
 from normscope.maths.masks import Mask
-from normscope.maths.massive import massive_activations, median_magnitudes
-from normscope.maths.sinks import concentration, queries_of_keys, strongest_key
+from normscope.maths.massive import largest_magnitudes, massive_activations, median_magnitudes
+from normscope.maths.sinks import queries_of_keys
 from normscope.models.task_heads import Head
 from tests.oracles import specimens
 from tests.oracles.specimens import WORDS, Specimen
@@ -50,21 +48,6 @@ def gpt_oss() -> Specimen:
     whole.base_model.float()  # grouped products of experts know no float64
     loaded = specimens._loaded(whole.base_model, tokenizer, "gpt_oss", {Head.NEXT_TOKEN: whole})
     return Specimen(loaded, lambda *_: pytest.fail("no brute force"), (), lambda *_: "", texts())
-
-
-def test_magnitudes_are_scipys():
-    """Padding holds nonsense, which must not count."""
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(3, 7, 40, dtype=torch.float64, generator=generator) ** 3 + 2
-    mask = torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
-    vectors[~mask] = 1e9
-    for row, got in enumerate(magnitudes(vectors, mask).numpy()):
-        flat = vectors[row][mask[row]].numpy().ravel()
-        far = (np.abs(scipy.stats.zscore(flat)) > 6).mean()
-        np.testing.assert_allclose(got, [np.abs(flat).max(), scipy.stats.kurtosis(flat, fisher=False), far], rtol=1e-12)
-    assert magnitudes(torch.full((1, 2, 4), 3.0), mask[:1, :2]).tolist() == [[3.0, 0.0, 0.0]]
-    single = magnitudes(vectors.float(), mask)
-    torch.testing.assert_close(single, magnitudes(vectors, mask), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +109,12 @@ def test_massive_activations_are_the_same_if_nothing_may_wait(monkeypatch):
         vectors[:, ~mask] = 1e6
         monkeypatch.setattr(massive_search, "host_waits", lambda _device: False)
         for layer in (0, 1):
-            at_once.update(layer, vectors[layer], batch)
+            at_once.update(layer, vectors[layer], batch, largest_magnitudes(vectors[layer], mask))
         monkeypatch.setattr(massive_search, "host_waits", lambda _device: True)
-        later.update(1, 200 * vectors[1], batch, token_sizes(200 * vectors[1]))
+        later.update(1, 200 * vectors[1], batch, largest_magnitudes(200 * vectors[1], mask))
         later.start_batch()  # what did not fit is forgotten
         for layer in (0, 1):
-            later.update(layer, vectors[layer], batch, token_sizes(vectors[layer]))
+            later.update(layer, vectors[layer], batch, largest_magnitudes(vectors[layer], mask))
         seen_again.append(later.again(batch))
         for layer in seen_again[-1]:
             later.update_again(layer, vectors[layer], batch)
@@ -160,20 +143,13 @@ def test_queries_that_see_a_key():
     assert queries_of_keys(mask, window)[1].tolist() == [2, 2, 2, 1]
 
 
-def test_the_strongest_key_and_how_concentrated_the_weight_is():
-    received = torch.tensor([[[0.0, 2.0, 2.0 + 1e-7, 1.0], [4.0, 0.0, 0.0, 0.0]]], dtype=torch.float64)
-    assert strongest_key(received).tolist() == [[1, 0]]
-    expected = [scipy.stats.entropy(row) for row in received[0].numpy()]
-    np.testing.assert_allclose(concentration(received)[0].numpy(), expected, atol=1e-12)
-
-
 @pytest.mark.slow
 def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
     specimen = gpt_oss()
     layers = list(range(1, specimen.loaded.layers + 1))
     options = SinksOptions(length=LENGTH, seed=0, inputs=[SinkInput.text], ablation=False)
     findings = specimen.findings("sinks", options, layers, CATEGORIES)
-    strongest = findings.tables["strongest"].query("not bos")
+    learned = findings.tables["by_head"].query("not bos and position == 'nowhere'")
     model, expected = specimen.loaded.model, []
     model.set_attn_implementation("eager")
     for text, _ in texts():
@@ -181,8 +157,9 @@ def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
         if ids.shape[1] == LENGTH:
             attentions = torch.stack(model(input_ids=ids, output_attentions=True).attentions)[:, 0]
             expected.append(1 - attentions.sum(dim=-1).mean(dim=-1))
-    nowhere = strongest.pivot_table(index="layer", columns="head", values="nowhere").to_numpy()
+    nowhere = learned.pivot_table(index="layer", columns="head", values="mass").to_numpy()
     assert nowhere.min() > 0.001
     np.testing.assert_allclose(nowhere, torch.stack(expected).mean(dim=0).numpy(), rtol=1e-4)
-    assert findings.metrics["text/without_bos/nowhere"] == pytest.approx(nowhere.mean())
+    assert findings.metrics["text/without_bos/mass/nowhere"] == pytest.approx(nowhere.mean())
+    assert findings.metrics["text/without_bos/contribution/nowhere"] == 0
     assert any("learned sinks take" in str(sentence) for sentence in findings.sentences)

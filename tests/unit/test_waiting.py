@@ -188,7 +188,7 @@ def test_similarity_does_not_wait(monkeypatch, sums):
 def test_looking_for_massive_activations_does_not_wait_where_there_have_been_some(monkeypatch):
     model, layout, batch = prepared("llama")
     (sinks,) = analyses_of(model, ["sinks"])
-    massive = sinks._stream.massive
+    massive = sinks._massive
     massive._watched.add(1)
     run(monkeypatch, model, layout, [sinks], batch)
     assert [kept.layer for kept in massive._kept] == [1]

@@ -66,17 +66,6 @@ KOBAYASHI_2024 = Paper(
 }""",
 )
 
-BONDARENKO_2023 = Paper(
-    "bondarenko2023",
-    """@inproceedings{bondarenko-etal-2023-quantizable,
-  title = {Quantizable Transformers: Removing Outliers by Helping Attention Heads Do Nothing},
-  author = {Bondarenko, Yelysei and Nagel, Markus and Blankevoort, Tijmen},
-  booktitle = {Advances in Neural Information Processing Systems 36 (NeurIPS)},
-  year = {2023},
-  url = {https://arxiv.org/abs/2306.12929}
-}""",
-)
-
 GU_2025 = Paper(
     "gu2025",
     """@inproceedings{gu-etal-2025-attention-sink,
@@ -86,16 +75,6 @@ Lin, Min},
   booktitle = {The Thirteenth International Conference on Learning Representations (ICLR)},
   year = {2025},
   url = {https://arxiv.org/abs/2410.10781}
-}""",
-)
-
-GUO_2024 = Paper(
-    "guo2024",
-    """@misc{guo-etal-2024-active-dormant,
-  title = {Active-Dormant Attention Heads: Mechanistically Demystifying Extreme-Token Phenomena in LLMs},
-  author = {Guo, Tianyu and Pai, Druv and Bai, Yu and Jiao, Jiantao and Jordan, Michael I. and Mei, Song},
-  year = {2024},
-  url = {https://arxiv.org/abs/2410.13835}
 }""",
 )
 

@@ -11,12 +11,12 @@ from normscope.analyses.attribution.options import ATTRIBUTION
 from normscope.analyses.declarations.frequency import FREQUENCY
 from normscope.analyses.declarations.mixing import MIXING
 from normscope.analyses.declarations.outliers import OUTLIERS
+from normscope.analyses.declarations.score import SCORE
+from normscope.analyses.declarations.sinks import SINKS
 from normscope.analyses.feedforward.options import FEEDFORWARD
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.norms.options import NORMS
-from normscope.analyses.score.options import SCORE
 from normscope.analyses.similarity.options import SIMILARITY
-from normscope.analyses.sinks.options import SINKS
 from normscope.analyses.syntax.options import SYNTAX
 
 ENTRY_POINTS = "normscope.analyses"

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.magnitude import TokenSizes, token_sizes
+from normscope.maths.tensors import cached_rows
 
 MASSIVE = 100.0
 """Massive activations are larger than this in magnitude, and at least `MASSIVE_RATIO` times the median magnitude."""
@@ -29,10 +29,19 @@ class MassiveActivations(NamedTuple):
     """Median of |x| over the tokens and dimensions of each sequence; NaN where no |x| exceeds `MASSIVE`."""
 
 
+def largest_magnitudes(
+    vectors: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"]
+) -> Float[Tensor, "batch token"]:
+    """Largest |x| of every token; 0 at padding."""
+    # Faster than the ∞-norm, and than abs, which writes a tensor of the same size.
+    pieces = [torch.maximum(piece.amax(-1), -piece.amin(-1)) for piece in cached_rows(vectors.flatten(0, 1))]
+    return torch.cat(pieces).view(token_mask.shape).masked_fill(~token_mask, 0)
+
+
 def massive_activations(
     vectors: Float[Tensor, "batch token model"],
     token_mask: Bool[Tensor, "batch token"],
-    sizes: TokenSizes | None = None,
+    largest: Float[Tensor, "batch token"] | None = None,
 ) -> MassiveActivations:
     """Activations with |x| > 100 that are at least 1000 times the median |x| of their sequence.
 
@@ -41,11 +50,11 @@ def massive_activations(
     Args:
         vectors: Hidden vectors.
         token_mask: True at tokens, False at padding.
-        sizes: See `token_sizes`; computed if not given.
+        largest: See `largest_magnitudes`; computed if not given.
 
     Source: Sun et al. 2024, section 2.1.
     """
-    largest = (token_sizes(vectors) if sizes is None else sizes).largest.masked_fill(~token_mask, 0)
+    largest = largest_magnitudes(vectors, token_mask) if largest is None else largest
     medians = torch.full_like(largest[:, 0], torch.nan)
     places = [torch.zeros(0, 3, dtype=torch.int64, device=vectors.device)]
     for row in (largest.amax(dim=-1) > MASSIVE).nonzero().flatten().tolist():

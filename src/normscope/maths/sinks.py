@@ -35,23 +35,3 @@ def importance(
         queries: See `queries_of_keys`.
     """
     return received / queries.clamp(min=1).unsqueeze(1).to(received.dtype)
-
-
-def strongest_key(received: Float[Tensor, "batch head key"]) -> Int[Tensor, "batch head"]:
-    """The key that receives most of each head's weight: the first of several within a relative 1e-5, which is rounding.
-
-    Args:
-        received: Σ_i α_ik.
-    """
-    most = received.amax(dim=-1, keepdim=True)
-    return (received >= most * (1 - 1e-5)).int().argmax(dim=-1)
-
-
-def concentration(received: Float[Tensor, "batch head key"]) -> Float[Tensor, "batch head"]:
-    """Entropy of the distribution of a head's weight over the keys, in nats: 0 if one key receives all of it.
-
-    Args:
-        received: Σ_i α_ik; zero at padding.
-    """
-    shares = received / received.sum(dim=-1, keepdim=True)
-    return -torch.special.xlogy(shares, shares).sum(dim=-1)

@@ -21,7 +21,6 @@ METHODS = {
 
 STREAM = "residual stream"
 """The unit of vectors, and of their norms, that are added to the residual stream or read from it."""
-NATS = "nats"
 
 TOKEN_ID = Axis("token_id", "Number of the token in the vocabulary.", kind="whole")
 VOCABULARY = (Axis("token", "The token."), TOKEN_ID)
@@ -31,11 +30,6 @@ VOCABULARY = (Axis("token", "The token."), TOKEN_ID)
 def in_stream(meaning: str, label: str = "") -> Column:
     """A column in units of the residual stream."""
     return Column(meaning, label, unit=STREAM)
-
-
-def in_nats(**meanings: str) -> dict[str, Column]:
-    """Columns in nats, by name."""
-    return {name: Column(meaning, unit=NATS) for name, meaning in meanings.items()}
 
 
 TOKENS = Column("Number of tokens.", kind="whole")

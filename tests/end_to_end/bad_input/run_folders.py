@@ -452,7 +452,7 @@ _CASES: Mapping[str, Callable[[Runs, Damage], Case]] = {
 _READ_BY: Mapping[str, Sequence[str]] = {
     "compare": (
         *("results.json", "config.yaml", "failures.jsonl"),
-        *(f"tables/{name}.parquet" for name in (*_SHARED, "score_by_category", "mixing_by_layer")),
+        *(f"tables/{name}.parquet" for name in (*_SHARED, "score_concentration", "mixing_by_layer")),
     ),
     "page": (
         *("results.json", "config.yaml", "tables/mixing_by_layer.parquet"),

@@ -49,7 +49,7 @@ class Stock:
         """Arguments of a small run."""
         return [
             *("tracking=disabled", "device=cpu", "report.enabled=false", "output_dir=out", "dataset.limit=4"),
-            *("analysis.score.controls=1", "analysis.score.ablation=false", f"model.name={model or self.model}"),
+            *("analysis.score.controls=1", f"model.name={model or self.model}"),
         ]
 
     @classmethod

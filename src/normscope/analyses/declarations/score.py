@@ -1,9 +1,43 @@
-"""What the score analysis publishes."""
+"""Score contributions: which dimensions decide attention, and do they cause it? Options, and what the analysis publishes."""
 
+import dataclasses
 from typing import Any
 
-from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, SEQUENCES, TOGETHER, in_nats
+from omegaconf import II
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import MARUTA_2024
+from normscope.config.rules import AboveZero, Count, RandomSets, Seed
+from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, SEQUENCES, TOGETHER
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
+
+
+@dataclasses.dataclass
+class ScoreOptions(AnalysisConfig):
+    """Contributions of hidden dimensions to attention scores (Maruta & Matsuzaki 2024)."""
+
+    sequences: Count | None = None
+    """Number of random sequences over which contributions are averaged; null uses the whole corpus."""
+    interventions: bool = True
+    """Whether to recompute each block's attention without the outlier dimensions' part of its scores."""
+    intervention_sequences: Count = 100
+    """Maximum number of random sequences for these interventions."""
+    controls: RandomSets = 20
+    """Number of random sets of dimensions, of the same size, as controls for the interventions."""
+    seed: Seed = II("seed")
+    """Seed of the sampled sequences and of the random sets of dimensions."""
+    intervention_precision: AboveZero | None = 0.01
+    """The interventions end early once the 95% intervals of the attention weight that each category gains or loses without the
+    outlier dimensions, averaged over layers, are within ± this; null uses all sequences."""
+
+
+def _positive(variance: Any) -> Any:
+    return variance > 0
+
+
+def _missing(rows: Any, column: str) -> Any:
+    return rows[column].isna().mean()
+
 
 _REMOVED = (
     Axis(
@@ -13,37 +47,8 @@ _REMOVED = (
     ),
     Axis("dimensions", "The removed dimensions, separated by spaces."),
 )
-_ABLATED = (
-    Axis(
-        "from_layer",
-        "First layer whose inputs are changed; those of all later layers are changed, too.",
-        noun="first layer",
-        kind="whole",
-    ),
-    Axis("value", "What the dimensions are set to: `zero`, or the `mean` of each over all tokens of the corpus."),
-    *_REMOVED,
-)
-_LOSS = CHANGES | {
-    "before": "Loss of the unchanged model in nats: of masked tokens, or of the next token in a causal model.",
-    "after": "Loss with the dimensions replaced, in nats.",
-}
-
-
-def _positive(variance: Any) -> Any:
-    return variance > 0
-
-
-def _earliest(layers: Any) -> Any:
-    return layers == layers.min()
-
-
-def _missing(rows: Any, column: str) -> Any:
-    return rows[column].isna().mean()
-
-
 _SPREAD: Where = {"variance": _positive}
 _ALL: Where = {"removed": TOGETHER}
-_EARLIEST: Where = {"removed": TOGETHER, "from_layer": _earliest}
 
 PUBLISHED = Published(
     tables={
@@ -54,32 +59,6 @@ PUBLISHED = Published(
                 "softmax."
             },
             ranked_by=("mean",),
-        ),
-        "by_category": Table(
-            rows=(LAYER, DIMENSION.but(noun="outlier dimension"), CATEGORY_OF_KEY),
-            values={"head_<head>": "Mean contribution C_j in the head."},
-        ),
-        "totals": Table(
-            rows=(LAYER, HEAD, CATEGORY_OF_KEY),
-            values={
-                "contributions": "Σ_j C_j: the mean part of the score that comes from the dimensions.",
-                "key_bias": "The mean part of the score that comes from b_K.",
-                "score": "The mean score q·k, the sum of both.",
-                "pairs": Column("Number of pairs of a query and a visible key.", kind="whole"),
-            },
-        ),
-        "spread": Table(
-            rows=(
-                LAYER,
-                HEAD,
-                Axis("rank", "Rank of the dimension by its share, from 1.", noun="dimension", kind="whole"),
-            ),
-            values={
-                "dimension": Column(DIMENSION.meaning, kind="whole"),
-                "share": "Share of the dimension in the variance of a query's scores over the keys; missing if there is no "
-                "variance.",
-                "cumulative": "Sum of the shares up to this rank.",
-            },
         ),
         "concentration": Table(
             rows=(LAYER, HEAD),
@@ -112,17 +91,6 @@ PUBLISHED = Published(
             per="layer, removal and category; the outlier dimensions' part of the scores is removed in one block at a time",
             values={**CHANGES, "sequences": SEQUENCES},
             ranked_by=("change",),
-        ),
-        "ablation": Table(
-            rows=(*_ABLATED, LAYER, CATEGORY_OF_KEY),
-            per="first layer, value, removal, layer and category; the dimensions are replaced wherever a layer reads them",
-            values={**CHANGES, "sequences": SEQUENCES},
-            ranked_by=("change",),
-        ),
-        "ablation_loss": Table(
-            rows=_ABLATED,
-            per="first layer, value and removal, if the checkpoint has a language-modelling head",
-            values=in_nats(**_LOSS),
         ),
     },
     metrics=(
@@ -189,24 +157,6 @@ PUBLISHED = Published(
             of="intervention.sequences",
             how="max",
         ),
-        Rollup(
-            "ablation/sequences",
-            "Number of sequences on which outlier dimensions were replaced.",
-            of="ablation.sequences",
-            how="max",
-        ),
-        Rollup(
-            "ablation/<value>/loss_before",
-            "Loss in nats, unchanged: of masked tokens, or of the next token in a causal model.",
-            of="ablation_loss.before",
-            where=_EARLIEST,
-        ),
-        Rollup(
-            "ablation/<value>/loss_after",
-            "Loss in nats with all outlier dimensions replaced from the first chosen layer on.",
-            of="ablation_loss.after",
-            where=_EARLIEST,
-        ),
     ),
     curves=(
         Rollup(
@@ -224,4 +174,14 @@ PUBLISHED = Published(
         ),
         Rollup("share_of_key_bias", "Mean share of b_K in the variance.", of="concentration.key_bias"),
     ),
+)
+
+SCORE = AnalysisInfo(
+    name="score",
+    title="Score contributions",
+    question="Which dimensions decide where attention goes, and is their effect causal?",
+    options=ScoreOptions,
+    implementation="normscope.analyses.score:ScoreAnalysis",
+    papers=(MARUTA_2024,),
+    published=PUBLISHED,
 )

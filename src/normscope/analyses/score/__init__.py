@@ -1,1 +1,0 @@
-"""Which dimensions decide the attention scores (Maruta & Matsuzaki 2024)."""

@@ -1,1 +1,0 @@
-"""Attention sinks and massive activations (Gu et al. 2025; Sun et al. 2024)."""
