@@ -119,8 +119,7 @@ def test_tables_by_layer_and_head_have_rows_for_the_heads_that_exist():
     sinks = {"length": 6, "sequences": 2}
     results = normscope.run(["norms", "score", "sinks"], model=wrapped(HEADS), texts=TEXTS * 2, sinks=sinks)
     tables = {name: table for name, table in results.tables.items() if {"layer", "head"} <= {*table.columns}}
-    del tables["norms_dispersion_summary"], tables["norms_sample"]
-    assert {"norms_by_head", "norms_head_shares", "norms_dispersion", "score_concentration"} <= {*tables}
+    assert {"norms_by_head", "score_concentration", "score_contributions"} <= {*tables}
     for name, table in tables.items():
         of_heads = table[(table["layer"] > 0) & (table["head"] > 0)]
         assert {layer: sorted({*rows["head"]}) for layer, rows in of_heads.groupby("layer")} == counts, name

@@ -396,7 +396,7 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
     expected = without.get((model_type, name), [])
     assert [note for note in results.notes if "expansion rate" in note] == ["".join(e) for e in expected]
     if name == "norms":
-        assert ("norms_expansion" in results.tables) == ("".join(NO_EXPANSION) not in results.notes)
+        assert ("norms/expansion/mean" in results.metrics) == ("".join(NO_EXPANSION) not in results.notes)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 import wandb
 
 from normscope.analyses.frequency import FrequencyAnalysis
-from normscope.analyses.norms.analysis import NormsAnalysis
+from normscope.analyses.norms import NormsAnalysis
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, mounted, python, results, torchrun
 from tests.end_to_end.forks import Fork

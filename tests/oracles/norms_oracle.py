@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.norms.options import NormsOptions
-from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
+from normscope.analyses.declarations.norms import NormsOptions
+from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.token_sequence import fingerprint
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import (
@@ -30,8 +30,12 @@ NO_EXPANSION = (
 )
 """The note about models without W_V; see `tests/contract/test_hybrids.py`."""
 
-MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted vector", "f": "‖f(x)‖: vector"}
-STATISTICS = ["mean", "std", "cv", "max", "min"]
+MEASURES = {
+    "alpha": "α: attention weight",
+    "alpha_f": "‖αf(x)‖: weighted vector",
+    "f": "‖f(x)‖: vector",
+    "share": "signed share of the output",
+}
 
 
 def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: NormsOptions) -> Expected:
@@ -41,42 +45,34 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     present = [category for category in categories if category == "all" or (keys["category"] == category).any()]
     by_head = _by_head(keys, present)
     of_layers = by_head.groupby(["layer", "category"])
-    by_layer = of_layers[list(MEASURES)].mean().join(of_layers["share"].sum()).rename_axis("measure", axis=1)
-    head_shares = _by_head(keys, ["all"])["share"].droplevel("category").to_frame()
+    by_layer = of_layers[["alpha", "alpha_f", "f"]].mean().join(of_layers["share"].sum()).rename_axis("measure", axis=1)
+    of_heads = _by_head(keys, ["all"])["share"]
     by_layer = by_layer.stack().rename("sequence_mean").to_frame()
-    dispersion = keys.groupby(["layer", "head"])["f"].apply(_spread).unstack()
-    input_dispersion = inputs.groupby("layer")["x"].apply(_spread).unstack()
+    spreads = {"f": keys.groupby(["layer", "head"])["f"], "x": inputs.groupby("layer")["x"]}
+    dispersion = {letter: values.apply(_spread).unstack() for letter, values in spreads.items()}
     ranked = pairs[[query in drawn[number] for number, query in zip(pairs["sequence"], pairs["query"], strict=True)]]
     correlation = _correlation(specimen, ranked, layers, categories)
     rates = _expansion(specimen, layers)
-    sample = pairs[["layer", "head", "category", "alpha", "f"]].set_index(["layer", "head", "category"])
     curves = {
         f"{measure}/{category}": by_layer.xs((category, measure), level=("category", "measure"))[
             "sequence_mean"
         ].to_dict()
-        for measure in (*MEASURES, "share")
+        for measure in MEASURES
         for category in present
     }
-    heads = {"share/negative_heads": int((head_shares["share"] < 0).sum()), "share/heads": len(head_shares)}
-    metrics = heads | _metrics(curves, dispersion, input_dispersion, correlation, rates)
+    heads = {"share/negative_heads": int((of_heads < 0).sum()), "share/heads": len(of_heads)}
+    metrics = heads | _metrics(curves, dispersion, correlation, rates)
     if not isinstance(specimen.sequences[0], WordSequence):
         metrics |= {"f/uniform": _with_equal_weights(specimen, layers)}
     return Expected(
         tables={
             "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
             "by_head": by_head,
-            "head_shares": head_shares,
-            "dispersion": dispersion,
-            "dispersion_summary": _extremes(dispersion),
-            "input_dispersion": input_dispersion,
-            "input_dispersion_summary": _extremes(input_dispersion),
             "correlation": correlation,
-            "expansion": rates,
-            "sample": sample,
         },
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, head_shares, pairs, rates),
+        figures=_figures(by_layer, by_head, pairs),
         summary=_summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
         sentences=_sentences(
             {name: value for name, value in metrics.items() if name.split("/")[-1] not in _unseen(specimen, layers)}
@@ -213,17 +209,7 @@ def _by_head(keys: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
 def _spread(values: pd.Series) -> pd.Series:
     numbers = values.to_numpy()
     mean, std = numbers.mean(), numbers.std()
-    return pd.Series({"mean": mean, "std": std, "cv": std / mean, "max": numbers.max(), "min": numbers.min()})
-
-
-def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
-    places = list(dispersion.index.names)
-    rows = []
-    for name, place in (("max_cv", dispersion["cv"].idxmax()), ("min_cv", dispersion["cv"].idxmin())):
-        where = place if isinstance(place, tuple) else (place,)
-        rows.append({"row": name, **dict(zip(places, where, strict=True)), **dispersion.loc[place]})
-    rows.append({"row": "average", **dict.fromkeys(places, 0), **dispersion.mean()})
-    return table(["row"], rows)
+    return pd.Series({"mean": mean, "std": std, "cv": std / mean})
 
 
 def _correlation(
@@ -264,13 +250,13 @@ def _expansion(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
     return table(["layer"], rates)
 
 
-def _metrics(curves, dispersion, input_dispersion, correlation, rates) -> dict[str, float]:
+def _metrics(curves, dispersion, correlation, rates) -> dict[str, float]:
     pooled = _pooled(correlation)
     metrics = {f"spearman/{category}": rho for category, rho in pooled.items()}
     metrics |= {name: np.mean(list(curve.values())) for name, curve in curves.items()}
-    for letter, table_ in (("f", dispersion), ("x", input_dispersion)):
-        metrics |= {f"{letter}/cv_{name}": getattr(table_["cv"], name)() for name in ("max", "min", "mean")}
-    metrics |= {"f/mean": dispersion["mean"].mean(), "f/std": dispersion["std"].mean()}
+    for letter, spread in dispersion.items():
+        metrics |= {f"{letter}/cv_{name}": getattr(spread["cv"], name)() for name in ("max", "min", "mean")}
+    metrics |= {f"f/{name}": dispersion["f"][name].mean() for name in ("mean", "std")}
     metrics |= {
         "expansion/mean": rates["rate"].mean(),
         "expansion_with_output_bias/mean": rates["rate_with_output_bias"].mean(),
@@ -280,33 +266,18 @@ def _metrics(curves, dispersion, input_dispersion, correlation, rates) -> dict[s
     return metrics
 
 
-def _figures(by_layer, by_head, head_shares, pairs, rates) -> dict[str, Picture]:
+def _figures(by_layer, by_head, pairs) -> dict[str, Picture]:
     shown = set(by_head.index.get_level_values("category"))
     parts = shown - {"all"} or shown
     points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
-    maps = {"rate": "without output bias", "rate_with_output_bias": "with output bias, as published"}
     grid = {"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"}
     return {
         "by_layer": Picture(
             {
                 (MEASURES[measure], category, layer): value
                 for (layer, category, measure), value in by_layer["sequence_mean"].items()
-                if category in parts and measure in MEASURES
+                if category in parts
             }
-        ),
-        "shares": Picture(
-            {
-                (None, category, layer): value * 100
-                for (layer, category, measure), value in by_layer["sequence_mean"].items()
-                if category in parts and measure == "share"
-            }
-        ),
-        "head_shares": Picture(
-            {
-                (None, "share of the head", layer, head): value * 100
-                for (layer, head), value in head_shares["share"].items()
-            },
-            {"diverging": True},
         ),
         "by_head": Picture(
             {
@@ -317,9 +288,6 @@ def _figures(by_layer, by_head, head_shares, pairs, rates) -> dict[str, Picture]
             }
         ),
         "scatter": Picture(cloud({category: list(some) for category, some in points.items()}), {"log_y": True}),
-        "expansion": Picture(
-            {(None, title, layer): rates.loc[layer, column] for column, title in maps.items() for layer in rates.index}
-        ),
     }
 
 
@@ -355,63 +323,53 @@ def _summary(
 
 def _sentences(metrics: dict[str, float]) -> list[str]:
     sentences = []
-    for category in ("cls", "sep", "first", "punctuation"):
-        if f"alpha/{category}" in metrics and "alpha/all" in metrics:
-            weight, vector = metrics[f"alpha/{category}"], metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
-            little = 2 * vector < weight and clearly_apart(vector, weight)
-            but = "but contribute only" if little else "and contribute"
-            sentences.append(
-                f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
-                "Σ‖αf(x)‖."
-            )
-    sentences += _of_shares(metrics)
-    rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
-    if rhos:
-        over_all = f"{rhos.pop('all')} over all tokens" if "all" in rhos else ""
-        each = [f"{rho} for {spoken(name)}" for name, rho in rhos.items()]
-        listed = " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
-        between = ", and " if over_all and each else ""
+    every = metrics.get("alpha_f/all")
+    pairs = {
+        category: (metrics[f"alpha/{category}"], metrics[f"alpha_f/{category}"] / every)
+        for category in ("cls", "sep", "first", "punctuation")
+        if f"alpha/{category}" in metrics and every is not None
+    }
+    if pairs:
+        category = max(pairs, key=lambda name: abs(np.subtract(*pairs[name])))
+        weight, norm = pairs[category]
+        but = "but contribute only" if 2 * norm < weight and clearly_apart(norm, weight) else "and contribute"
         sentences.append(
-            f"The rank correlation between α and ‖f(x)‖ over the pairs of all texts is {over_all}{between}{listed}"
-            f"{' tokens' if each else ''}."
+            f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(norm)} of "
+            "Σ‖αf(x)‖."
         )
-    weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
+    sentences += _of_shares(metrics)
+    parts = []
+    if "spearman/all" in metrics:
+        rho = three_digits(metrics["spearman/all"])
+        parts.append(f"Weights have a rank correlation of {rho} with ‖f(x)‖ over the pairs of all texts")
+    alike = metrics.get("f/uniform")
     if (
-        weighted is not None
+        every is not None
         and alike is not None
         and abs(metrics["alpha/all"] - 1) < 0.001
-        and not 0.9 < weighted / alike < 1 / 0.9
+        and not 0.9 < every / alike < 1 / 0.9
     ):
-        sentences.append(
-            f"{'Shorter' if weighted < alike else 'Longer'} vectors tend to get larger weights: the keys that a query sees "
-            f"have a mean ‖f(x)‖ of {three_digits(weighted)[1:]} weighted by α, and of {three_digits(alike)[1:]} with equal "
-            "weights."
+        longer = "shorter" if every < alike else "longer"
+        parts.append(
+            f"{longer if parts else longer.capitalize()} vectors tend to get larger weights: the keys that a query sees have a "
+            f"mean ‖f(x)‖ of {three_digits(every)[1:]} weighted by α, and of {three_digits(alike)[1:]} with equal weights"
         )
-    mean, low, high, inputs = (percent(metrics[name]) for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
-    sentences.append(
-        f"On average over heads, the coefficient of variation of ‖f(x)‖ is {mean} (from {low} to {high}); that of the norm ‖x‖ "
-        f"of the inputs is {inputs}."
-    )
-    return sentences
+    return [*sentences, *([f"{'; '.join(parts)}."] if parts else [])]
 
 
 def _of_shares(metrics: dict[str, float]) -> list[str]:
-    sentences = []
     shares = {name[6:]: value for name, value in metrics.items() if name.startswith("share/")}
-    negative, heads = shares.pop("negative_heads"), shares.pop("heads")
-    for category in shares if "all" in shares else ():
-        norm = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
-        relative = shares[category] / shares["all"]
-        if category != "all" and not 0.5 <= relative / norm <= 1.5 and clearly_apart(relative, norm):
-            sentences.append(
-                f"Norms {'over' if relative < norm else 'under'}state what {spoken(category)} tokens contribute: these have "
-                f"{percent(norm)} of Σ‖αf(x)‖, but {percent(relative)} of what comes from all tokens along the output "
-                "vectors, where contributions add up."
-            )
-    some = "writes" if negative == 1 else "write"
-    of = f"{heads} head{'' if heads == 1 else 's'}"
-    sentences.append(
-        f"{negative} of {of} {some} against the attention output of their layer: on average, what such a head takes from all "
-        "tokens points away from it."
-    )
-    return sentences
+    apart = {}
+    for category in set(shares) - {"negative_heads", "heads", "all"} if "all" in shares else ():
+        norm, relative = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"], shares[category] / shares["all"]
+        if not 0.5 <= relative / norm <= 1.5 and clearly_apart(relative, norm):
+            apart[category] = (norm, relative)
+    if not apart:
+        return []
+    category = max(apart, key=lambda name: abs(np.subtract(*apart[name])))
+    norm, relative = apart[category]
+    return [
+        f"Norms {'over' if relative < norm else 'under'}state what {spoken(category)} tokens contribute: these have "
+        f"{percent(norm)} of Σ‖αf(x)‖, but {percent(relative)} of what comes from all tokens along the output "
+        "vectors, where contributions add up."
+    ]

@@ -7,10 +7,10 @@ import torch
 
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.frequency import FREQUENCIES
-from normscope.analyses.norms.options import NormsOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.errors import InputError
 from tests.oracles import frequency_oracle, specimens

@@ -14,12 +14,12 @@ from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.attribution.sampled_pairs import PAIRS
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
-from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.syntax.analysis import TREEBANK

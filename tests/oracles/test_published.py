@@ -11,12 +11,12 @@ from normscope.analyses.attribution.options import AttributionMethod, Attributio
 from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
-from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions

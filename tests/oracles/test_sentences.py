@@ -18,7 +18,6 @@ RANGE = (
     "90% over tokens and layers."
 )
 NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}
-VARIATION = {"f/cv_mean": 0.3, "f/cv_min": 0.1, "f/cv_max": 0.7, "x/cv_mean": 0.05}
 SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
 BIAS = "The key bias b_K makes up {} of the spread of a query's scores over its keys."
 WITHOUT_OUTLIERS = "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on"
@@ -314,21 +313,6 @@ CASES = {
             )
         ),
         (NORMS, {"unseen": ["cls"]}, []),
-        *(
-            (
-                {"share/negative_heads": negative, "share/heads": heads},
-                [
-                    f"{written} against the attention output of their layer: on average, what such a head takes from all "
-                    "tokens points away from it."
-                ],
-            )
-            for negative, heads, written in (
-                (0.0, 72.0, "0 of 72 heads write"),
-                (1.0, 1.0, "1 of 1 head writes"),
-                (12.0, 1200.0, "12 of 1,200 heads write"),
-            )
-        ),
-        ({"share/negative_heads": 0.0, "share/heads": 0.0}, []),
         ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
         (NORMS, ["The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
         *(
@@ -350,28 +334,29 @@ CASES = {
         ({name: value for name, value in NORMS.items() if name != "alpha_f/all"}, []),
         (NORMS | {"alpha_f/all": 0.0}, []),
         (
-            {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
+            # The further of the two, and of the two that norms overstate.
+            NORMS | {"alpha/sep": 0.3, "alpha_f/sep": 0.5, "share/all": 1.0, "share/cls": 0.0, "share/sep": 0.01},
             [
-                "The rank correlation between α and ‖f(x)‖ over the pairs of all texts is −0.50 for [CLS], +0.063 for [SEP] "
-                "and +0.25 for other tokens."
+                "The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖.",
+                "Norms overstate what [SEP] tokens contribute: these have 10% of Σ‖αf(x)‖, but 1.0% of what comes from all "
+                "tokens along the output vectors, where contributions add up.",
             ],
         ),
+        ({"spearman/cls": -0.5, "spearman/other": 0.25}, []),
         (
             {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
-            [
-                "The rank correlation between α and ‖f(x)‖ over the pairs of all texts is +0.13 over all tokens, and 0 for "
-                "[CLS] and +0.25 for other tokens."
-            ],
+            ["Weights have a rank correlation of +0.13 with ‖f(x)‖ over the pairs of all texts."],
         ),
         (
             {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 2.0, "f/uniform": 2.0},  # all rows are uniform
-            ["The rank correlation between α and ‖f(x)‖ over the pairs of all texts is −0.30 over all tokens."],
+            ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts."],
         ),
         (
-            VARIATION,
+            {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 1.79, "f/uniform": 2.0},
             [
-                "On average over heads, the coefficient of variation of ‖f(x)‖ is 30% (from 10% to 70%); that of the "
-                "norm ‖x‖ of the inputs is 5.0%."
+                "Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts; shorter vectors tend to get "
+                "larger weights: the keys that a query sees have a mean ‖f(x)‖ of 1.8 weighted by α, and of 2.0 with equal "
+                "weights."
             ],
         ),
     ],
@@ -785,8 +770,8 @@ CLAIMS = {
     r"receive (\S+) of the attention weight but contribute only (\S+) of": lambda weight, norm: norm < weight,
     r"Norms overstate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share < norm,
     r"Norms understate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share > norm,
-    r"^Shorter .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted < alike,
-    r"^Longer .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted > alike,
+    r"horter .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted < alike,
+    r"onger .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted > alike,
     r"changes least where .*: by (\S+) on average; by weight, it changes by (\S+)\.$": lambda best, weight: (
         best < weight
     ),

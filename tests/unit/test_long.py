@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batch
-from normscope.analyses.norms.pairs import pairs_of
+from normscope.analyses.pairs import pairs_of
 from normscope.maths import attention_weights, weight_tiles
 from normscope.maths.words import Pieces, WordGroups
 from normscope.models.observer import Observer

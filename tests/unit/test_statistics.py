@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 
-from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
+from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.batching import Batch
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors

@@ -14,8 +14,8 @@ from benchmarks.scenarios import analyses_of, context_of, random_batch
 from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
-from normscope.analyses.norms.analysis import NormsAnalysis
-from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.declarations.norms import NormsOptions
+from normscope.analyses.norms import NormsAnalysis
 from normscope.analyses.registry import analyses
 from normscope.analyses.similarity.analysis import SimilarityAnalysis
 from normscope.analyses.similarity.options import SimilarityOptions

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from normscope.analyses.norms.pairs import pairs_of
+from normscope.analyses.pairs import pairs_of
 from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
 from normscope.data.batching import Batch, collate, unpacked
 from normscope.data.corpora import open_corpus

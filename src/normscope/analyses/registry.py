@@ -10,12 +10,12 @@ from normscope.alignment.options import ALIGNMENT
 from normscope.analyses.attribution.options import ATTRIBUTION
 from normscope.analyses.declarations.frequency import FREQUENCY
 from normscope.analyses.declarations.mixing import MIXING
+from normscope.analyses.declarations.norms import NORMS
 from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.analyses.feedforward.options import FEEDFORWARD
 from normscope.analyses.info import AnalysisInfo
-from normscope.analyses.norms.options import NORMS
 from normscope.analyses.similarity.options import SIMILARITY
 from normscope.analyses.syntax.options import SYNTAX
 

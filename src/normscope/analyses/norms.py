@@ -1,0 +1,521 @@
+"""Vector norms: what do tokens contribute, as opposed to their weight? (Kobayashi et al. 2020, section 4)
+
+A large weight on a short vector contributes little: ‖αf(x)‖ stands beside α. Norms of several keys do not add up; the signed
+shares beside them do.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.categories import category_name
+from normscope.analyses.declarations.norms import NORMS, NormsOptions
+from normscope.analyses.finite import require_finite
+from normscope.analyses.pairs import Pairs, pairs_of
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.maths.norms import expansion_rate
+from normscope.maths.tensors import lengthened
+from normscope.models.block import NOT_LINEAR, AttentionBlock
+from normscope.models.model_info import ModelInfo
+from normscope.results.figures import Figure, HeatmapGrid, Lines, Scatter
+from normscope.results.findings import Sentence, Summary
+from normscope.results.result import Result
+from normscope.results.rollups import by_axes, roll_up
+from normscope.rounding import brief, brief_share, compared, shares_differ
+from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
+from normscope.statistics.counts import Counts
+from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.mean import Mean
+from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.rank_correlation import RankCorrelation, rounded
+from normscope.statistics.tidy import tidy
+from normscope.statistics.uniform_sample import UniformSample
+
+MEASURES = {
+    "alpha": "α: attention weight",
+    "alpha_f": "‖αf(x)‖: weighted vector",
+    "f": "‖f(x)‖: vector",
+    "share": "signed share of the output",
+}
+
+# Where most pairs are, a cell covers a few thousandths of the ranks. For many pairs, ρ is within about 1e-4 of the exact value,
+# and always within the reported bound.
+WEIGHT_AXIS = Axis(-30, 0, 5)
+NORM_AXIS = Axis(-10, 12, 6)
+
+_SAMPLED = ("layer", "head", "category", "alpha", "f")
+"""Columns of the sampled pairs."""
+
+
+class NormsAnalysis(Analysis):
+    """Weights and vector norms by layer, head and category of the key, their dispersion and their rank correlation."""
+
+    info = NORMS
+
+    def __init__(self, options: NormsOptions, context: AnalysisContext) -> None:
+        super().__init__(options, context)
+        # `all` is always counted: the dispersion covers all tokens, whichever categories are reported.
+        self._groups = [*(category for category in context.categories if category != ALL), ALL]
+        self._counted = dataclasses.replace(context, categories=self._groups)
+        layers, heads = len(context.layers), context.heads
+        # Over sequences: α, ‖αf(x)‖ and the share, by head and category.
+        self._shares = Mean(layers, 1, 3, heads, len(self._groups))
+        self._norms = GroupedMoments(layers, heads, len(self._groups))
+        self._inputs = GroupedMoments(layers, 1, 1)
+        self._alike = Mean(layers, 1)
+        axes = rounded(WEIGHT_AXIS, context.dtype), rounded(NORM_AXIS, context.dtype)
+        self._correlation = RankCorrelation(layers, len(context.names), *axes)
+        self._queries = Counts(1, 2)  # of the correlation, and of all
+        self._sample = UniformSample(options.scatter_pairs, len(_SAMPLED), options.seed)
+        self.accumulators = {
+            "shares": self._shares,
+            "norms": self._norms,
+            "inputs": self._inputs,
+            "alike": self._alike,
+            "pairs": self._correlation,
+            "sample": self._sample,
+            "queries": self._queries,
+        }
+
+    @classmethod
+    def requirements(cls, _options: NormsOptions, _model: ModelInfo) -> Requirements:
+        """One vector f(x) for each key."""
+        return Requirements(vectors_of_keys=True)
+
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the weights and norms of a block."""
+        layer = self.context.index(block.layer)
+        pairs = pairs_of(block, batch)
+        members = self._counted.members(pairs.keys)
+        lengths = pairs.batch.token_mask.sum(dim=-1)
+        # This comes first: where it builds all of α, `received` is its sum.
+        self._correlate(layer, pairs)
+        received_shares, norms = pairs.received_shares, pairs.norms
+        # For each query, α (‖αf‖, the share) summed over the keys of the category; then the mean over the sequence's queries.
+        weights = pairs.received / lengths[:, None, None]
+        others = torch.cat([pairs.received_norms, received_shares.to(pairs.received_norms)], dim=1)
+        received = torch.cat([weights, others / lengths[:, None, None]], dim=1)
+        shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
+        sequences = torch.tensor([len(lengths)])
+        of_heads = _sums(shares.transpose(0, 1)).unflatten(1, (3, -1))
+        self._shares.update(layer, lengthened(of_heads, self.context.heads, 2), sequences)
+        self._norms.update(layer, lengthened(norms.transpose(0, 1), self.context.heads, 0), members)
+        self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
+        if (alike := pairs.received_alike) is not None:
+            means = torch.einsum("bhk,bk->b", norms, alike) / (norms.shape[1] * lengths)
+            self._alike.update(layer, _sums(means), sequences)
+        self._draw(pairs)
+
+    def _correlate(self, layer: int, pairs: Pairs) -> None:
+        """Add the pairs of a block to the rank correlation; for long sequences, those of sampled queries.
+
+        Whether a sequence is sampled depends only on its length, and the draw only on its text and the seed, so batching makes
+        no difference.
+        """
+        batch, limit = pairs.batch, self.options.sampled_queries
+        used = batch.lengths if limit is None else batch.lengths.clip(max=limit)
+        if layer == 0:
+            self._queries.update(0, torch.tensor([used.sum(), batch.lengths.sum()]))
+        parts = pairs.parts()
+        if (used < batch.lengths).any():
+            drawn = map(self._drawn, batch.fingerprints, batch.lengths.tolist(), used.tolist())
+            parts = (part for row, queries in enumerate(drawn) for part in pairs.of_queries(row, queries))
+        self._correlation.update(layer, pairs.norms, pairs.keys.categories, parts)
+
+    def _drawn(self, fingerprint: int, length: int, size: int) -> Int[np.ndarray, " query"]:
+        """The indices of the queries drawn from a sequence."""
+        if size == length:
+            return np.arange(length)
+        return np.sort(np.random.default_rng([self.options.seed, fingerprint]).choice(length, size, replace=False))
+
+    def _draw(self, pairs_of_block: Pairs) -> None:
+        """Offer the visible pairs of a block to the sample, which draws uniformly from those of all layers and heads.
+
+        The visible pairs of a sequence are numbered by head, query and key, so neither its padding nor the other sequences of
+        its batch change the sample.
+        """
+        block, batch = pairs_of_block.block, pairs_of_block.batch
+        heads, queries = block.query.shape[1], batch.token_mask.shape[1]
+        ends = pairs_of_block.visible_counts.cumsum(axis=-1)  # pairs of one head, up to and including each query
+        pairs = ends[:, -1]
+        before = pairs.cumsum() - pairs  # pairs of one head in the sequences before
+
+        def take(rows: np.ndarray, positions: np.ndarray) -> Tensor:
+            head, pair = np.divmod(positions, pairs[rows])
+            # One search in the pairs of all sequences, one after the other.
+            query = (
+                np.searchsorted((ends + before[:, None]).ravel(), pair + before[rows], side="right") - rows * queries
+            )
+            rank = pair - np.where(query > 0, ends[rows, query - 1], 0)
+            return _rows(pairs_of_block, torch.from_numpy(np.stack([rows, head, query, rank])))
+
+        populations = [
+            ((fingerprint, block.layer), heads * int(number))
+            for fingerprint, number in zip(batch.fingerprints, pairs, strict=True)
+        ]
+        self._sample.update(populations, take)
+
+    def result(self) -> Result:
+        """Tables and figures of sections 4.1 to 4.3, and the expansion rates of the weights."""
+        of_heads = self._of_heads()
+        by_head = self._reported(of_heads)
+        by_layer = self._by_layer(by_head)
+        correlation = self._correlations()
+        tables = {"by_layer": by_layer, "by_head": by_head, "correlation": correlation}
+        rolled = roll_up(self.info.published, tables | {"by_head": of_heads})
+        expansion = self._expansion()
+        metrics = rolled.metrics | self._dispersion("f", self._norms) | self._dispersion("x", self._inputs)
+        metrics |= self._with_equal_weights() | _mean_rates(expansion)
+        curves = rolled.curves if expansion is None else rolled.curves | {"expansion": expansion["rate"]}
+        return Result(
+            tables=tables,
+            metrics=metrics,
+            sentences=sentences_of(metrics, self._unseen(by_head, correlation)),
+            curves=curves,
+            figures=describe_figures(by_layer, by_head, self._sampled()),
+            summaries={
+                self.info.name: Summary(
+                    _summary(by_layer, rolled.metrics, has_output_bias=self._has_output_bias()),
+                    caption="what a query receives from all keys of a category, on average: their weight α, the norms ‖αf‖ of "
+                    "their weighted vectors, and their signed share of the attention output; beside it, the mean norm ‖f‖ of "
+                    "a vector, and the rank correlation ρ of weights with norms",
+                )
+            },
+            notes=self._notes(expansion),
+        )
+
+    def _notes(self, expansion: pd.DataFrame | None) -> list[str]:
+        notes = []
+        used, total = self._queries.compute()[0].tolist()
+        if used < total:
+            notes.append(
+                f"rank correlations use {used:,} of {total:,} queries: at most {self.options.sampled_queries} are drawn from "
+                "each sequence (analysis.norms.sampled_queries)"
+            )
+        if expansion is None:
+            notes.append(f"{NOT_LINEAR.format('values')}, so W_V has no expansion rate")
+        return notes
+
+    @staticmethod
+    def _unseen(by_head: pd.DataFrame, correlation: pd.DataFrame) -> list[str]:
+        """The categories whose tokens no other token sees: no more pairs than keys."""
+        keys = by_head.groupby("category", observed=True)["count"].sum()
+        pairs = correlation[correlation["layer"] == 0].set_index("category")["count"]
+        return [
+            str(category) for category, count in pairs.items() if category != ALL and count <= keys.get(category, 0)
+        ]
+
+    def _has_output_bias(self) -> bool:
+        return any(self.context.parameters[layer].output_bias is not None for layer in self.context.layers)
+
+    def _with_equal_weights(self) -> dict[str, float]:
+        """What Σ‖αf(x)‖ would be on average if all weights of a query were equal; not defined for words."""
+        try:
+            return {"f/uniform": float(self._alike.compute().mean.mean())}
+        except EmptyAccumulatorError:
+            return {}
+
+    def _of_heads(self) -> pd.DataFrame:
+        """Weights, norms and shares by head, for all categories."""
+        norms = self._norms.compute()
+        alpha, alpha_f, share = self._shares.compute().mean[:, 0].unbind(dim=1)
+        table = tidy(
+            {
+                "alpha": alpha,
+                "alpha_f": alpha_f,
+                "f": norms.sequence_mean,
+                "share": share,
+                "count": norms.count[:, None],
+            },
+            layer=self.context.layers,
+            head=range(1, self.context.heads + 1),
+            category=self._groups,
+        )
+        table = self.context.with_heads(table)
+        for layer, rows in self._reported(table).groupby("layer"):
+            require_finite(rows[list(MEASURES)].to_numpy(), f"layer {layer}")
+        return table
+
+    def _reported(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the reported categories that occurred."""
+        return table[table["category"].isin(self.context.categories) & (table["count"] > 0)].reset_index(drop=True)
+
+    @staticmethod
+    def _by_layer(by_head: pd.DataFrame) -> pd.DataFrame:
+        """Means over the heads, which have all seen the same tokens; of shares, which add up over heads, sums."""
+        of_layers = by_head.groupby(["layer", "category"], sort=False)
+        means = of_layers[["alpha", "alpha_f", "f"]].mean().join(of_layers["share"].sum()).reset_index()
+        long = means.melt(["layer", "category"], var_name="measure", value_name="sequence_mean")
+        return long[["layer", "measure", "category", "sequence_mean"]].sort_values(
+            "layer", kind="stable", ignore_index=True
+        )
+
+    def _dispersion(self, letter: str, moments: GroupedMoments) -> dict[str, float]:
+        """How much norms vary over all tokens: the coefficient of variation by layer, and by head if there are several."""
+        summary = moments.compute()
+        table = tidy(
+            {"mean": summary.mean[..., -1], "std": summary.deviation[..., -1]},  # the last group is `all`
+            layer=self.context.layers,
+            head=range(1, summary.mean.shape[1] + 1),
+        )
+        table = self.context.with_heads(table)
+        variation = table["std"] / table["mean"]
+        metrics = {f"{letter}/cv_{how}": float(variation.agg(how)) for how in ("max", "min", "mean")}
+        if moments is self._norms:
+            metrics |= {f"{letter}/{column}": float(table[column].mean()) for column in ("mean", "std")}
+        return metrics
+
+    def _correlations(self) -> pd.DataFrame:
+        try:
+            results = self._correlation.compute(union=True)
+        except EmptyAccumulatorError:
+            results = []
+        table = pd.DataFrame(
+            [
+                (layer, category, rho.spearman, rho.count, rho.error_bound, rho.reason)
+                for layer, row in zip((0, *self.context.layers), results, strict=False)
+                for category, rho in zip((*self.context.names, ALL), row, strict=True)
+                if category in self.context.categories and rho.count
+            ],
+            columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
+        )
+        return table.astype({"spearman": "Float64"})
+
+    def _expansion(self) -> pd.DataFrame | None:
+        """Expansion rates of W_V W_O by layer, without and with b_O; None if there is no W_V."""
+        rates = []
+        for layer in self.context.layers:
+            weights = self.context.parameters[layer]
+            if weights.value is None:
+                return None
+            affine = weights.value_weight, weights.value_bias, weights.output_weight
+            rates.append((layer, expansion_rate(*affine), expansion_rate(*affine, weights.output_bias)))
+        return pd.DataFrame(rates, columns=["layer", "rate", "rate_with_output_bias"]).set_index("layer")
+
+    def _sampled(self) -> pd.DataFrame:
+        try:
+            rows = self._sample.compute()
+        except EmptyAccumulatorError:
+            rows = torch.zeros(0, len(_SAMPLED))
+        table = pd.DataFrame(rows.numpy(), columns=list(_SAMPLED)).astype({"layer": int, "head": int})
+        return table.assign(category=[self.context.names[int(index)] for index in table["category"]])
+
+
+def _mean_rates(expansion: pd.DataFrame | None) -> dict[str, float]:
+    """Mean expansion rates over layers, and those with b_O layer by layer."""
+    if expansion is None:
+        return {}
+    means = {"expansion/mean": expansion["rate"], "expansion_with_output_bias/mean": expansion["rate_with_output_bias"]}
+    by_layer = expansion["rate_with_output_bias"].items()
+    return {name: float(rates.mean()) for name, rates in means.items()} | {
+        f"expansion_with_output_bias/layer_{layer}": float(rate) for layer, rate in by_layer
+    }
+
+
+def _sums(values: Float[Tensor, "batch *shape"]) -> Float[Tensor, "1 *shape"]:
+    """Sums over the sequences of a batch, in float64."""
+    return values.to(accumulation_device(values.device)).double().sum(dim=0, keepdim=True)
+
+
+def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float], *, has_output_bias: bool) -> pd.DataFrame:
+    """By category; if tokens of all categories are reported, the last row is what b_O adds to the attention output."""
+    means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
+    means.columns.name = None
+    means["share"] *= 100
+    whole = float(means["alpha_f"].get("all", 0.0))
+    if whole:
+        means.insert(2, "‖αf‖, % of its sum", means["alpha_f"] / whole * 100)
+    titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "% of the output"}
+    table = means.rename(columns=titles).join(
+        pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
+    )
+    if has_output_bias and ALL in table.index:
+        table.loc["b_O", "% of the output"] = 100 - float(table["% of the output"][ALL])
+    return table.rename(index=category_name)
+
+
+def describe_figures(by_layer: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame) -> dict[str, Figure]:
+    """Figures 3, 4 (and 10 to 12) and 5 of the paper.
+
+    Args:
+        sample: Pairs of a query and a visible key.
+    """
+    reported = list(dict.fromkeys(by_head["category"]))
+    categories = [category for category in reported if category != ALL] or reported
+    points = sample.assign(category=ALL) if categories == [ALL] else sample
+    return {
+        "by_layer": _by_layer_figure(_rows_of(categories, by_layer)),
+        "by_head": _by_head_figure(_rows_of(categories, by_head)),
+        "scatter": _scatter_figure(_rows_of(categories, points), categories),
+    }
+
+
+def _rows_of(categories: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["category"].isin(categories)]
+
+
+def _by_layer_figure(table: pd.DataFrame) -> Lines:
+    return Lines(
+        table=table,
+        x="layer",
+        y="sequence_mean",
+        series="category",
+        series_titles={category: category for category in dict.fromkeys(table["category"])},
+        panel="measure",
+        panel_titles=MEASURES,
+        y_label="mean over heads",
+        caption=(
+            "Weight α and contribution ‖αf(x)‖ of each category, summed over its keys for each query; the mean norm ‖f(x)‖ of "
+            "its keys' vectors; and what its keys contribute along the attention output, summed over heads, where shares "
+            "below 0 point against the output."
+        ),
+    )
+
+
+def _by_head_figure(table: pd.DataFrame) -> HeatmapGrid:
+    return HeatmapGrid(
+        table=table,
+        grid_row="category",
+        values={"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"},
+        row="layer",
+        column="head",
+        caption=(
+            "Weight α, norm of the weighted vector ‖αf(x)‖ and norm of the vector ‖f(x)‖ by layer and head. Where a category "
+            "has large weights but short weighted vectors, the heads attend to tokens that contribute little."
+        ),
+    )
+
+
+def _scatter_figure(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
+    counted = ""
+    if table["category"].value_counts().nunique() > 1:  # panels of the same size have no number in their titles
+        counted = " (n: number of pairs)"
+    return Scatter(
+        table=table,
+        x="f",
+        y="alpha",
+        panel="category",
+        panel_titles={category: category for category in categories},
+        x_label="‖f(x)‖",
+        y_label="α",
+        log_y=True,
+        trim=0.01,
+        caption=(
+            "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
+            f"layers and heads{counted}. Where the cloud falls to the right, large weights go to short vectors. The axes "
+            "leave out at most 1% of each category's points at either end."
+        ),
+    )
+
+
+def _rows(pairs: Pairs, places: Int[Tensor, "4 pair"]) -> Float[Tensor, "pair column"]:
+    """One row per pair, given its sequence, head, query and rank among the keys that the query sees."""
+    row, head, key, weights = pairs.single(places)
+    columns = torch.full_like(weights, pairs.block.layer), head + 1, pairs.keys.categories[row, key], weights
+    device = accumulation_device(weights.device)
+    return torch.stack([column.to(device).double() for column in (*columns, pairs.norms[row, head, key])], dim=1)
+
+
+_LEAST_OF_TOKENS = 0.05
+"""The share of all tokens in the output below which it is mostly b_O, and their shares of what is left say nothing."""
+_MATTERS = 0.1
+"""The relative difference of two lengths that is worth a sentence."""
+_NO_SINK = 0.999
+"""Weight on all keys together above which no learned sink takes part of it: such a part would be missing from ‖αf(x)‖."""
+
+
+def sentences_of(metrics: Mapping[str, float], unseen: Collection[str] = ()) -> list[Sentence]:
+    """What special tokens contribute beside their weight, where norms mislead, and whether short vectors get the weight.
+
+    Args:
+        metrics: The numbers; what is missing is skipped.
+        unseen: Categories whose tokens no other token sees, as a [SEP] at the end of the texts of a causal model: nothing is
+            said about them.
+    """
+    seen = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in unseen}
+    return [*_weight_and_norm(seen), *_norm_and_share(seen), *_shorter(seen)]
+
+
+def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The category whose weight and contribution are furthest apart, of those that stand out in the paper."""
+    weights, norms = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha", "alpha_f"))
+    every = norms.get(ALL)
+    pairs = {
+        category: (weights[category], norms[category] / every)
+        for category in ("cls", "sep", "first", "punctuation")
+        if every and category in weights and category in norms
+    }
+    if not pairs:
+        return []
+    category = max(pairs, key=lambda name: abs(pairs[name][0] - pairs[name][1]))
+    weight, norm = pairs[category]
+    received, contributed = compared(brief_share, weight, norm)
+    little = norm < weight / 2 and shares_differ(norm, weight)
+    text = (
+        f"The {category_name(category)} tokens receive {received} of the attention weight "
+        f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖."
+    )
+    return [Sentence(text, figure="by_layer", table="by_layer", surprising=little)]
+
+
+def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The category whose share of what comes from all tokens is furthest from what the norms suggest.
+
+    The norms are those of tokens alone, and so are the shares beside them: in the output, b_O has a share as well.
+    """
+    norms, shares = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha_f", "share"))
+    all_norm, all_share = norms.get(ALL), shares.get(ALL)
+    if not all_norm or all_share is None or all_share < _LEAST_OF_TOKENS:
+        return []
+    pairs = {
+        category: (norms[category] / all_norm, share / all_share)
+        for category, share in shares.items()
+        if category != ALL and category in norms
+    }
+    apart = {name: abs(norm - share) for name, (norm, share) in pairs.items() if shares_differ(norm, share)}
+    misleading = {name: distance for name, distance in apart.items() if distance > pairs[name][0] / 2}
+    if not misleading:
+        return []
+    category = max(misleading, key=lambda name: misleading[name])
+    norm, along = compared(brief_share, *pairs[category])
+    stated = "overstate" if pairs[category][1] < pairs[category][0] else "understate"
+    text = (
+        f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, but {along} of what "
+        "comes from all tokens along the output vectors, where contributions add up."
+    )
+    return [Sentence(text, figure="by_layer", table="by_layer", surprising=True)]
+
+
+def _shorter(metrics: Mapping[str, float]) -> list[Sentence]:
+    """Whether keys with larger weights have shorter vectors: over all pairs as in the paper, and within a query.
+
+    Pairs of all texts cannot tell: weights are smaller in longer texts, whichever vectors these have.
+    """
+    parts, shorter = [], False
+    if "spearman/all" in metrics:
+        rho = brief(metrics["spearman/all"], signed=True)
+        parts.append(f"weights have a rank correlation of {rho} with ‖f(x)‖ over the pairs of all texts")
+    weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
+    without_sinks = metrics.get("alpha/all", 0.0) > _NO_SINK
+    if weighted is not None and alike is not None and without_sinks and _apart(weighted, alike):
+        shorter = weighted < alike
+        lengths = compared(brief, weighted, alike)
+        parts.append(
+            f"{'shorter' if shorter else 'longer'} vectors tend to get larger weights: the keys that a query sees have a mean "
+            f"‖f(x)‖ of {lengths[0]} weighted by α, and of {lengths[1]} with equal weights"
+        )
+    if not parts:
+        return []
+    text = f"{'; '.join(parts)}."
+    return [Sentence(text[0].upper() + text[1:], figure="scatter", table="correlation", surprising=shorter)]
+
+
+def _apart(one: float, other: float) -> bool:
+    return abs(one - other) >= _MATTERS * max(one, other)

@@ -1,1 +1,0 @@
-"""Weights and vector norms (Kobayashi et al. 2020)."""
