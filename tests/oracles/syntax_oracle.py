@@ -10,8 +10,8 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from normscope.analyses.syntax.options import SyntaxOptions
-from normscope.analyses.syntax.treebank import Treebank
+from normscope.analyses.declarations.syntax import SyntaxOptions
+from normscope.analyses.treebank import Treebank
 from normscope.data.batching import batches
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import Annotation, Corpus, CorpusCounts, Example
@@ -58,7 +58,7 @@ TITLES = {
     "attnresln_n": "+ norm",
     "layer": "whole layer",
 }
-SINKS = ("all", "no_self", "no_special", "words")
+SINKS = ("no_self", "words")
 DIRECTIONS = ("dependent-head", "head-dependent")
 HALVES = ("odd", "even", "both")
 
@@ -165,8 +165,7 @@ def hits(values: np.ndarray, sentence: Tree, candidates: str) -> dict[tuple[str,
             allowed = [
                 unit
                 for unit in range(len(sentence.tokens))
-                if not (unit == row and candidates in ("no_self", "words"))
-                and not (unit >= sentence.words and candidates in ("no_special", "words"))
+                if unit != row and not (unit >= sentence.words and candidates == "words")
             ]
             best = max(allowed, key=lambda unit: values[row, unit])
             found[direction, number] = best == wanted and values[row, best] > 0

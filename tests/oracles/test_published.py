@@ -15,11 +15,11 @@ from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
+from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.similarity.options import SimilarityOptions
-from normscope.analyses.syntax.analysis import TREEBANK
-from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from normscope.analyses.syntax.scoring import Moments
+from normscope.statistics.share_moments import ShareMoments
 from tests.end_to_end.shell import draw_nothing, run_here
 
 
@@ -106,7 +106,7 @@ def _interval(correct, arcs):
     """Share and interval from the correct arcs and all arcs of each sentence, the last axis."""
     correct, arcs = np.asarray(correct), np.asarray(arcs)
     sums = (correct, correct**2, correct * arcs, arcs, arcs**2, arcs > 0)
-    moments = Moments(*(values.sum(axis=-1) for values in sums))
+    moments = ShareMoments(*(values.sum(axis=-1) for values in sums))
     return (moments.share, *moments.interval())
 
 

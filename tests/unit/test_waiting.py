@@ -15,13 +15,13 @@ from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
 from normscope.analyses.declarations.norms import NormsOptions
+from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.norms import NormsAnalysis
 from normscope.analyses.registry import analyses
 from normscope.analyses.similarity.analysis import SimilarityAnalysis
 from normscope.analyses.similarity.options import SimilarityOptions
-from normscope.analyses.syntax.analysis import TREEBANK, SyntaxAnalysis
-from normscope.analyses.syntax.options import SyntaxOptions
-from normscope.analyses.syntax.treebank import Treebank
+from normscope.analyses.syntax import TREEBANK, SyntaxAnalysis
+from normscope.analyses.treebank import Treebank
 from normscope.data.batching import Pairing
 from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation

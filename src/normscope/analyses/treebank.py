@@ -1,6 +1,7 @@
-"""The dependency arcs of a batch, in terms of what its tokens can tell apart."""
+"""Dependency trees: the relations of a treebank, and the arcs of a batch in terms of what its tokens can tell apart."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,16 +9,132 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from normscope.analyses.syntax.treebank import PUNCTUATION, half_of, relation_of
+from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.data.batching import Batch
-from normscope.data.examples import ROOT
+from normscope.data.examples import ROOT, Annotation, Example
+from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
+from normscope.errors import InputError
 from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
 
+ALL = "all"
+"""The union of the relations but `root` and, by default, PUNCTUATION."""
+
+PUNCTUATION = "punct"
+"""The relation of punctuation."""
+
 INSIDE, MISSING = range(2)
 """Why an arc is dropped: inside a unit of words that share their tokens; at a word without a token."""
+
+_MOST_RELATIONS = 200
+"""Counts are kept for every relation, head and layer."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Treebank:
+    """The relations of a treebank."""
+
+    relations: tuple[str, ...]
+    """ALL, then the others in alphabetical order; the relation of the root is left out."""
+    without_tree: int = 0
+    """Number of sentences without a tree."""
+
+
+def relation_of(label: str, *, subtypes: bool) -> str:
+    """A relation, without its subtype unless it is wanted: `nsubj:pass` is `nsubj`."""
+    return label if subtypes else label.partition(":")[0]
+
+
+class TreebankResource(Resource[Treebank]):
+    """Reads the relations of a treebank, in one pass that keeps nothing else.
+
+    Args:
+        options: Whether relations keep their subtypes.
+    """
+
+    reads_corpus = True
+    divisible = True
+    content = "the relations"
+
+    def __init__(self, options: SyntaxOptions) -> None:
+        self._options = options
+
+    def start(self, context: ResourceContext) -> None:
+        """Prepare for the first sentences."""
+        self._relations: set[str] = set()
+        self._trees = self._others = 0
+        self._path, self._conllu = context.dataset.path, context.dataset.kind == "conllu"
+
+    def read(self, examples: Sequence[Example | str]) -> None:
+        """Collect the relations of the next sentences."""
+        for example in examples:
+            if isinstance(example, str):
+                continue
+            if not _has_tree(example):
+                self._others += 1
+                continue
+            annotation = example.annotation
+            assert annotation is not None
+            self._trees += 1
+            self._relations |= _relations(annotation, subtypes=self._options.subtypes)
+
+    def state(self) -> State:
+        """The numbers of sentences with and without a tree, and the relations so far."""
+        return packed([self._trees, self._others, sorted(self._relations)])
+
+    def add(self, state: State) -> None:
+        """Add those of another part of the treebank."""
+        trees, others, relations = unpacked(state)
+        self._trees += trees
+        self._others += others
+        self._relations |= set(relations)
+
+    def finish(self) -> Treebank:
+        """The treebank.
+
+        Raises:
+            InputError: If it has no tree, no arc between words, too many relations, or one named `all`.
+        """
+        if not self._trees:
+            if self._conllu:
+                raise InputError(
+                    f"dataset.path={self._path}: analysis=syntax needs heads (column 7), but no sentence has any"
+                )
+            raise InputError(
+                "analysis=syntax needs sentences with heads and relations; set dataset=conllu dataset.path=FILE.conllu"
+            )
+        if not self._relations:
+            raise InputError(
+                f"dataset.path={self._path}: analysis=syntax needs heads other than 0, but no word has one"
+            )
+        if ALL in self._relations:
+            raise InputError(f"dataset.path={self._path}: expected no relation named {ALL!r}, the name of their union")
+        if len(self._relations) > _MOST_RELATIONS:
+            raise InputError(
+                f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "
+                f"treebank has {len(self._relations)}"
+            )
+        return Treebank((ALL, *sorted(self._relations)), self._others)
+
+    def digest(self, value: Treebank) -> str:
+        """A hash of the relations."""
+        return hashlib.sha256(repr(value.relations).encode()).hexdigest()
+
+
+def _has_tree(example: Example) -> bool:
+    annotation = example.annotation
+    return annotation is not None and annotation.heads is not None and "deprel" in annotation.columns
+
+
+def _relations(annotation: Annotation, *, subtypes: bool) -> set[str]:
+    assert annotation.heads is not None
+    return {
+        relation_of(label, subtypes=subtypes)
+        for label, head in zip(annotation.columns["deprel"], annotation.heads, strict=True)
+        if head != ROOT
+    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +149,7 @@ class Arcs:
     words: Bool[Tensor, "batch word"]
     """Which target words a sentence has."""
     halves: Int[Tensor, " batch"]
-    """The half of the corpus that each sentence belongs to."""
+    """The half of the corpus that each sentence belongs to: 0 for odd rows, 1 for even ones."""
     sentence: Int[Tensor, " arc"]
     dependent: Int[Tensor, " arc"]
     """Unit of the dependent."""
@@ -92,7 +209,7 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
     return Arcs(
         groups=WordGroups.of(Pieces.of(tokens, targets), Pieces.of(tokens, count), torch.float32).to(device),
         words=to_device(words, device),
-        halves=to_device(torch.tensor([half_of(row) for row in batch.rows]), device),
+        halves=to_device((torch.tensor(batch.rows) - 1) % 2, device),
         sentence=table[:, 0],
         dependent=table[:, 1],
         head=table[:, 2],

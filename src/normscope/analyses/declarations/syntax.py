@@ -1,9 +1,23 @@
-"""What the syntax analysis publishes."""
+"""Syntax: does the weight or the vector find the syntactic head? Options, and what the analysis publishes."""
 
+import dataclasses
 from typing import Any
 
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import CLARK_2019
 from normscope.results.axes import HEAD, LAYER
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
+
+
+@dataclasses.dataclass
+class SyntaxOptions(AnalysisConfig):
+    """Which heads and layers follow dependency relations (Clark et al. 2019), by weights and by vectors."""
+
+    punctuation: bool = False
+    """Whether punctuation counts in the relation `all`."""
+    subtypes: bool = False
+    """Whether relations keep their subtypes: `nsubj:pass` beside `nsubj`."""
+
 
 _LAYER = LAYER.but("Layer, from 1; 0 for a baseline.")
 _HEAD = HEAD.but("Head, from 1; 0 stands for all heads: the map of the whole block or layer, or a baseline.")
@@ -24,8 +38,7 @@ _DIRECTION = Axis(
 )
 _CANDIDATES = Axis(
     "candidates",
-    "Which keys compete: `all`, `no_self` (without the word itself), `no_special` (without special tokens) or `words` (without "
-    "both).",
+    "Which keys compete: `no_self` (all but the word itself) or `words` (without special tokens as well).",
     noun="kind of candidates",
 )
 _HALF = Axis("half", "`odd` or `even` sentences of the corpus, or `both`.", noun="half of the corpus")
@@ -119,4 +132,16 @@ PUBLISHED = Published(
             where={"layer": _of_model, "relation": "all", "candidates": "words", "half": "both"},
         ),
     ),
+)
+
+SYNTAX = AnalysisInfo(
+    name="syntax",
+    title="Syntax",
+    question="Do weights or vectors find the syntactic head of a word?",
+    options=SyntaxOptions,
+    implementation="normscope.analyses.syntax:SyntaxAnalysis",
+    papers=(CLARK_2019,),
+    supports_words=True,
+    requires_annotation=True,
+    published=PUBLISHED,
 )
