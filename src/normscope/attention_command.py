@@ -14,7 +14,7 @@ from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, escaped, one_line
 from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
-from normscope.reporting.page.explorer_page import attention_page
+from normscope.reporting.page.explorer import attention_page
 from normscope.results.maps import TokenMap
 from normscope.rounding import counted, number
 from normscope.running.options import RunOptions

@@ -22,7 +22,7 @@ import normscope
 from normscope import __version__
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
-from normscope.reporting.citations import citations
+from normscope.reporting.page.report import citations
 from tests.end_to_end.shell import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -14,8 +14,8 @@ import pytest
 from normscope.config.schema import plain
 from normscope.models.options import ModelOptions
 from normscope.reporting import publish
-from normscope.reporting.explorer import payload
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
+from normscope.reporting.page.explorer import payload
 from normscope.reporting.page.report import page
 from normscope.results.figures import HeatmapGrid, HeatmapPanels, WordMaps
 from normscope.results.maps import TokenMap

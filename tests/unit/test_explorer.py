@@ -22,8 +22,8 @@ from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models.observer import Observer
 from normscope.models.token_block import TokenBlock
-from normscope.reporting.explorer import payload
 from normscope.reporting.options import ReportOptions
+from normscope.reporting.page.explorer import payload
 from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMap, pairs_table
 from normscope.running import token_maps as exploration
 from normscope.running.token_maps import maps_per_layer, select_examples, token_maps

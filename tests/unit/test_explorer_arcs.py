@@ -9,9 +9,8 @@ from normscope.api import load
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.reporting.explorer import payload
 from normscope.reporting.options import ReportOptions
-from normscope.reporting.page.explorer_page import explorer_page
+from normscope.reporting.page.explorer import explorer_page, payload
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.running.token_maps import select_examples, token_maps
 from tests.end_to_end.browser import needs_browser, opened

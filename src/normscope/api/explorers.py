@@ -11,7 +11,7 @@ from typing import ClassVar
 from normscope.api.calls import checked
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
-from normscope.reporting.page.explorer_page import explorer_page, pairs_page
+from normscope.reporting.page.explorer import explorer_page, pairs_page
 from normscope.results.figures import TextPair
 from normscope.results.maps import TokenMap
 from normscope.rounding import counted

@@ -19,7 +19,7 @@ from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import Prediction, prediction_of
-from normscope.reporting.explorer import packed, pairs_payload, scaled
+from normscope.reporting.page.explorer import packed, pairs_payload, scaled
 from normscope.rounding import brief_share, counted, number
 
 _LARGEST = 1_500_000

@@ -18,7 +18,7 @@ from normscope.live.state import Side, State, parse
 from normscope.live.texts import Limit
 from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
-from normscope.reporting.explorer import about_measures
+from normscope.reporting.page.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
 from normscope.results.axes import METHODS
 

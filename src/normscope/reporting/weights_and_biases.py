@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -24,7 +25,6 @@ from normscope.reporting.layer_charts import LayerChart, figure_key, layer_chart
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
-from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracking import RunDescription
 from normscope.results.findings import Sentence
 from normscope.results.result import Result
@@ -32,6 +32,38 @@ from normscope.results.run_files import RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
 from normscope.untrusted.plain_data import LONGEST_NAME, text
 from normscope.untrusted.writing import write_file
+
+
+@contextlib.contextmanager
+def contained_threads(package: str, note: Callable[[Exception], None]) -> Iterator[None]:
+    """Report uncaught exceptions of a package's threads instead of printing their tracebacks. Other threads keep theirs.
+
+    Args:
+        package: The top-level package; the exception must have passed through one of its functions.
+        note: Called with the exception, in the thread that raised it.
+    """
+    previous = threading.excepthook
+
+    def hook(uncaught: threading.ExceptHookArgs) -> None:
+        if isinstance(uncaught.exc_value, Exception) and _passed(package, uncaught.exc_traceback):
+            note(uncaught.exc_value)
+        else:
+            previous(uncaught)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = previous
+
+
+def _passed(package: str, trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
+            return True
+        trace = trace.tb_next
+    return False
+
 
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15

@@ -25,7 +25,7 @@ const reportAddress = {
 };
 
 class Explorer {
-  // `data` is what normscope.reporting.explorer.payload returns; with `paired`, the second sentence is what the first is compared
+  // `data` is what normscope.reporting.page.explorer.payload returns; with `paired`, the second sentence is what the first is compared
   // with, and with `strip`, small maps to choose from are above the map. `address` keeps the selection; `onSelect` hears of it.
   constructor(root, data, { address, onSelect = () => {} } = {}) {
     Object.assign(this, { root, data, address, onSelect });

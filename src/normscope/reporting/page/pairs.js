@@ -6,7 +6,7 @@ const WORTH_LISTING = 0.01; // of the largest
 const FAINTEST_ON_TEXT = 0.35; // of the scale on either side of zero, so that words stay readable
 
 class PairView {
-  // `pairs` is what normscope.reporting.explorer.pairs_payload returns.
+  // `pairs` is what normscope.reporting.page.explorer.pairs_payload returns.
   constructor(root, pairs) {
     Object.assign(this, { root, pairs, number: 0, focus: undefined, pinned: undefined });
     this.build();

@@ -1,8 +1,8 @@
-"""The HTML report of one run."""
+"""The HTML report of one run, and the papers it is based on."""
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import yaml
 from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.citations import citations
-from normscope.reporting.explorer import pairs_payload, payload
+from normscope.distribution import VERSION
 from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
-from normscope.reporting.page.explorer_page import explorer_section
+from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.published import against_paper
@@ -26,6 +25,22 @@ from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
 from normscope.rounding import counted, duration
 from normscope.shell import shell_word
+
+_OURS = f"""@software{{normscope,
+  title = {{normscope: what the attention blocks of a Transformer really do}},
+  author = {{{{The normscope authors}}}},
+  version = {{{VERSION}}},
+  year = {{2026}},
+  month = nov
+}}"""
+
+
+def citations(names: Iterable[str]) -> str:
+    """BibTeX of the papers that the analyses implement, and of normscope itself."""
+    known = analyses()
+    papers = dict.fromkeys(paper for name in names if name in known for paper in known[name].papers)
+    return "\n\n".join([*(paper.bibtex for paper in papers), _OURS])
+
 
 # Longer tables grow with the corpus: they are files only, not part of the page.
 _LONGEST = 200_000
