@@ -1,6 +1,7 @@
 """`analysis=similarity` over files of pairs: results, limits, resuming, batches in parts, and bad input."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -9,6 +10,7 @@ import torch
 import normscope
 from normscope.data.batching import LOOKAHEAD
 from normscope.data.encoders import ComparedPairs
+from normscope.results.figures import TextPair, read_figure
 from normscope.running import memory
 from normscope.running.memory import BatchRunner
 from tests.end_to_end.shell import run_here
@@ -185,21 +187,45 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     assert "2 without a second text (dataset.pair_column)" in outcome.err
 
 
-@pytest.mark.spread(1)
-@pytest.mark.parametrize(
-    ("counts", "note"),
-    [
-        ((60,), "pair 1 is too long to draw: 62 tokens (limit: 40)"),
-        ((50, 60), "pairs 1, 2 are too long to draw: up to 62 tokens (limit: 40)"),
-    ],
-)
-def test_texts_too_long_to_draw_are_noted_once(command, tmp_path, counts, note):
-    pairs = [{"text": "cat " * count, "text_pair": "river"} for count in counts]
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    outcome, folder = command(f"dataset.path={tmp_path / 'long.jsonl'}", "dataset.score_column=null")
+def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tmp_path):
+    """Here the end of the first text, and the middle of the second. All cells still add up to the cosine."""
+    pairs = [
+        {"text": "river " * 80, "text_pair": "cat " * 70},
+        {"text": "river " * 30 + "cat " * 50, "text_pair": "river " * 20 + "cat " * 40 + "river " * 20},
+    ]
+    outcome, folder = command(f"dataset.path={written(tmp_path / 'long.jsonl', pairs)}", "dataset.score_column=null")
     assert outcome.status == 0, outcome.err
-    assert note in " ".join((outcome.out + outcome.err).split())
-    assert not list((folder / "figures").glob("similarity_pair_*"))
+    values = tables(folder)["similarity_pairs"].set_index("row")["value"]
+    by_row = {row: TextPair.of(read_figure(folder / f"figures/similarity_pair_{row}.parquet")) for row in (1, 2)}
+    for row, pair in by_row.items():
+        assert pair.value == pytest.approx(values[row], abs=1e-5)
+        for tokens, count in ((pair.tokens_a, 82), (pair.tokens_b, 72 if row == 1 else 82)):
+            left_out = [int(token.split()[1]) for token in tokens if token.startswith("[…")]
+            assert len(tokens) - len(left_out) == 40
+            assert sum(left_out) == count - 40
+
+
+def test_maps_of_the_shortest_pairs_are_those_of_normscope_similarity(command, saved_model):
+    outcome, folder = command()
+    assert outcome.status == 0, outcome.err
+    model = normscope.load(str(saved_model))
+    expected = {row: normscope.similarity(model, *PAIRS[row - 1][:2], pooling="mean") for row in USED}
+    shortest = sorted(USED, key=lambda row: max(len(expected[row].tokens_a), len(expected[row].tokens_b)))[:3]
+    drawn = {path.stem for path in (folder / "figures").glob("similarity_pair_*.parquet")}
+    assert drawn == {f"similarity_pair_{row}" for row in shortest}
+    for row in shortest:
+        found = TextPair.of(read_figure(folder / f"figures/similarity_pair_{row}.parquet"))
+        assert (found.tokens_a, found.tokens_b) == (list(expected[row].tokens_a), list(expected[row].tokens_b))
+        assert found.matrix == pytest.approx(expected[row].matrix, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_of_the_sample_only_pairs_are_read(command):
+    arguments = ["dataset=sample", "dataset.path=null", "dataset.score_column=null", "dataset.limit=102"]
+    outcome, folder = command(*arguments)
+    assert outcome.status == 0, outcome.err
+    facts = json.loads((folder / "results.json").read_text())["facts"]
+    assert (facts["examples_used"], facts["skipped"]) == (100, {})
 
 
 RANKINGS = [
@@ -262,6 +288,21 @@ def test_documents_are_ranked_with_the_prompts_of_the_model(command, encoder, tm
     prompt = len(tokenizer("search query: ", add_special_tokens=False)["input_ids"])
     assert spans.loc[("first", "prompt"), "count"] == prompt * 5
     assert ("similarity_by_category" in found) == (sums == "false")
+
+
+@pytest.mark.slow
+@pytest.mark.reports
+def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp_path):
+    outcome, folder = ranked(command, encoder, tmp_path, "report.enabled=true")
+    assert outcome.status == 0, outcome.err
+    assert "which is the most similar to query 1, is" in outcome.out
+    page = (folder / "report.html").read_text()
+    assert 'id="ranking-root"' in page
+    assert 'id="explorer-root"' not in page
+    (pairs,) = re.findall(r'id="pairs-data">(.*?)</script>', page)
+    rankings = tables(folder)["similarity_rankings"].query("query == 1")
+    sums = [sum(pair["values"]) for pair in json.loads(pairs)["similarity"]]
+    assert sums == pytest.approx(rankings["value"].tolist(), abs=1e-4)
 
 
 def test_sums_are_those_of_the_maps(command, encoder, tmp_path):

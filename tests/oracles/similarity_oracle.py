@@ -142,20 +142,53 @@ def expected(
         tables["rankings"] = table(["query", "document"], _rankings(specimen, values))
     if friends is not None:
         tables["false_friends"] = table(["token", "token_id"], friends, ["total", "mean", "count"])
-    figures = _figures(pairs, matrices, values, parts, shown, options)
+    drawn = _drawn(specimen, pairs, values, options)
+    figures = _figures(pairs, matrices, values, parts, shown, drawn)
+    sentences = _sentences(metrics, friends)
     if options.sums:
-        drawn = {name: figure for name, figure in figures.items() if name == "by_similarity"}
+        figures = {name: figure for name, figure in figures.items() if name == "by_similarity"}
         summary = tables["by_span"].reset_index().pivot(index="span", columns="text", values="contribution")
-        return Expected(tables, metrics, {}, drawn, summary, _sentences(metrics, friends))
-    tables["by_category"] = by_category
-    return Expected(
-        tables=tables,
-        metrics=metrics,
-        curves={},
-        figures=figures,
-        summary=by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution"),
-        sentences=_sentences(metrics, friends),
-    )
+    else:
+        tables["by_category"] = by_category
+        summary = by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution")
+        ranked = specimen.ranked if options.rows is None else ()
+        sentences = [*(_similar(ranked, row, pairs, matrices, values) for row in drawn[:1]), *sentences]
+    if specimen.ranked:
+        first = tables["rankings"].reset_index().query("query == 1").sort_values("rank")
+        summary = first.set_index("rank")[["document", "value"]].rename(columns={"value": "cosine"})
+    return Expected(tables, metrics, {}, figures, summary, sentences)
+
+
+def _drawn(specimen, pairs, values, options) -> list[int]:
+    """The rows that are drawn: the chosen ones; the five best documents of the first query; or the three shortest pairs."""
+    rows = range(1, len(pairs) + 1)
+    if options.rows is not None:
+        return sorted(set(options.rows) & set(rows))
+    query = dict(zip(rows, (query for query, _ in specimen.ranked), strict=True)) if specimen.ranked else {}
+    documents = sorted((row for row in rows if query.get(row) == 1), key=lambda row: -values[row - 1])
+    others = [row for row in rows if not query.get(row)]
+    shortest = sorted(others, key=lambda row: max(len(text.tokens) for text in pairs[row - 1]))
+    return [*documents, *shortest][: 5 if documents else 3]
+
+
+def _similar(ranked, row, pairs, matrices, values) -> str:
+    """Why the texts of a pair are similar, in words."""
+    (a, b), matrix = pairs[row - 1], matrices[row - 1]
+    words = [
+        (matrix[k, m], a.tokens[k], b.tokens[m])
+        for k, m in itertools.product(range(len(a.tokens)), range(len(b.tokens)))
+        if not {a.tokens[k], b.tokens[m]} & set(SPECIAL)
+        and not {a.categories[k], b.categories[m]} & {"punctuation", "first"}
+        and matrix[k, m] > 0
+    ]
+    listed = [
+        f"{one}–{other} {three_digits(value)}" for value, one, other in sorted(words, key=lambda word: -word[0])[:5]
+    ]
+    document = ranked[row - 1][1] if ranked else 0
+    name = f"document {document}, which is the most similar to query 1," if document else f"pair {row}"
+    most = listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}" if listed else ""
+    why = f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."
+    return f"The cosine similarity of {name} is {_digits(values[row - 1])}; {why}"
 
 
 def _rankings(specimen, values) -> list[dict[str, float]]:
@@ -317,7 +350,7 @@ def _part(a: Text, b: Text, matrix: np.ndarray, name: str) -> float:
     return float((matrix[rows].sum() + matrix[:, columns].sum()) / 2)
 
 
-def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Picture]:
+def _figures(pairs, matrices, values, parts, shown, drawn) -> dict[str, Picture]:
     title = f"mean cosine {_digits(np.mean(values))}"
     order = list(dict.fromkeys([*(a for a, _ in shown), *(b for _, b in shown)]))
     names = {"cls": "[CLS]", "sep": "[SEP]"}
@@ -335,9 +368,7 @@ def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Pictur
         for group in groups
     }
     figures = {"by_category": Picture(cells), "by_similarity": Picture(lines)}
-    for row in options.rows:
-        if row > len(pairs):
-            continue
+    for row in drawn:
         (a, b), matrix = pairs[row - 1], matrices[row - 1]
         title = f"pair {row}: cosine {_digits(values[row - 1])}"
         sides = [[*text.tokens, "bias"] for text in (a, b)]

@@ -266,18 +266,20 @@ def _labels(figure, side):
     return figure.table[side], figure.table[f"token_{side}"]
 
 
-def test_the_similarity_of_queries_and_documents(specimen):
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_similarity_of_queries_and_documents(specimen, sums):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     pairs = dataclasses.replace(pairs, ranked=[(1, 1), (1, 2), (0, 0), (2, 1), (1, 3)])
-    options = SimilarityOptions(sums=True)
+    options = SimilarityOptions(sums=sums)
     findings = pairs.published(options, specimen.names)
     rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
     assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
-def test_similarity_without_gold_scores(specimen):
+@pytest.mark.parametrize("rows", [None, []])
+def test_similarity_without_gold_scores(specimen, rows):
     pairs = similarity_oracle.PairSpecimen.of(specimen, [None] * 5)
-    options = SimilarityOptions(rows=[])
+    options = SimilarityOptions(rows=rows)
     findings = pairs.published(options, specimen.names)
     rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
     assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from normscope.analyses.registry import analyses
+from normscope.analyses.similarity.pair_maps import DrawnPair
+from normscope.results.figures import TextPair
 
 MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
 SHARES = {"attnres_n/share": 0.125, "attnres_n/own": 0.0, "attnres_n/residual": 0.9, "attnres_n/bias": -0.025}
+SIMILAR = TextPair("", ["guitar"], ["music"], np.array([[0.227, 0.0], [0.0, 0.073]]))
 WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
 RANGE = (
     "The mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges from 20% to "
@@ -220,6 +223,22 @@ CASES = {
                 "The mean cosine similarity of 2 pairs of texts is 0.50: pairs of tokens add 0.50, and pairs with the "
                 "model's biases on at least one side add 0.",
                 "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.81.",
+            ],
+        ),
+        (
+            {},
+            {"drawn": {4: DrawnPair(SIMILAR, 0, [("guitar", "music", 0.227), ("man", "someone", 0.05)])}},
+            [
+                "The cosine similarity of pair 4 is 0.300; the pairs of words that add most are guitar–music +0.227 and "
+                "man–someone +0.0500."
+            ],
+        ),
+        (
+            {},
+            {"drawn": {4: DrawnPair(SIMILAR, 2, []), 5: DrawnPair(SIMILAR, 0, [])}},
+            [
+                "The cosine similarity of document 2, which is the most similar to query 1, is 0.300; no pair of words adds to "
+                "it."
             ],
         ),
         (

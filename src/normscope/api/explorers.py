@@ -108,9 +108,7 @@ class PairExplorer(Framed):
     """Which tokens of two texts make up their similarity, for one pair of texts or several; see `Framed`."""
 
     pairs: Sequence[TextPair]
-    """At least one."""
-    ranked: bool = False
-    """Whether these are a query and its documents, in order: the page then begins with a list of the first ten."""
+    """At least one. If these are a query and its documents, in order, the page begins with a list of the first ten."""
 
     name = "Pairs of tokens"
 
@@ -125,7 +123,7 @@ class PairExplorer(Framed):
     @cached_property
     def page(self) -> str:
         """The whole page as HTML."""
-        return pairs_page(self.pairs, ranked=self.ranked)
+        return pairs_page(self.pairs)
 
     def __repr__(self) -> str:
         count = len(self.pairs)

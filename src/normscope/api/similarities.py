@@ -200,8 +200,7 @@ class Similarities(Several[Similarity]):
             each._pair(f"{rank}. {number(each.value)}: {' '.join(each.tokens_b)[:_TITLE]}")
             for rank, each in enumerate(self._ranked, start=1)
         ]
-        one_query = len(self) > 1 and len({each.tokens_a for each in self}) == 1
-        return PairExplorer(self.figure(), ranked, ranked=one_query)
+        return PairExplorer(self.figure(), ranked)
 
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()

@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.embeddings import embedding, parts_of_embedding
-from normscope.attribution.passes import carried_pass, held_pass
+from normscope.attribution.passes import held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import pooled_vectors
 from normscope.maths.choices import SimilarityFunction, ValueBias
-from normscope.maths.embedder import Embedder, pooled, pooled_parts
+from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.layout import ModelLayout
 
@@ -36,19 +36,13 @@ class PairSums(NamedTuple):
     """The same for the second text."""
     value: Float[Tensor, " batch"]
     """The similarities."""
-    biases: Float[Tensor, " batch"]
-    """What the biases of both texts add together."""
-
-    @classmethod
-    def of(cls, parts: SimilarityParts) -> "PairSums":
-        """The sums over a whole matrix."""
-        matrix = parts.matrix
-        return cls(matrix.sum(dim=-1), matrix.sum(dim=-2), parts.value, matrix[:, -1, -1])
+    units: Float[Tensor, "batch unit unit"]
+    """What each unit of the first text adds together with each of the second; the last row and column are the biases'."""
 
     @property
     def with_bias(self) -> Float[Tensor, " batch"]:
         """What pairs with a bias on at least one side add."""
-        return self.a[:, -1] + self.b[:, -1] - self.biases
+        return self.a[:, -1] + self.b[:, -1] - self.units[:, -1, -1]
 
 
 def embedded_parts(
@@ -58,13 +52,14 @@ def embedded_parts(
     *,
     embedder: Embedder,
     bias: ValueBias = ValueBias.token,
-    prompt: int | Int[Tensor, " batch"] = 0,
+    prompt: int | Int[Tensor, " batch"] | None = 0,
+    units: Int[Tensor, "batch token"] | None = None,
 ) -> tuple[Float[Tensor, "batch source *token made"], Float[Tensor, "batch *token made"]]:
     """What each token of some texts, and last the bias, contributes to their embeddings, and the embeddings, in float64.
 
     For late interaction, the embeddings are the vectors of all tokens.
 
-    The vector of each token passes the model once.
+    The vector of each token, or the sum of those of a unit, passes the model once.
 
     Args:
         model: A base model in evaluation mode.
@@ -72,6 +67,7 @@ def embedded_parts(
         embedder: How an embedding is made of the hidden vectors.
         bias: Where the value biases of the first layer go.
         prompt: Number of tokens at the start that a prompt takes, of all texts or of each.
+        units: What the tokens are added up to; see `pooled_vectors`.
 
     Raises:
         InputError: If attribution cannot follow the model.
@@ -80,26 +76,28 @@ def embedded_parts(
     def weights(hidden: Tensor, mask: Tensor) -> Tensor | None:
         return embedder.weights(hidden, mask, prompt)
 
-    return parts_of_embedding(embedder, *pooled_vectors(model, layout, inputs, weights, bias))
+    return parts_of_embedding(embedder, *pooled_vectors(model, layout, inputs, weights, bias, units))
 
 
 def sums_of_pairs(
     model: PreTrainedModel,
     layout: ModelLayout,
     inputs: Mapping[str, Tensor],
+    units: Int[Tensor, "batch token"],
     *,
     embedder: Embedder,
     bias: ValueBias,
     prompt: Int[Tensor, " batch"] | None = None,
 ) -> PairSums:
-    """What each token of pairs of texts, one text after the other in a batch, adds to their cosine.
+    """What each token of pairs of texts, one text after the other in a batch, adds to their cosine; and what pairs of units do.
 
     What a token of one text adds together with the whole other text is linear in the token's vector: gradient × input, from one
-    backward pass for all. What the biases of both texts add together is not linear, so they are carried through the layers.
+    backward pass for all. What two units add together is not, so the units and the biases are carried through the layers.
 
     Args:
         model: A base model in evaluation mode.
         inputs: Keyword arguments of the model.
+        units: The unit that each token belongs to, such as its category; see `pooled_vectors`.
         embedder: How an embedding is made of the hidden vectors.
         bias: Where the value biases of the first layer go.
         prompt: Number of tokens at the start that a prompt takes, of each text.
@@ -107,10 +105,11 @@ def sums_of_pairs(
     Raises:
         InputError: If attribution cannot follow the model.
     """
+    parts, whole = embedded_parts(model, layout, inputs, embedder=embedder, bias=bias, prompt=prompt, units=units)
+    pairs = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
     passed = held_pass(model, layout, inputs)
-    mask = passed.token_mask
     with torch.inference_mode(False), torch.enable_grad():
-        made = embedding(embedder, wide(passed.returned), mask, prompt)
+        made = embedding(embedder, wide(passed.returned), passed.token_mask, prompt)
         still = made.detach()
         lengths = product_of_lengths(still[0::2], still[1::2])
         others = torch.stack([still[1::2], still[0::2]], dim=1).flatten(0, 1)
@@ -118,15 +117,7 @@ def sums_of_pairs(
     found = attribute_scalars(passed, scalars, bias)
     # What the modules after pooling add that comes from no hidden vector is left.
     added = torch.cat([found.scores, (found.bias + found.remainder)[:, None]], dim=1)
-    nothing = torch.zeros(0, *mask.shape, dtype=model.dtype, device=mask.device)
-    credited = bias is ValueBias.decompx
-    carried = carried_pass(model, layout, inputs, nothing, bias=True, credited=credited)
-    hidden = wide(carried.vectors)
-    weights = embedder.weights(hidden, mask, prompt)
-    constants, _ = parts_of_embedding(embedder, pooled_parts(weights, wide(carried.parts)), pooled(weights, hidden))
-    biases = torch.linalg.vecdot(constants[0::2, 0], constants[1::2, 0]) / lengths
-    value = torch.linalg.vecdot(still[0::2], still[1::2]) / lengths
-    return PairSums(added[0::2], added[1::2], value, biases)
+    return PairSums(added[0::2], added[1::2], pairs.value, pairs.matrix)
 
 
 def compared(

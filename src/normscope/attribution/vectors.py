@@ -102,6 +102,7 @@ def pooled_vectors(
     inputs: Mapping[str, Tensor],
     weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor | None],
     bias: ValueBias,
+    units: Int[Tensor, "batch token"] | None = None,
 ) -> tuple[Float[Tensor, "batch source *token model"], Float[Tensor, "batch *token model"]]:
     """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
 
@@ -112,21 +113,26 @@ def pooled_vectors(
         inputs: Keyword arguments of the model.
         weights: Turns the last hidden vectors and the mask of tokens into w, the weights of pooling.
         bias: Where the value biases of the first layer go.
+        units: The source that each token belongs to, if sources are not tokens, and −1 at padding; of no source, if only the
+            bias is wanted.
 
     Returns:
         Both in float64.
     """
     check_followed(layout)
     mask = inputs["attention_mask"].bool()
+    sources = None if units is None else int(units.max()) + 1
     found, whole = [], None
-    for group in _groups(model, inputs):
-        vectors, hidden, check = carried(model, layout, inputs, group, bias)
+    for group in _groups(model, inputs, sources):
+        vectors, hidden, check = carried(model, layout, inputs, group, bias, units=units)
         chosen = weights(hidden, mask)
         pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
         found.append(pooled_parts(pooling, wide(vectors)))
     assert whole is not None
     parts = torch.cat(found, dim=1)
+    if sources == 0:
+        return parts, whole
     sizes = torch.linalg.vector_norm(parts, dim=-1).sum(dim=1)
     missing = torch.linalg.vector_norm(parts.sum(dim=1) - whole, dim=-1) / sizes
     check.require("the vectors of an embedding", missing if missing.ndim == 1 else missing.masked_fill(~mask, 0))

@@ -248,8 +248,12 @@ class Batch:
         Numbers depend only on the seed and the sequence's tokens, so equal sequences have equal numbers.
         """
         numbers = [float(np.random.default_rng([seed, fingerprint]).random()) for fingerprint in self.fingerprints]
+        return numbers, self.by_sequence()
+
+    def by_sequence(self) -> list[Int[np.ndarray, "kind _"]]:
+        """Each sequence's part of `packed`."""
         packed = self.host.packed().transpose(0, 1).numpy()
-        return numbers, [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
+        return [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:

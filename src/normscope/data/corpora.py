@@ -192,6 +192,24 @@ class _Limited(Corpus):
 
 
 @dataclasses.dataclass(frozen=True)
+class PairsOf(Corpus):
+    """The pairs of a corpus that has single texts as well."""
+
+    corpus: Corpus
+
+    @property
+    def total(self) -> int:
+        """The number of pairs."""
+        return sum(1 for _ in self.examples())
+
+    def examples(self) -> Iterator[Example | str]:
+        """Pairs in order."""
+        for example in self.corpus.examples():
+            if isinstance(example, str) or example.text_pair is not None:
+                yield example
+
+
+@dataclasses.dataclass(frozen=True)
 class SideBySide(Corpus):
     """Two corpora whose examples are paired one by one."""
 

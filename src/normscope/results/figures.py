@@ -265,6 +265,11 @@ class TextPair:
             b=range(len(self.tokens_b) + 1),
         )
 
+    @property
+    def value(self) -> float:
+        """The similarity."""
+        return float(self.matrix.sum())
+
     def figure(self) -> WordMaps:
         """The matrix, as a figure."""
         return WordMaps(
@@ -280,9 +285,14 @@ class TextPair:
             largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             caption=(
                 f"What each pair of tokens adds to the {self.measure} of two texts (rows: the first text, columns: the "
-                f"second). All cells add up to {number(float(self.matrix.sum()))}: orange raises it, purple lowers it."
+                f"second). All cells add up to {number(self.value)}: orange raises it, purple lowers it."
             ),
         )
+
+
+def are_ranked(pairs: Sequence[TextPair]) -> bool:
+    """Whether pairs are a query and its documents: all have the same first text."""
+    return len(pairs) > 1 and len({tuple(pair.tokens_a) for pair in pairs}) == 1
 
 
 Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | Dots | WordMaps

@@ -14,11 +14,11 @@ from normscope.config.schema import INCIDENTAL, flat, plain
 from normscope.data.annotation import column_values
 from normscope.data.batching import Batch, batches_of_window
 from normscope.data.categories import ALL
-from normscope.data.corpora import NumberedCorpus, arranged, open_corpus
+from normscope.data.corpora import NumberedCorpus, PairsOf, arranged, open_corpus
 from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
-from normscope.data.options import DatasetOptions, Level
+from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.data.token_texts import TokenTexts, Vocabulary
@@ -155,7 +155,9 @@ class Plan:
         layers = chosen_layers(options.layers, model.layout)
         encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
-        corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
+        corpus = inputs.open_corpus(options.dataset)
+        if options.dataset.kind is DatasetKind.sample and encoders[0].separate:  # its other half are single sentences
+            corpus = PairsOf(corpus)
         observer = _observer(model, layers, needs.values())
         context = _context(all_options(options.analysis), model, encoders[0], observer, layers, categories)
         resources = {
@@ -181,7 +183,7 @@ class Plan:
             maps_of_networks=of_networks,
             added_maps=added,
             resources=resources,
-            corpus=corpus,
+            corpus=NumberedCorpus(corpus),
             group=group,
             look=look,
         )
@@ -453,6 +455,7 @@ def _analyses(
 def _texts(
     options: DatasetOptions, report: ReportOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs
 ) -> list[ExplorerText]:
-    if not report.enabled or not (report.examples or report.text):
+    # Of pairs whose texts are compared, the report shows maps of both.
+    if not report.enabled or not (report.text or (report.examples and not encoder.separate)):
         return []
     return select_examples(inputs.open_corpus(options), encoder, report, layers, maps)

@@ -99,9 +99,7 @@ def select_examples(
             continue
         sequences = window.encode([example], counts := CorpusCounts())
         if sequences:
-            # Of a pair whose texts are sequences of their own, the first is shown.
-            shown = dataclasses.replace(sequences[0], second=None)
-            (cut if counts.cut else short).append(ExplorerText(shown, bool(counts.cut)))
+            (cut if counts.cut else short).append(ExplorerText(sequences[0], bool(counts.cut)))
             del cut[options.examples :]
     return [*short, *cut][: options.examples]
 

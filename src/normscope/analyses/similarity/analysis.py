@@ -10,9 +10,9 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.finite import require_finite
-from normscope.analyses.similarity.figures import LONGEST, describe_figures
+from normscope.analyses.similarity.figures import describe_figures
 from normscope.analyses.similarity.options import SIMILARITY, SimilarityOptions
-from normscope.analyses.similarity.pair_maps import PairMaps
+from normscope.analyses.similarity.pair_maps import DrawnPair, Embedded, PairMaps
 from normscope.analyses.similarity.parts import PairSpans, PairTokens, prompt_lengths
 from normscope.analyses.similarity.sentences import sentences_of
 from normscope.analyses.similarity.tables import (
@@ -26,26 +26,30 @@ from normscope.analyses.similarity.tables import (
     token_table,
 )
 from normscope.attribution.methods import check_followed
-from normscope.attribution.similarities import PairSums, cosine_parts, embedded_parts, sums_of_pairs
+from normscope.attribution.similarities import PairSums, embedded_parts, sums_of_pairs
 from normscope.data.batching import Batch
 from normscope.data.encoders import NO_PROMPTS, Prompts
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
+from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
-from normscope.results.figures import TextPair
 from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
 
+_LISTED = 10
+"""Documents in the terminal."""
+
 
 class SimilarityAnalysis(Analysis):
     """What tokens, spans and each pair of categories add to the cosine similarity of the texts of a pair.
 
-    The vectors x_{i⇐k} of DecompX are carried through the model's own code. For sums alone, only the biases are carried, and
-    one backward pass gives the rest.
+    The vectors x_{i⇐k} of DecompX are carried through the model's own code: those of a category added up and, when the corpus
+    has been read, those of the tokens of a few pairs. What a token adds together with the whole other text comes from one
+    backward pass.
     """
 
     info = SIMILARITY
@@ -61,7 +65,8 @@ class SimilarityAnalysis(Analysis):
         self._pairs = KeptTensors(torch.float64)  # a row of numbers for each pair
         self._spans, self._tokens = PairSpans(context.vocabulary), PairTokens(context.vocabulary, context.names)
         self._cells = Mean(1, groups**2)
-        self._maps = PairMaps(frozenset(options.rows), LONGEST)
+        self._maps = PairMaps(None if options.rows is None else frozenset(options.rows), self._tokens.words)
+        self._drawn: dict[int, DrawnPair] = {}
         self.accumulators = {"pairs": self._pairs, "by_span": self._spans.sums, "by_token": self._tokens.sums}
         if self._maps_wanted:
             self.accumulators |= {"cells": self._cells, **self._maps.accumulators}
@@ -77,37 +82,50 @@ class SimilarityAnalysis(Analysis):
             check_followed(model.layout)
         return Requirements(
             pairs=True,
-            keeps_layers=options.sums,
+            keeps_layers=True,
             prompts=functools.partial(_prompts, options),
         )
 
     def end_batch(self, batch: Batch) -> None:
         """Add the cosines of a batch and what they are made of."""
-        sums, matrix = self._split(batch)
+        sums, cells = self._sums(batch)
         members = self._members(batch).to(sums.a)
         first, second = members[0::2], members[1::2]
-        if matrix is not None:
-            cells = torch.einsum("nkc,nkl,nld->cd", first, matrix, second)
-            counts = torch.einsum("nkc,nld->cd", first, second)
-            self._cells.update(0, cells.flatten(), counts.round().long().flatten())
-            self._maps.update(batch, matrix.cpu())
         # What a pair of tokens adds is split equally between the two.
         categories = (torch.einsum("nk,nkc->nc", sums.a, first) + torch.einsum("nk,nkc->nc", sums.b, second)) / 2
         halves = torch.stack([sums.a, sums.b], dim=1).flatten(0, 1) / 2
+        if self._maps_wanted:
+            counts = first.sum(dim=1).T @ second.sum(dim=1)
+            self._cells.update(0, cells.flatten(), counts.round().long().flatten())
+            self._maps.update(batch, sums.value, halves[:, :-1])
         self._spans.update(batch, halves)
         friends = self._tokens.update(batch, halves[:, :-1])
         self._pairs.update(batch.rows[0::2], self._columns.rows(batch, sums, categories, friends))
 
-    def _split(self, batch: Batch) -> tuple[PairSums, Float[Tensor, "pair a b"] | None]:
-        """What the tokens of each text add to the cosines and, unless only sums were asked for, what their pairs add."""
-        inputs, prompt = batch.model_inputs(), prompt_lengths(batch)
-        model, layout = self._model
-        if not self._maps_wanted:
-            found = sums_of_pairs(model, layout, inputs, embedder=self._embedder, bias=self._rule, prompt=prompt)
-            return found, None
-        parts, whole = embedded_parts(model, layout, inputs, embedder=self._embedder, bias=self._rule, prompt=prompt)
-        pairs = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
-        return PairSums.of(pairs), pairs.matrix
+    def intervene(self, runner: InterventionRunner) -> None:
+        """Draw some pairs."""
+        if self._maps_wanted:
+            self._drawn = self._maps.drawn(runner, self._embedded, self.context.vocabulary.text)
+
+    def _embedded(self, text: Batch, prompt: int, units: Int[Tensor, "1 token"]) -> Embedded:
+        """What the units of a text contribute to its embedding, and the embedding."""
+        given = (*self._model, text.model_inputs())
+        return embedded_parts(*given, embedder=self._embedder, bias=self._rule, prompt=prompt, units=units)
+
+    def _sums(self, batch: Batch) -> tuple[PairSums, Float[Tensor, "category category"]]:
+        """What the tokens of each text add to the cosines; and what pairs of categories do, unless only sums were asked for."""
+        groups = len(self._columns.categories)
+        # A vector for each category is carried through all layers, so those that do not occur are left out.
+        occur = batch.categories[batch.token_mask & self._maps_wanted].unique()
+        units = torch.full_like(batch.categories, -1)
+        for unit, category in enumerate(occur.tolist()):
+            units[batch.categories == category] = unit
+        given = (*self._model, batch.model_inputs(), units)
+        sums = sums_of_pairs(*given, embedder=self._embedder, bias=self._rule, prompt=prompt_lengths(batch))
+        places = torch.cat([occur, occur.new_tensor([groups - 1])])
+        cells = sums.units.new_zeros(groups, groups)
+        cells[places[:, None], places] = sums.units.sum(dim=0)
+        return sums, cells
 
     def result(self) -> Result:
         """What similarity comes from, and every pair's cosine."""
@@ -128,22 +146,21 @@ class SimilarityAnalysis(Analysis):
             metrics["with_bias_share"] = metrics["with_bias"] / metrics["cosine"]
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}
         metrics |= gold_correlation(pairs, parts)
-        texts: dict[str, TextPair] = {}
-        notes: list[str] = []
         table = None
         if self._maps_wanted:
             table = cell_table(self._cells.compute(), len(kept), columns, self.context.categories)
             tables["by_category"] = table
-            texts, notes = self._maps.texts(self.context.vocabulary.text)
         summary, caption = _summary(tables, metrics["cosine"])
         return Result(
             tables=tables,
             metrics=metrics,
             sentences=sentences_of(
-                metrics, [] if friends is None else friends["token"].tolist(), maps=self._maps_wanted
+                metrics,
+                [] if friends is None else friends["token"].tolist(),
+                self._drawn,
+                maps=self._maps_wanted,
             ),
-            figures=describe_figures(table, pairs, parts, texts, metrics["cosine"]),
-            notes=notes,
+            figures=describe_figures(table, pairs, parts, self._drawn, metrics["cosine"]),
             summaries={self.info.name: Summary(summary, digits=3, caption=caption)},
         )
 
@@ -157,6 +174,10 @@ class SimilarityAnalysis(Analysis):
 
 def _summary(tables: Mapping[str, pd.DataFrame], cosine: float) -> tuple[pd.DataFrame, str]:
     """The table that the terminal prints, and its caption."""
+    if "rankings" in tables:
+        ranking = tables["rankings"].query("query == 1").head(_LISTED)
+        table = ranking.set_index("rank")[["document", "value"]].rename(columns={"value": "cosine"})
+        return table, "the documents that are most similar to query 1"
     if "by_category" in tables:
         table = tables["by_category"].pivot(index="category_a", columns="category_b", values="contribution")
         table = table.rename_axis(index="first text", columns="second text")

@@ -6,18 +6,16 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.categories import category_name
-from normscope.results.figures import Figure, Lines, TextPair, WordMaps
+from normscope.analyses.similarity.pair_maps import DrawnPair
+from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.rounding import counted, number
 from normscope.statistics.tidy import tidy
-
-LONGEST = 40
-"""Tokens of a text beyond which its map would be illegible."""
 
 _GROUPS = 5
 
 
 def describe_figures(
-    table: pd.DataFrame | None, pairs: pd.DataFrame, parts: pd.DataFrame, texts: Mapping[str, TextPair], cosine: float
+    table: pd.DataFrame | None, pairs: pd.DataFrame, parts: pd.DataFrame, drawn: Mapping[int, DrawnPair], cosine: float
 ) -> dict[str, Figure]:
     """All figures.
 
@@ -25,7 +23,7 @@ def describe_figures(
         table: The table `by_category`; None without one.
         pairs: The table `pairs`.
         parts: What each category adds to the cosine of each of these pairs.
-        texts: Single pairs, by the name of their figure.
+        drawn: Single pairs, by their rows.
         cosine: The mean cosine.
     """
     figures: dict[str, Figure] = {} if table is None else {"by_category": _cells(table, len(pairs), cosine)}
@@ -44,7 +42,7 @@ def describe_figures(
                 "line rises distinguishes similar from dissimilar texts; one whose line is flat adds the same to all groups."
             ),
         )
-    return figures | {name: text.figure() for name, text in texts.items()}
+    return figures | {f"pair_{row}": pair.texts.figure() for row, pair in drawn.items()}
 
 
 def by_similarity(pairs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:

@@ -26,8 +26,9 @@ class SimilarityOptions(AnalysisConfig):
     sums: bool = False
     """Whether to measure only what each token adds together with the whole other text. This takes about three times as long as
     embedding the texts, however long they are; there are no maps, and no table of pairs of categories."""
-    rows: list[Count] = dataclasses.field(default_factory=lambda: [1, 2, 3])
-    """Pairs of texts to show token by token, given by their numbers in the data, from 1."""
+    rows: list[Count] | None = None
+    """Pairs of texts to show token by token, given by their numbers in the data, from 1. By default, the three shortest or, of
+    rankings, the five documents that are most similar to the first query."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check the number of prompts."""
@@ -41,7 +42,7 @@ class SimilarityOptions(AnalysisConfig):
 SIMILARITY = AnalysisInfo(
     name="similarity",
     title="Similarity of texts",
-    question="Which categories of tokens carry similarity, and how much of it is constant?",
+    question="Why are two texts similar, and which categories of tokens carry similarity?",
     options=SimilarityOptions,
     implementation="normscope.analyses.similarity.analysis:SimilarityAnalysis",
     papers=(MODARRESSI_2023,),

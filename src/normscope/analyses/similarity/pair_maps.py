@@ -1,76 +1,170 @@
 """Token-by-token maps of a few pairs of texts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.attribution.similarities import cosine_parts
 from normscope.data.batching import Batch
+from normscope.models.interventions import InterventionRunner
 from normscope.results.figures import TextPair
-from normscope.rounding import number, numbered
+from normscope.rounding import counted, number
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.kept_tensors import KeptTensors
 
+LONGEST = 40
+"""Tokens of a text that are drawn one by one; the map of more would be illegible."""
+
+PAIRS, DOCUMENTS = 3, 5
+"""Pairs, or documents of a query, that are drawn unless they are chosen."""
+
+_STRONGEST = 5
+
+Embedded = tuple[Float[Tensor, "1 source made"], Float[Tensor, "1 made"]]
+
+
+class DrawnPair(NamedTuple):
+    """A pair of texts that is drawn."""
+
+    texts: TextPair
+    document: int
+    """The number of the document, if it is one of those that are most similar to the first query; otherwise 0."""
+    strongest: list[tuple[str, str, float]]
+    """The pairs of words, or of their pieces, that add most, and what each adds."""
+
+
+class _Side(NamedTuple):
+    """One text of a pair that is drawn."""
+
+    kinds: Int[Tensor, "kind token"]
+    """The text, as a part of `Batch.packed`."""
+    prompt: int
+    """Number of its tokens that belong to a prompt."""
+    start: int
+    """The first token that is drawn by itself."""
+
+    @property
+    def length(self) -> int:
+        """Number of its tokens."""
+        return self.kinds.shape[1]
+
+    @property
+    def units(self) -> Int[Tensor, "1 token"]:
+        """What is drawn as one: each token from `start`, all those before, and all those behind."""
+        places = torch.arange(self.length) - self.start
+        return (places.clamp(-1, LONGEST) + (self.start > 0))[None]
+
+    def words(self, of_tokens: Bool[np.ndarray, " token"]) -> Bool[np.ndarray, " source"]:
+        """The units, and last the bias, that are single tokens of words."""
+        shown = slice(self.start, self.start + LONGEST)
+        words = np.zeros(int(self.units.max()) + 2, dtype=bool)
+        words[self.units[0, shown].numpy()] = of_tokens[shown]
+        return words
+
+    def labels(self, token: Callable[[int], str]) -> list[str]:
+        """The names of the units."""
+        drawn = [token(identifier) for identifier in self.kinds[0, self.start : self.start + LONGEST].tolist()]
+        left_out = self.length - self.start - len(drawn)
+        before, behind = ([f"[… {counted(count, 'token')}]"] if count else [] for count in (self.start, left_out))
+        return [*before, *drawn, *behind]
+
 
 class PairMaps:
-    """Keeps the maps of some rows of the corpus.
+    """Keeps a few pairs of the corpus, and draws them when it has been read: a map takes many passes of the model.
 
     Args:
-        longest: Maximum number of tokens of a text; maps of longer ones would be illegible.
+        rows: The pairs to draw; None for the shortest or, if there are rankings, the first documents of the first query.
+        words: Returns which tokens of a batch of one text are words.
     """
 
-    def __init__(self, rows: frozenset[int], longest: int) -> None:
-        self._rows, self._longest = rows, longest
-        self._matrices = KeptTensors(torch.float64)
-        self._tokens = KeptTensors(torch.int64)
-        self._too_long = KeptTensors(torch.int64)
-        self.accumulators: Mapping[str, Accumulator] = {
-            "matrices": self._matrices,
-            "tokens": self._tokens,
-            "too_long": self._too_long,
-        }
+    def __init__(self, rows: frozenset[int] | None, words: Callable[[Batch], Bool[np.ndarray, "batch token"]]) -> None:
+        self._rows, self._words = rows, words
+        size = max(PAIRS, DOCUMENTS) if rows is None else None
+        self._texts, self._about = KeptTensors(torch.int64, size), KeptTensors(torch.int64, size)
+        self.accumulators: Mapping[str, Accumulator] = {"drawn_texts": self._texts, "drawn_rows": self._about}
         """Its state."""
 
-    def update(self, batch: Batch, matrix: Float[Tensor, "pair a b"]) -> None:
-        """Keep the maps of the chosen rows of a batch."""
-        lengths = batch.token_mask.sum(dim=-1).tolist()
-        for pair, row in enumerate(batch.rows[0::2]):
-            if row not in self._rows:
-                continue
-            sides = (2 * pair, 2 * pair + 1)
-            first, second = (lengths[side] for side in sides)
-            if max(first, second) > self._longest:
-                self._too_long.update([row], [torch.tensor([first, second])])
-                continue
-            # The bias is last, after the padding.
-            kept = matrix[pair][[*range(first), -1]][:, [*range(second), -1]]
-            self._matrices.update([row], [kept])
-            self._tokens.update([row], [torch.cat([batch.input_ids[side, : lengths[side]] for side in sides])])
-
-    def texts(self, token: Callable[[int], str]) -> tuple[dict[str, TextPair], list[str]]:
-        """The maps by the names of their figures, and notes about rows without one.
+    def update(self, batch: Batch, values: Float[Tensor, " pair"], added: Float[Tensor, "batch token"]) -> None:
+        """Keep the pairs of a batch that are to be drawn.
 
         Args:
+            values: The similarities of the pairs.
+            added: What each token of each text adds.
+        """
+        assert batch.pairing is not None
+        texts, sums, similar = batch.by_sequence(), added.cpu().numpy(), values.tolist()
+        prompts = batch.pairing.prompts.tolist()
+        for pair, row in enumerate(batch.rows[0::2]):
+            query, document = batch.pairing.ranked[pair]
+            if query > 1 if self._rows is None else row not in self._rows:
+                continue
+            sides = slice(2 * pair, 2 * pair + 2)
+            lengths = [text.shape[1] for text in texts[sides]]
+            starts = [_start(of_text[:length]) for of_text, length in zip(sums[sides], lengths, strict=True)]
+            # Rows tell equal ones apart, in whichever order they come.
+            place = row if self._rows is not None else (-1 - similar[pair] if query else max(lengths)) + row * 2.0**-40
+            self._texts.update([place], [np.concatenate(texts[sides], axis=1)])
+            best = document if self._rows is None else 0
+            self._about.update([place], [np.array([row, best, lengths[0], *prompts[sides], *starts])])
+
+    def drawn(
+        self,
+        runner: InterventionRunner,
+        embedded: Callable[[Batch, int, Int[Tensor, "1 token"]], Embedded],
+        token: Callable[[int], str],
+    ) -> dict[int, DrawnPair]:
+        """The pairs by their rows; the first is the shortest one, or that of the most similar document.
+
+        Args:
+            runner: Makes batches of texts.
+            embedded: Returns what the units of a text contribute to its embedding, and the embedding, given the length of its
+                prompt.
             token: Returns the text of a token id.
         """
-        matrices, tokens, too_long = (_of(each) for each in (self._matrices, self._tokens, self._too_long))
-        maps = {}
-        for row, matrix in matrices.items():
-            words, first = [token(identifier) for identifier in tokens[row].tolist()], len(matrix) - 1
-            title = f"pair {row}: cosine {number(float(matrix.sum()))}"
-            maps[f"pair_{row}"] = TextPair(title, words[:first], words[first:], matrix.numpy())
-        if not too_long:
-            return maps, []
-        longest = max(int(lengths.max()) for lengths in too_long.values())
-        which = f"pair {numbered(too_long)} is" if len(too_long) == 1 else f"pairs {numbered(too_long)} are"
-        limit = f"{'' if len(too_long) == 1 else 'up to '}{longest} tokens (limit: {self._longest})"
-        note = f"{which} too long to draw: {limit}"
-        return maps, [note]
+        try:
+            kept = list(zip(self._about.compute().tensors, self._texts.compute().tensors, strict=True))
+        except EmptyAccumulatorError:
+            return {}
+        if self._rows is None and not kept[0][0][1]:
+            kept = kept[:PAIRS]
+        drawn = {}
+        for about, kinds in kept:
+            row, document, length, *rest = about.tolist()
+            texts = (kinds[:, :length], kinds[:, length:])
+            sides = [_Side(*each) for each in zip(texts, rest[:2], rest[2:], strict=True)]
+            parts: list[Tensor] = []
+            words = []
+            for side in sides:
+                (batch,) = runner.batches([side.kinds])
+                parts += embedded(batch, side.prompt, side.units.to(batch.input_ids.device))
+                words.append(side.words(self._words(batch)[0]))
+            matrix, value = (each[0].cpu().numpy() for each in cosine_parts(*parts))
+            labels = [side.labels(token) for side in sides]
+            title = f"pair {row}: cosine {number(float(value))}"
+            drawn[row] = DrawnPair(TextPair(title, *labels, matrix), document, _strongest(labels, matrix, *words))
+        return drawn
 
 
-def _of(kept: KeptTensors) -> dict[int, Tensor]:
-    try:
-        return kept.compute().by_number()
-    except EmptyAccumulatorError:
-        return {}
+def _strongest(
+    labels: Sequence[Sequence[str]],
+    matrix: Float[np.ndarray, "a b"],
+    words_a: Bool[np.ndarray, " a"],
+    words_b: Bool[np.ndarray, " b"],
+) -> list[tuple[str, str, float]]:
+    """The pairs of words that add most."""
+    of_words = np.where(words_a[:, None] & words_b, matrix, -np.inf)
+    places = np.argsort(-of_words, axis=None, kind="stable")[:_STRONGEST]
+    rows, columns = (each.tolist() for each in np.unravel_index(places, matrix.shape))
+    pairs = zip(rows, columns, strict=True)
+    return [(labels[0][a], labels[1][b], float(matrix[a, b])) for a, b in pairs if of_words[a, b] > 0]
+
+
+def _start(added: Float[np.ndarray, " token"]) -> int:
+    """Where those LONGEST tokens in a row begin that add most."""
+    if len(added) <= LONGEST:
+        return 0
+    return int(np.convolve(added, np.ones(LONGEST), "valid").argmax())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.data.batching import Batch
@@ -82,8 +82,8 @@ class PairTokens:
         mask, ids, values = host.token_mask.numpy(), host.input_ids.numpy(), added.cpu().numpy()
         keys = torch.from_numpy(ids[mask])[:, None]
         self.sums.update(keys, torch.from_numpy(values[mask])[:, None], torch.ones(len(keys), dtype=torch.long))
-        words = mask & ~np.isin(ids, self._special) & ~np.isin(host.categories.numpy(), self._no_words)
         assert batch.pairing is not None
+        words = self.words(host)
         words &= np.arange(mask.shape[1]) >= batch.pairing.prompts.numpy()[:, None]
         rows = np.full((len(ids) // 2, 2 * FRIENDS), np.nan)
         for pair, row in enumerate(rows):
@@ -93,3 +93,9 @@ class PairTokens:
             most = np.argsort(-totals, kind="stable")[:FRIENDS]
             row[: len(most)], row[FRIENDS : FRIENDS + len(most)] = tokens[most], totals[most]
         return rows
+
+    def words(self, batch: Batch) -> Bool[np.ndarray, "batch token"]:
+        """Which tokens are words, or pieces of words."""
+        host = batch.host
+        kept: np.ndarray = host.token_mask.numpy() & ~np.isin(host.input_ids.numpy(), self._special)
+        return kept & ~np.isin(host.categories.numpy(), self._no_words)

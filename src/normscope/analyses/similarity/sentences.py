@@ -1,25 +1,45 @@
 """The findings of the similarity analysis in sentences, from its metrics. Missing metrics are skipped."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from normscope.analyses.categories import category_name
+from normscope.analyses.similarity.pair_maps import DrawnPair
 from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, compared, counted, differ, enumeration
+from normscope.rounding import brief, compared, counted, differ, enumeration, number
 
 _FRIENDS = 3
 """Words in a sentence."""
 
 
-def sentences_of(metrics: Mapping[str, float], friends: Sequence[str] = (), *, maps: bool = True) -> list[Sentence]:
-    """How similar the texts are, what the similarity is made of, and how well it agrees with the gold scores.
+def sentences_of(
+    metrics: Mapping[str, float],
+    friends: Sequence[str] = (),
+    drawn: Mapping[int, DrawnPair] = MappingProxyType({}),
+    *,
+    maps: bool = True,
+) -> list[Sentence]:
+    """Why two texts are similar; how similar all are, what that is made of, and how well it agrees with the gold scores.
 
     Args:
         friends: The tokens that add most to pairs with low gold scores, the largest first.
+        drawn: Pairs that are drawn, by their rows.
         maps: Whether there is a table of pairs of categories.
     """
     table = "by_category" if maps else "by_span"
     sentences: list[Sentence] = []
+    for row, (texts, document, strongest) in list(drawn.items())[:1]:
+        most = enumeration([f"{a}–{b} {number(value, signed=True)}" for a, b, value in strongest])
+        name = f"pair {row}" if not document else f"document {document}, which is the most similar to query 1,"
+        sentences.append(
+            Sentence(
+                f"The cosine similarity of {name} is {number(texts.value)}; "
+                + (f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."),
+                figure=f"pair_{row}",
+                table="rankings" if document else "pairs",
+            )
+        )
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is not None and cosine is not None and with_bias is not None:
         whole, tokens_alone, biases = compared(brief, cosine, abs(cosine - with_bias), abs(with_bias))

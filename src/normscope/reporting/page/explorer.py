@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from normscope.reporting.page.elements import environment, table
 from normscope.reporting.page.sections import Section, render
-from normscope.results.figures import TextPair
+from normscope.results.figures import TextPair, are_ranked
 from normscope.results.maps import MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMap
 
 _NEGATIVE = 1 << 15
@@ -183,14 +183,23 @@ def attention_page(
     return render(title, [explorer, *lists], {}, explorer=payload([token_map], next(iter(token_map.maps)), alone=True))
 
 
-def pairs_page(pairs: Sequence[TextPair], *, ranked: bool = False) -> str:
-    """At least one pair of texts as self-contained HTML, which works in a sandboxed frame too.
+def place_of_pairs(pairs: Sequence[TextPair], name: str, identifier: str) -> Markup:
+    """Where a page shows pairs of texts; if they are a query and its documents, these are listed above.
 
     Args:
-        ranked: Whether the pairs are a query and its documents, in order, which are then listed above.
+        name: Of the pairs, in the data of the page.
+        identifier: Where links to the pairs lead.
     """
-    place = Markup('<div id="pairs-root" data-pairs="pairs"></div>')
-    if ranked:
-        place = Markup('<section id="ranking-root" aria-label="Documents in order"></section>') + place
-    shown = Section("pairs", "Documents in order" if ranked else "Token by token", content=place)
+    place = Markup('<div class="text-pairs" id="{}" data-pairs="{}"></div>').format(identifier, name)
+    ranking = Markup('<section id="ranking-root" aria-label="Documents in order"></section>')
+    return ranking + place if are_ranked(pairs) else place
+
+
+def pairs_page(pairs: Sequence[TextPair]) -> str:
+    """At least one pair of texts as self-contained HTML, which works in a sandboxed frame too.
+
+    If they are a query and its documents, in order, these are listed above.
+    """
+    heading = "Documents in order" if are_ranked(pairs) else "Token by token"
+    shown = Section("pairs", heading, content=place_of_pairs(pairs, "pairs", "pairs-root"))
     return render(pairs[0].title, [shown], {}, pairs={"pairs": pairs_payload(pairs)})

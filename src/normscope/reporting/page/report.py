@@ -13,13 +13,13 @@ from markupsafe import Markup
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
 from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
-from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload
+from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.published import against_paper
 from normscope.reporting.tracking import layers_label
 from normscope.results.declare import Table
-from normscope.results.figures import Figure, TextPair, WordMaps
+from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
 from normscope.results.findings import Sentence, ranked
 from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
@@ -171,7 +171,7 @@ def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Se
         title(name),
         question="" if info is None else info.question,
         findings=[dataclasses.replace(finding, figure="") for finding in findings[:1]],  # it is below the sentence
-        content=Markup('<div class="text-pairs" data-pairs="{}"></div>').format(name) if pair else Markup(),
+        content=_place(name, result) if pair else Markup(),
         measures=measures[:first],
         more_findings=findings[1:],
         more_measures=measures[first:],
@@ -187,9 +187,17 @@ def _is_pair(figure: Figure) -> bool:
     return isinstance(figure, WordMaps) and bool(figure.measure)
 
 
+def _place(name: str, result: Result) -> Markup:
+    """Where the page shows the maps of two texts; links to the first lead there."""
+    first = next(full for full, figure in _figures(name, result).items() if _is_pair(figure))
+    return place_of_pairs(_pairs(name, result), name, first)
+
+
 def _pairs(name: str, result: Result) -> list[TextPair]:
+    """The pairs of texts whose maps the page shows; the documents of a query are in order."""
     figures = _figures(name, result).values()
-    return [TextPair.of(figure) for figure in figures if isinstance(figure, WordMaps) and figure.measure]
+    pairs = [TextPair.of(figure) for figure in figures if isinstance(figure, WordMaps) and figure.measure]
+    return sorted(pairs, key=lambda pair: -pair.value) if are_ranked(pairs) else pairs
 
 
 def _figures(name: str, result: Result) -> dict[str, Figure]:
