@@ -229,14 +229,20 @@ class Batch:
             rows[4, :, : self.token_mask.shape[1]] = self.units
         return rows
 
-    def for_samples(self, seed: int) -> tuple[list[float], list[Int[np.ndarray, "kind _"]]]:
+    def for_samples(self, seed: int, tokens: int | None = None) -> tuple[list[float], list[Int[np.ndarray, "kind _"]]]:
         """What a sample of a corpus's sequences takes: a random number for each sequence, and its part of `packed`.
 
         Numbers depend only on the seed and the sequence's tokens, so equal sequences have equal numbers.
+
+        Args:
+            tokens: The numbers of sequences with more tokens are larger than all others; None for no such limit.
         """
-        numbers = [float(np.random.default_rng([seed, fingerprint]).random()) for fingerprint in self.fingerprints]
         packed = self.host.packed().transpose(0, 1).numpy()
-        return numbers, [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
+        sequences = [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
+        numbers = [float(np.random.default_rng([seed, fingerprint]).random()) for fingerprint in self.fingerprints]
+        if tokens is not None:
+            numbers = [number + (kinds.shape[1] > tokens) for number, kinds in zip(numbers, sequences, strict=True)]
+        return numbers, sequences
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
