@@ -170,7 +170,7 @@ def test_defaults():
     assert NormsOptions(seed=1) == NormsOptions(False, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, 1)
-    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, 16, 20, 1)
+    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, 16, 64, 20, 1)
     assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, True, 16, 5, 1)
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)

@@ -93,10 +93,13 @@ def test_globenc_norms_both_normalisations():
 
 
 @pytest.mark.usefixtures("_strips")
-@pytest.mark.parametrize("model_type", POSITIONS)
+@pytest.mark.parametrize("model_type", [*POSITIONS, "falcon"])
 @pytest.mark.spread(1)
 def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
-    """The layer of the model itself, with the value of one token set to zero at its projection to the output."""
+    """The layer of the model itself, with the value of one token set to zero at its projection to the output.
+
+    Falcon adds what attention gives to what its network gives, in place.
+    """
     model, layout = model_of(model_type)
     inputs = token_batch(model, LENGTHS)
     changes, blocks = [], []

@@ -73,16 +73,21 @@ def test_tensors_with_equal_numbers_are_all_kept_in_the_order_of_the_stream():
     assert [one.item() for one in kept.compute().tensors] == [2, 5, 1]
 
 
+@pytest.mark.parametrize("tokens", [None, 1, 2])
 @pytest.mark.parametrize("cut", [1, 4, 9])
-def test_a_sample_of_sequences_is_those_of_the_smallest_random_numbers(cut):
+def test_a_sample_of_sequences_is_those_of_the_smallest_random_numbers(cut, tokens):
+    """Of sequences with more than `tokens`, only as many as there are too few others."""
     input_ids, names = torch.arange(10 * 3).view(10, 3), tuple(range(20, 30))
     lengths = [1 + name % 3 for name in names]
     token_mask = torch.arange(3) < torch.tensor(lengths)[:, None]
     batch = Batch(input_ids, None, token_mask, torch.zeros_like(input_ids), names)
     sample = KeptTensors(torch.int64, size=4)
     for part in (batch.part(0, cut), batch.part(cut, 10)):
-        sample.update(*part.for_samples(3))
-    numbers = {n: np.random.default_rng([3, name]).random() for n, name in enumerate(names)}
+        sample.update(*part.for_samples(3, tokens))
+    numbers = {
+        n: np.random.default_rng([3, name]).random() + (tokens is not None and lengths[n] > tokens)
+        for n, name in enumerate(names)
+    }
     expected = sorted(numbers, key=numbers.__getitem__)[:4]
     again = KeptTensors(torch.int64)
     again.load_state_dict(sample.state_dict())

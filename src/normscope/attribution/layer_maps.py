@@ -88,7 +88,8 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
     """
     attention = block.attention
     gives, changes = attention.transformed_norms != 0, _zeros(attention)
-    at_once = _at_once(attention.inputs.device) // attention.inputs[0].numel()
+    # The network makes vectors about four times as wide.
+    at_once = _at_once(attention.inputs.device) // (4 * attention.inputs[0].numel())
     for text in range(len(gives)):
         before = block.untouched(text)
         weights = attention.alpha.rows(slice(0, changes.shape[1]), slice(text, text + 1))[0]

@@ -242,13 +242,19 @@ class Batch:
             rows[4, :, : self.token_mask.shape[1]] = self.units
         return rows
 
-    def for_samples(self, seed: int) -> tuple[list[float], list[Int[np.ndarray, "kind _"]]]:
+    def for_samples(self, seed: int, tokens: int | None = None) -> tuple[list[float], list[Int[np.ndarray, "kind _"]]]:
         """What a sample of a corpus's sequences takes: a random number for each sequence, and its part of `packed`.
 
         Numbers depend only on the seed and the sequence's tokens, so equal sequences have equal numbers.
+
+        Args:
+            tokens: The numbers of sequences with more tokens are larger than all others; None for no such limit.
         """
+        sequences = self.by_sequence()
         numbers = [float(np.random.default_rng([seed, fingerprint]).random()) for fingerprint in self.fingerprints]
-        return numbers, self.by_sequence()
+        if tokens is not None:
+            numbers = [number + (kinds.shape[1] > tokens) for number, kinds in zip(numbers, sequences, strict=True)]
+        return numbers, sequences
 
     def by_sequence(self) -> list[Int[np.ndarray, "kind _"]]:
         """Each sequence's part of `packed`."""

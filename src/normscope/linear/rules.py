@@ -1162,7 +1162,7 @@ def _of_numbers(function: Callable[[Tensor], Tensor], inner: Tensor, *, shifted:
     if not shifted and float(zero.abs().max()) > _NEARLY_ZERO:
         return None
     # Where u is 0, g(u) − g(0) is 0 as well, whatever the slope.
-    slope = torch.where(fixed == 0, 1.0, (value - zero) / fixed.masked_fill(fixed == 0, 1))
+    slope = torch.where(fixed == 0, 1.0, (value - zero) / fixed)
     return Step(
         lambda u, at_zero: _held(lambda: value - zero, lambda gradient: gradient * slope, u) + at_zero,
         [inner],
@@ -1178,7 +1178,7 @@ _NEARLY_ZERO = 1e-5
 
 def _slope(value: Tensor, inner: Tensor, known: Activation) -> Tensor:
     """g(u)/u, from what the model's own function gives; g′(0) at 0."""
-    return torch.where(inner == 0, known.slope(inner.new_zeros(())), value / inner.masked_fill(inner == 0, 1))
+    return torch.where(inner == 0, known.slope(inner.new_zeros(())), value / inner)
 
 
 @_rule(_CLIPPED)
@@ -1189,7 +1189,7 @@ def _clipped(_mode: HeldFixed, call: _Call) -> Any:
         return None
     fixed = one.detach().clone()
     value = call.run(one.detach().clone(), *rest)
-    slope = torch.where(fixed == 0, 1.0, value / fixed.masked_fill(fixed == 0, 1))
+    slope = torch.where(fixed == 0, 1.0, value / fixed)
     return Step(
         lambda u: _held(lambda: value, lambda gradient: gradient * slope, u), [one], stacked=lambda u: u * slope
     )
@@ -1289,9 +1289,8 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
     eps = 1e-5 if eps is None else eps
     if len(shape) != 1 or kind_of(weight) or kind_of(bias):
         return None
-    fixed = x.detach()
-    wide = fixed.to(torch.promote_types(fixed.dtype, torch.float32))
-    scale = (wide.var(dim=-1, correction=0, keepdim=True) + eps).rsqrt().to(fixed.dtype)
+    value, _, scale = torch.native_layer_norm(x.detach(), shape, weight, bias, eps)
+    scale = scale.to(value.dtype)
 
     def scaled(vectors: Tensor) -> Tensor:
         return vectors * scale if weight is None else vectors * weight * scale
@@ -1310,7 +1309,7 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
         return (centred, gradient.flatten(0, -2).sum(dim=0)) if bias is not None else centred
 
     def apply(vectors: Tensor, *constant: Tensor) -> Tensor:
-        return _held(lambda: F.layer_norm(fixed, shape, weight, bias, eps), back, vectors, *constant)
+        return _held(lambda: value, back, vectors, *constant)
 
     return Step(
         apply,

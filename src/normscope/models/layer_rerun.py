@@ -47,14 +47,16 @@ class LayerRerun(NamedTuple):
             text: The text's index in the batch.
             attention: Outputs of W_O, one for each variant.
         """
-        args, kwargs = (
-            _of_text(given, text, self.texts, self.heads, len(attention)) for given in (self.args, dict(self.kwargs))
-        )
-        vectors = self.layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(len(attention), -1, -1)
+        # What comes before W_O is the same for all variants, so a single text goes in, and all variants come out of W_O,
+        # unless they would be added in place to what was made of the single text.
+        copies = len(attention) if self.layout.stream.changes_in_place else 1
+        args, kwargs = (_of_text(given, text, self.texts, self.heads) for given in (self.args, dict(self.kwargs)))
+        vectors = self.layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(copies, -1, -1)
         args, kwargs = with_vectors(args, kwargs, self.layout.by_text(vectors))
 
         def replaced(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-            return self.layout.by_text(attention.to(output), "attention output").reshape(output.shape)
+            variants = self.layout.by_text(attention.to(output), "attention output")
+            return variants if output.ndim == variants.ndim else variants.reshape(-1, *output.shape[1:])
 
         handle = self.output.register_forward_hook(replaced)
         token = active.set(_Silent())
@@ -67,14 +69,14 @@ class LayerRerun(NamedTuple):
         return self.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
 
 
-def _of_text(given: Any, text: int, texts: int, heads: int, copies: int) -> Any:
-    """The arguments of a layer for copies of one text. The first of several axes counts texts, or texts and their heads."""
+def _of_text(given: Any, text: int, texts: int, heads: int) -> Any:
+    """The arguments of a layer for one text. The first of several axes counts texts, or texts and their heads."""
     if isinstance(given, tuple | list) and not hasattr(given, "_fields"):
-        return type(given)(_of_text(each, text, texts, heads, copies) for each in given)
+        return type(given)(_of_text(each, text, texts, heads) for each in given)
     if isinstance(given, dict):
-        return {name: _of_text(each, text, texts, heads, copies) for name, each in given.items()}
+        return {name: _of_text(each, text, texts, heads) for name, each in given.items()}
     if not isinstance(given, Tensor) or isinstance(given, MaskTensor) or given.ndim < 2:
         return given
     if given.ndim == 3 and len(given) == texts * heads and heads > 1:
-        return given[text * heads : (text + 1) * heads].repeat(copies, 1, 1)
-    return given if len(given) != texts else given[text : text + 1].expand(copies, *given.shape[1:])
+        return given[text * heads : (text + 1) * heads]
+    return given if len(given) != texts else given[text : text + 1]

@@ -80,7 +80,7 @@ class AttributionAnalysis(Analysis):
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample."""
         if self._pairs is None:
-            self._sample.update(*batch.for_samples(self.options.seed))
+            self._sample.update(*batch.for_samples(self.options.seed, self.options.tokens))
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Attribute the sample."""

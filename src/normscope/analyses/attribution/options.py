@@ -74,7 +74,11 @@ class AttributionOptions(AnalysisConfig):
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
     sequences: Count = 8
-    """Maximum number of random sequences. The memory for maps grows with the square of a sequence's length."""
+    """Maximum number of random sequences."""
+    tokens: Count | None = 64
+    """Sequences of at most so many tokens are drawn before longer ones, which are drawn only if the corpus has too few others,
+    because time and memory for maps grow with the square of a sequence's length; null draws from all alike. Pairs (for
+    translations and `target=answer`) are always drawn from all."""
     pooling: Pooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is attributed whatever heads the checkpoint
     has. By default, as the model's files say; otherwise causal models use the last token's vector, and others the mean."""

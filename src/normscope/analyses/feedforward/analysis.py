@@ -48,7 +48,7 @@ class FeedForwardAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""
-        self._sample.update(*batch.for_samples(self.options.seed))
+        self._sample.update(*batch.for_samples(self.options.seed, self.options.tokens))
 
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:
         """Add the mixing ratios of a layer's tokens."""

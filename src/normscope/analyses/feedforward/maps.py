@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import scipy.stats
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -61,15 +60,15 @@ def compare_maps(
     """
     comparison, title = _Comparison(context, options.pairs), "token maps of feed-forward networks"
     for batch in batches_until_precise(runner, sample, comparison.half_width, options.precision, title):
-        sentences = comparison.choose(batch)
-        runner.observe(
-            batch,
-            lambda _block: None,
-            visit_feed_forward=lambda block, batch=batch, sentences=sentences: comparison.add(  # type: ignore[misc]
-                block, batch, sentences
-            ),
-        )
+        for row in range(batch.sequences):  # in a batch, pairs with padding would be computed as well
+            _observe(runner, batch.part(row, row + 1), comparison)
     return MapFindings(comparison.change(), comparison.amplified(), comparison.sentences)
+
+
+def _observe(runner: InterventionRunner, batch: Batch, comparison: "_Comparison") -> None:
+    """Add the maps of a batch of one sequence."""
+    sentence = comparison.choose(batch)
+    runner.observe(batch, lambda _block: None, visit_feed_forward=lambda block: comparison.add(block, batch, sentence))
 
 
 class _Comparison:
@@ -87,20 +86,19 @@ class _Comparison:
         """Maps of the shortest sequences so far, the shortest first, if they are legible."""
         return [sentence for *_, sentence in self._shortest]
 
-    def choose(self, batch: Batch) -> dict[int, TokenMap]:
-        """The sequences of a batch whose maps are kept, by row."""
-        self._by_network += [[] for _ in range(batch.sequences)]
-        lengths = torch.maximum(batch.token_mask.sum(dim=-1), batch.keys.token_mask.sum(dim=-1)).tolist()
-        legible = {
-            row: (size, fingerprint, self._without_values(batch, row))
-            for row, (size, fingerprint) in enumerate(zip(lengths, batch.fingerprints, strict=True))
-            if size <= _DRAWN_TOKENS
-        }
-        self._shortest = sorted([*self._shortest, *legible.values()], key=lambda each: each[:2])[:_DRAWN]
-        return {row: each[2] for row, each in legible.items() if any(each is kept for kept in self._shortest)}
+    def choose(self, batch: Batch) -> TokenMap | None:
+        """The maps of a batch of one sequence, without values, if they are kept."""
+        self._by_network.append([])
+        size = max(batch.input_ids.shape[1], batch.keys.input_ids.shape[1])
+        if size > _DRAWN_TOKENS:
+            return None
+        sentence = self._without_values(batch)
+        self._shortest = sorted([*self._shortest, (size, batch.fingerprints[0], sentence)], key=lambda each: each[:2])
+        del self._shortest[_DRAWN:]
+        return sentence if any(sentence is kept for kept in self.sentences) else None
 
-    def _without_values(self, batch: Batch, row: int) -> TokenMap:
-        queries, keys, layers = self._tokens(batch, row), self._tokens(batch.keys, row), tuple(self._context.layers)
+    def _without_values(self, batch: Batch) -> TokenMap:
+        queries, keys, layers = self._tokens(batch), self._tokens(batch.keys), tuple(self._context.layers)
         maps = {f"{stage}_n": np.full((len(layers), len(queries), len(keys)), np.nan) for stage in LayerStage}
         return TokenMap(" ".join(queries), queries, keys, layers, maps)
 
@@ -109,24 +107,15 @@ class _Comparison:
         means = [float(np.mean(changes)) for changes in self._by_network if changes]
         return half_width(np.array(means)[:, None])
 
-    def add(self, block: FeedForwardBlock, batch: Batch, sentences: Mapping[int, TokenMap]) -> None:
-        """Add the maps of one layer."""
-        maps = {stage: norms.cpu().double() for stage, norms in block.pair_maps(in_double=False).items()}
-        for row in range(batch.sequences):
-            queries, keys = int(batch.token_mask[row].sum()), int(batch.keys.token_mask[row].sum())
-            seen = (
-                block.attention.alpha.seen.of(sequences=slice(row, row + 1))[0]
-                .any(dim=0)[:queries, :keys]
-                .cpu()
-                .numpy()
-            )
-            of_row = {stage: norms[row, :queries, :keys].numpy() for stage, norms in maps.items()}
-            if row in sentences:
-                place = sentences[row].layers.index(block.layer)
-                for stage, norms in of_row.items():
-                    sentences[row].maps[f"{stage}_n"][place] = norms
-            self._compare(block.layer, of_row, seen, self._by_network[row - batch.sequences])
-            self._amplify(block.layer, of_row, seen, batch, row)
+    def add(self, block: FeedForwardBlock, batch: Batch, sentence: TokenMap | None) -> None:
+        """Add the maps of one layer of the sequence that was given to `choose`."""
+        maps = {stage: norms[0].cpu().double().numpy() for stage, norms in block.pair_maps(in_double=False).items()}
+        seen = block.attention.alpha.seen.of()[0].any(dim=0).cpu().numpy()
+        if sentence is not None:
+            for stage, norms in maps.items():
+                sentence.maps[f"{stage}_n"][sentence.layers.index(block.layer)] = norms
+        self._compare(block.layer, maps, seen)
+        self._amplify(block.layer, maps, seen, batch)
 
     def change(self) -> pd.DataFrame:
         """1 − ρ by layer, step and scope."""
@@ -151,12 +140,10 @@ class _Comparison:
         rows = [{"layer": layer, **row} for layer in self._context.layers for *_, row in self._amplified.get(layer, ())]
         return pd.DataFrame(rows, columns=["layer", "query_token", "key_token", "category", "before", "after"])
 
-    def _tokens(self, batch: Batch, row: int) -> tuple[str, ...]:
-        return tuple(map(self._context.vocabulary.text, batch.input_ids[row][batch.token_mask[row]].tolist()))
+    def _tokens(self, batch: Batch) -> tuple[str, ...]:
+        return tuple(map(self._context.vocabulary.text, batch.input_ids[0].tolist()))
 
-    def _compare(
-        self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, by_network: list[float]
-    ) -> None:
+    def _compare(self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray) -> None:
         ranks = {stage: _ranks(norms, seen) for stage, norms in maps.items()}
         for step, (before, after) in STEPS.items():
             if before not in maps or after not in maps:
@@ -167,11 +154,10 @@ class _Comparison:
                 changes = self._changes.setdefault((layer, step, scope), [])
                 if len(correlations):
                     changes.append(float(np.mean(1 - correlations)))
-                    by_network += changes[-1:] if (step, scope) == ("ff", FLATTENED) else []
+                    if (step, scope) == ("ff", FLATTENED):
+                        self._by_network[-1].append(changes[-1])
 
-    def _amplify(
-        self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, batch: Batch, row: int
-    ) -> None:
+    def _amplify(self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, batch: Batch) -> None:
         before, after = (_shares(maps[stage], seen) for stage in STEPS["ff"])
         gain = np.where(seen, after - before, -np.inf)
         if not batch.is_cross_attention:
@@ -181,7 +167,7 @@ class _Comparison:
         for query, key in zip(*np.unravel_index(best, gain.shape), strict=True):
             if gain[query, key] == -np.inf:
                 continue
-            taking, giving = int(batch.input_ids[row, query]), int(batch.keys.input_ids[row, key])
+            taking, giving = int(batch.input_ids[0, query]), int(batch.keys.input_ids[0, key])
             pair = {
                 "query_token": self._context.vocabulary.text(taking),
                 "key_token": self._context.vocabulary.text(giving),
@@ -189,7 +175,7 @@ class _Comparison:
                 "before": float(before[query, key]),
                 "after": float(after[query, key]),
             }
-            listed.append((-float(gain[query, key]), (batch.fingerprints[row], int(query), int(key)), pair))
+            listed.append((-float(gain[query, key]), (batch.fingerprints[0], int(query), int(key)), pair))
         listed.sort(key=lambda entry: entry[:2])
         del listed[self._pairs :]
 

@@ -16,6 +16,9 @@ class FeedForwardOptions(AnalysisConfig):
 
     sequences: Count = 16
     """Maximum number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
+    tokens: Count | None = 64
+    """Sequences of at most so many tokens are drawn before longer ones, which are drawn only if the corpus has too few others,
+    because the time for maps grows with the square of a sequence's length; null draws from all alike."""
     pairs: Count = 20
     """Number of amplified token pairs to list in each layer."""
     seed: Seed = II("seed")
