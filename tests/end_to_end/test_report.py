@@ -142,8 +142,9 @@ def pairs_of(reported, sentence, head):
     return pairs[(pairs["sentence"] == sentence) & (pairs["head"] == head)]
 
 
-def assert_lists(lists, expected, name):
-    """Both lists of the explorer: what a token receives, and what it contributes. `expected` is query, key and value."""
+def assert_lists(lists, expected, name, step=6e-5):
+    """Both lists of the explorer: what a token receives, and what it contributes. `expected` is query, key and value, `step` how
+    far apart the numbers are that the page can hold."""
     assert len(lists) == 2
     drawn = []
     for listed, side, other, token in ((lists[0], "query", "key", name), (lists[1], "key", "query", name)):
@@ -157,7 +158,7 @@ def assert_lists(lists, expected, name):
             exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
             value = float(digits) * 10**exponent
             # Half of the third digit, and the step of 16 bits.
-            assert value == pytest.approx(own["value"], rel=6e-3, abs=6e-5)
+            assert value == pytest.approx(own["value"], rel=6e-3, abs=step)
             drawn.append((width, abs(value)))
     longest = max(value for _, value in drawn)
     for width, value in drawn:
@@ -196,7 +197,9 @@ def test_the_explorer_opens_on_weights_beside_norms(reported):
     assert f"{pairs['attn_w'].max():#.3g}" in beside, "each on its own scale"
     own = re.search(r'<div class="legend">(.*?legend-title.*?)</span>', shown, re.DOTALL)
     assert own is not None
-    assert f"{pairs['attn_n'].max():#.3g}" in own[1]
+    # The product of two numbers that are coded to within 0.05% each, and half of the third digit.
+    shown_norm = float(re.findall(r"<span>([\d.]+)</span>", own[1])[-1])
+    assert shown_norm == pytest.approx(pairs["attn_n"].max(), rel=6e-3)
 
 
 @pytest.mark.slow
@@ -208,7 +211,9 @@ def test_the_explorer_shows_differences_words_and_all_heads(reported, wide):
     assert_lists(seen["explored"][VIEWS["layer"]]["lists"], now.assign(value=now["attn_n"] - before["attn_n"]), 2)
     shares = {name: now[name] / now.groupby("query")[name].transform("sum") for name in ("attn_n", "attn_w")}
     shown = seen["explored"][VIEWS["measure"]]
-    assert_lists(shown["lists"], now.assign(value=shares["attn_n"] - shares["attn_w"]), 2)
+    # Values are coded to within 0.05%, so a difference is known to within that of both.
+    step = 6e-5 + 5e-4 * float(shares["attn_n"].max() + shares["attn_w"].max())
+    assert_lists(shown["lists"], now.assign(value=shares["attn_n"] - shares["attn_w"]), 2, step)
     assert "as shares of a row" in shown["legend"]
     words = pairs_of(reported, 3, 0)
     words = words[words["layer"] == LAYER]

@@ -296,7 +296,8 @@ def _columns(file: str) -> Sequence[str]:
     if file.startswith("figures/"):
         return ()
     analysis, _, name = table.partition("_")
-    return _SHARED.get(table) or list(analyses()[analysis].published.tables[name].columns)
+    declared = analyses()[analysis].published.tables[name].columns if table not in _SHARED else ()
+    return _SHARED.get(table) or [column for column in declared if "<" not in column]
 
 
 def _states(file: str) -> Iterator[Damage]:
