@@ -143,8 +143,10 @@ def pairs_of(reported, sentence, head):
 
 
 def assert_lists(lists, expected, name, step=6e-5):
-    """Both lists of the explorer: what a token receives, and what it contributes. `expected` is query, key and value, `step` how
-    far apart the numbers are that the page can hold."""
+    """Both lists of the explorer: what a token receives, and what it contributes.
+
+    `expected` is query, key and value, `step` how far apart the numbers are that the page can hold.
+    """
     assert len(lists) == 2
     drawn = []
     for listed, side, other, token in ((lists[0], "query", "key", name), (lists[1], "key", "query", name)):
