@@ -264,5 +264,5 @@ def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float], *, has_output
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
     )
     if has_output_bias and ALL in table.index:
-        table.loc["b_O", "% of the output"] = 100 - table.loc[ALL, "% of the output"]
+        table.loc["b_O", "% of the output"] = 100 - float(table["% of the output"][ALL])
     return table.rename(index=category_name)
