@@ -1,6 +1,7 @@
 """`normscope explain TEXT`: what a model makes of one text, in the terminal and as a live page that is saved."""
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ _STRONGEST = 8
 """Tokens that are printed."""
 _CHOICES = 5
 """Predictions that are printed."""
+_WIDTH = 80
+"""Characters of a line."""
 
 
 def explain(options: RunOptions, text: str, folder: Path) -> Path:
@@ -70,7 +73,8 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
         is_value = prediction["meaning"] == LogitMeaning.value
         written = number(value, signed=True) if is_value else f"{number(100 * value)}%"
         print(f"  {written:>8}  {escaped(choice)}")
-    print(f"\n{escaped(prediction['sum'])}\n")
+    print(f"\n{_wrapped(prediction['sum'])}\n")
+    print("The tokens that add most to it, or take most from it (below 0):")
     scores, sink = np.array(prediction["scores"]), prediction["sink"]
     sizes = np.abs(scores)
     order = [at for at in np.argsort(-sizes, kind="stable") if at or not sink][:_STRONGEST]
@@ -80,4 +84,8 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
     for at in order:
         bar = "█" * round(20 * float(sizes[at]) / largest)
         print(f"  {number(float(scores[at]), signed=True):>9}  {shown[at]:<{width}}  {bar}")
-    print(f"\n{escaped(sink)}\n" if sink else "")
+    print(f"\n{_wrapped(sink)}\n" if sink else "")
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(escaped(line), _WIDTH, break_on_hyphens=False)

@@ -17,7 +17,7 @@ from transformers import (
 import normscope
 from normscope.live import answers
 from normscope.predictions import prediction_of
-from normscope.rounding import number
+from normscope.rounding import number, percentage
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head
@@ -38,16 +38,25 @@ def explained(capsys, monkeypatch, folder, *arguments):
 def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
     out, shown = explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
     model = normscope.load(str(saved_model))
-    assert "Length of the embedding" in out
     assert shown["prediction 0"]["choices"] == []
-    assert shown["prediction 0"]["sum"] in out
+    assert shown["prediction 0"]["sum"] in " ".join(out.split())
     assert shown["maps 0"]["tokens"] == [*normscope.decompose(model, TEXT).tokens]
     assert {"heads 0", "chained 0", "carried 0"} <= shown.keys()
-    # The length of the mean vector, which is what the parts add up to.
+    # What each token adds to the mean vector along its direction, as a share of its length.
     inputs = model.tokenizer(TEXT, return_tensors="pt")
     with torch.inference_mode():
-        length = float(model.model(**inputs).last_hidden_state[0].mean(dim=0).norm())
-    assert f"{length:.3g}" in out
+        mean = model.model(**inputs).last_hidden_state[0].mean(dim=0)
+    length = float(mean.norm())
+    along = mean / length
+    alone = normscope.attribute(model, TEXT, lambda hidden: hidden.mean(dim=0) @ along)
+    found = shown["prediction 0"]
+    assert found["value"] == 1.0
+    assert found["scores"] == pytest.approx(list(alone.scores / length), rel=1e-3, abs=1e-5)
+    assert sum(found["scores"]) + found["bias"] + found["remainder"] == pytest.approx(1, abs=1e-4)
+    assert f"{percentage(sum(found['scores']))} of the embedding comes from tokens" in " ".join(out.split())
+    heads = normscope.attribute(model, TEXT, lambda hidden: hidden.mean(dim=0) @ along, by=["layer", "head"])
+    (strongest,) = heads.strongest(1).itertuples(index=False, name=None)
+    assert shown["heads 0"]["strongest"][0] == pytest.approx([*strongest[:2], strongest[2] / length], rel=1e-3)
 
 
 @pytest.mark.spread(1)
@@ -97,12 +106,12 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(ca
     for least, apart in ((weight + 1e-4, False), (weight - 1e-4, True)):
         monkeypatch.setattr(answers, "_SINK", least)
         out, shown = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")
-        assert found._sum in out
+        assert found._sum in " ".join(out.split())
         names = [line.split()[1] for line in out.split("biases")[1].splitlines()[2:] if line.startswith("  ")]
         strongest = sorted(range(apart, len(ids)), key=lambda at: -abs(found.scores[at]))[:8]
         assert names == [found.tokens[at] for at in strongest]
         said = f"The first token, {found.tokens[0]}, adds {number(found.scores[0], signed=True)}"
-        assert (said in out) is (said in shown["prediction 0"]["sink"]) is apart
+        assert (said in " ".join(out.split())) is (said in shown["prediction 0"]["sink"]) is apart
 
 
 @pytest.mark.slow
@@ -132,7 +141,7 @@ def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, 
     prediction = prediction_of(model, TEXT)
     rules = [normscope.attribute(model, TEXT, prediction.target, attention=each) for each in ("through", "held")]
     strongest = [max(range(len(each.scores)), key=lambda at, each=each: abs(each.scores[at])) for each in rules]
-    shown = [number(float(each.scores[at]), signed=True) for each, at in zip(rules, strongest, strict=True)]
+    shown = [number(each.scores[at] / each.target, signed=True) for each, at in zip(rules, strongest, strict=True)]
     assert shown[0] != shown[1]
     assert shown[0] in out
     assert shown[1] not in out

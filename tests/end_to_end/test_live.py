@@ -13,15 +13,19 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlencode
 
+import numpy as np
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
 from normscope.live.connections import Server
+from normscope.live.openings import opening
 from normscope.live.server import TOKEN_HEADER, Access, address, bound
 from normscope.live.session import Session
+from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
@@ -77,7 +81,7 @@ def tab(browser, page):
     """A tab with the page, which must have said nothing on the console and asked nobody else once a test ends."""
     browser.said.clear()
     browser.fetched.clear()
-    tab = browser.open(page)
+    tab = browser.open(f"{page}#{urlencode({'text': TEXT})}")
     tab.until("document.querySelector('#explorer-root .ranks li')", seconds=10)
     yield tab
     tab.close()
@@ -113,6 +117,33 @@ def test_what_is_typed_is_shown(tab, models):
 
 @pytest.mark.slow
 @needs_browser
+def test_the_page_opens_on_a_question_with_an_answer(browser, page, models):
+    """An encoder on two texts and what connects them; a causal model on what comes next."""
+    shown = "document.querySelector('#prediction {}').textContent"
+    tab = browser.open(page)
+    tab.until("document.querySelector('.pair-sum b')")
+    state = opening(models[0])
+    assert tab.run("[...document.querySelectorAll('textarea')].map((each) => each.value)") == [*state.values()]
+    assert tab.run(shown.format("h2")) == "Why are the two texts similar?"
+    found = normscope.similarity(models[0], *state.values())
+    matrix = found.matrix[:-1, :-1]
+    row, column = np.unravel_index(matrix.argmax(), matrix.shape)
+    first = f"{found.tokens_a[row]} – {found.tokens_b[column]} (+{written(float(matrix.max()))})"
+    assert tab.run(shown.format(".answer-line")).startswith(f"What connects them most: {first}")
+    assert not tab.run("document.querySelector('.tokens s')")  # one is no edit of the other
+    assert tab.run("document.querySelector('.of-heads').hidden")
+    tab.close()
+    tab = browser.open(f"{page}#model=3")
+    tab.until("document.querySelector('.answers li')")
+    assert tab.run(shown.format("h2")) == "Which token comes next, and why?"
+    likely = tab.run("document.querySelector('.answers .answer').textContent")
+    assert tab.run(shown.format(".answer-line")).startswith(f"“{likely.strip()}” (")
+    assert tab.run(shown.format(".answer-line")).endswith("for it most.")
+    tab.close()
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_link_reproduces_the_page(tab, browser):
     tab.run("document.querySelector('[name=keep]').click()")
     tab.type("textarea", "The new bridge was closed, so we swam across the river.")
@@ -123,7 +154,7 @@ def test_a_link_reproduces_the_page(tab, browser):
     parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists"])
     shown = f"{parts}.map((part) => document.querySelector(part).innerText)"
     seen = tab.run(shown)
-    assert "now − before" in seen[0]
+    assert "this text − the other text" in seen[0]
     other = browser.open(tab.run("location.href"))
     other.until("document.querySelector('#explorer-root .ranks li')")
     assert other.run(shown) == seen
@@ -247,7 +278,14 @@ def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
 def test_two_models_are_compared(tab, models):
     choose(tab, "compare", "2")
     tab.until("document.querySelectorAll('.strip button').length === 3")
+    names = tab.run("[...document.querySelector('[name=model]').options].map(({ text }) => text)")
+    assert tab.run("[...document.querySelectorAll('.strip button span')].map((each) => each.textContent)") == [
+        *names[:2],
+        "difference",
+    ]
+    assert f"pale: {names[1]}" in tab.run("document.querySelector('#mixing').textContent")
     tab.click(".strip button", 2)
+    assert f": {names[0]} − {names[1]}" in tab.run("document.querySelector('#explorer-root .legend').textContent")
     now, before = (normscope.decompose(model, TEXT).vectors[-1, 1].numpy() for model in models[:2])
     change = now - before
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()

@@ -18,12 +18,16 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 import normscope
 from normscope import Label, MaskedToken, NextToken
+from normscope.api.decomposition import decompose
 from normscope.data.options import Level
 from normscope.errors import InputError
+from normscope.live import answers
 from normscope.live.answers import CARRIED, CHAINED
+from normscope.live.openings import opening
 from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
 from normscope.live.texts import Limit, read, units_of
+from normscope.rounding import brief_share
 from normscope.typed_texts import SEPARATOR
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
@@ -101,6 +105,43 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
         count = expected.shape[1]
         shown = unpacked(found["maps"][method], (len(expected), count, count))
         assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
+
+
+def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkeypatch):
+    """Both parts of one page need them, and they are computed once."""
+    model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)), device="cpu")
+    calls = []
+    monkeypatch.setattr(
+        answers, "decompose", lambda *given, **options: calls.append(options) or decompose(*given, **options)
+    )
+    monkeypatch.setattr(answers, "_SINK", 0.0)
+    session = Session([model], 24, keeps=True)
+    client = client_of(session)
+    asked(client, "maps", text=TEXT)
+    assert len(calls) == 1
+    weight = float(normscope.decompose(model, TEXT).weights[:, 1:, 0].mean())
+    assert f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["sink"]
+    assert len(calls) == 1
+    assert "sink" in asked(client, "prediction", text="We swam.")["sink"]
+    assert len(calls) == 2
+    assert session.engine.close(10)
+
+
+@pytest.mark.parametrize(
+    ("auto", "family", "shown"),
+    [
+        (AutoModelForSequenceClassification, "bert", {"text": "The film was long, but I was never bored."}),
+        (AutoModelForMaskedLM, "bert", {"text": "The capital of France is [MASK]."}),
+        (AutoModelForCausalLM, "gpt2", {"text": "The capital of France is"}),
+    ],
+)
+def test_the_page_opens_on_what_the_checkpoint_predicts(tokenizer, tmp_path, auto, family, shown):
+    model = normscope.load(str(saved(auto, family, tokenizer, tmp_path)), device="cpu")
+    assert opening(model) == shown
+    session = Session([model], 24)
+    assert session.about()["models"][0]["opening"] == shown
+    assert asked(client_of(session), "prediction", **shown)["choices"]
+    assert session.engine.close(10)
 
 
 @pytest.mark.spread(1)

@@ -1,7 +1,7 @@
 """What each part of the live page shows, computed by the Python interface."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.page.explorer import packed, pairs_payload, scaled
-from normscope.rounding import brief_share, counted, number
+from normscope.rounding import brief_share, counted, number, percentage
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
@@ -59,7 +59,7 @@ class Answers:
         self.limit = limit
         self.attention = attention
 
-    def maps(self, side: Side, level: Level) -> dict[str, Any]:
+    def maps(self, side: Side, level: Level, turn: Turn) -> dict[str, Any]:
         """Tokens, where they lie in the text, their maps, and mixing ratios by layer.
 
         Raises:
@@ -72,6 +72,8 @@ class Answers:
         heads = model.layers * self.limit.tokens**2 * (7 + layout.heads) <= _LARGEST
         heads = heads and not (layout.is_gated or layout.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
+        if level is Level.token and model.causal:
+            turn.kept(("sink", side), lambda: _weight_of_first(decomposed))
         units = model.exclusively(lambda: units_of(model, typed, level))
         maps = decomposed.token_map()
         fits = 7 * decomposed.weights.numel() <= _LARGEST
@@ -110,7 +112,7 @@ class Answers:
         found, reasons = _maps_up_to(model, given, methods, level)
         return {"maps": found, "notes": reasons}
 
-    def prediction(self, side: Side, target: str, against: str, level: Level) -> dict[str, Any]:
+    def prediction(self, side: Side, target: str, against: str, level: Level, turn: Turn) -> dict[str, Any]:
         """What the model predicts, and what each token adds to the prediction that is asked for.
 
         Args:
@@ -143,16 +145,20 @@ class Answers:
             return answer | {"note": str(error)}
         assert isinstance(parts, Attribution)
         if callable(aim):
-            parts = dataclasses.replace(parts, what="length of the embedding")
+            parts = _as_shares(parts)
+
+        def weight_of_first() -> float:
+            return turn.kept(("sink", side), lambda: _weight_of_first(decompose(model, given, measures=["attn_w"])))
+
         return answer | {
-            "sum": parts._sum,
+            "sum": _said_of_shares(parts) if callable(aim) else parts._sum,
             "rule": _RULES[self.attention],
             "value": parts.target,
             "tokens": parts.tokens,
             "scores": _rounded(parts.scores),
             "bias": parts.bias,
             "remainder": parts.remainder,
-            "sink": _said_of_sink(model, given, parts) if level is Level.token else "",
+            "sink": _said_of_sink(parts, weight_of_first) if level is Level.token and model.causal else "",
         }
 
     def heads(self, side: Side, target: str, against: str) -> dict[str, Any]:
@@ -169,12 +175,15 @@ class Answers:
         aim, against = _aimed(found, target, against)
         parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
         assert isinstance(parts, Attribution)
-        grid = parts._head_grid
-        strongest = [[*each] for each in parts.strongest(_STRONGEST).itertuples(index=False)]
+        whole = parts.target if callable(aim) else 1.0
+        grid = parts._head_grid / whole
         return {
             "layers": grid.index.tolist(),
             "values": [_rounded(row) for row in grid.to_numpy()],
-            "strongest": strongest,
+            "strongest": [
+                [layer, head, value / whole]
+                for layer, head, value in parts.strongest(_STRONGEST).itertuples(index=False)
+            ],
         }
 
     def pair(self, side: Side, other: str, turn: Turn) -> dict[str, Any]:
@@ -213,11 +222,34 @@ def _unless_asked(found: Prediction, target: str) -> str:
     return "" if target or found.runner_up is None else found.choices[1][0]
 
 
-def _said_of_sink(model: LoadedModel, given: Any, found: Attribution) -> str:
+def _as_shares(found: Attribution) -> Attribution:
+    """What tokens and biases add to an embedding, along its direction, as shares of its length."""
+    whole = found.target
+    return dataclasses.replace(
+        found,
+        what="the embedding",
+        target=1.0,
+        scores=found.scores / whole,
+        bias=found.bias / whole,
+        remainder=found.remainder / whole,
+    )
+
+
+def _said_of_shares(found: Attribution) -> str:
+    tokens, biases = percentage(float(found.scores.sum())), percentage(found.bias)
+    rest = "" if abs(found.remainder) <= found._rounding else f", and {percentage(found.remainder)} is a remainder"
+    return f"Along its own direction, {tokens} of the embedding comes from tokens and {biases} from biases{rest}."
+
+
+def _weight_of_first(decomposed: Decomposition) -> float:
+    """The share of their attention weight that later tokens give to the first one; 0 if there are none."""
+    weights = decomposed.weights[:, 1:, 0]
+    return float(weights.mean()) if weights.numel() else 0.0
+
+
+def _said_of_sink(found: Attribution, weight_of_first: Callable[[], float]) -> str:
     """Why the first token of a causal model stands apart; empty unless later tokens give it much of their attention weight."""
-    if not model.causal or len(found.tokens) < 2:
-        return ""
-    weight = float(decompose(model, given, measures=["attn_w"]).weights[:, 1:, 0].mean())
+    weight = weight_of_first()
     if weight < _SINK:
         return ""
     return (

@@ -7,6 +7,7 @@ import html
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
@@ -16,15 +17,15 @@ from normscope.api.decomposition import decompose
 from normscope.api.explorers import Explorer
 from normscope.errors import InputError
 from normscope.live import require_extra
+from normscope.live.openings import opening
 from normscope.live.session import Session
 from normscope.live.texts import Limit
 from normscope.models.loaded import LoadedModel
-from normscope.typed_texts import typed
+from normscope.typed_texts import as_given, typed
 
 _HOST = "127.0.0.1"
 _HEIGHT = 900
 """Pixels of the frame; the reader can make it taller."""
-_TEXT = "The old bridge was closed, so we crossed the river."
 
 
 @checked
@@ -41,7 +42,7 @@ def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int 
     Args:
         model: See `load` and `wrap`.
         text: What the page shows first: a text, a pair (tuple) of texts, or a conversation (messages with `role` and
-            `content`).
+            `content`). By default, an example that suits the model: for an encoder, two texts that are similar.
         port: The port to listen on; 0 takes any free one.
         tokens: The maximum length of a text, in tokens; longer texts are cut.
 
@@ -61,24 +62,24 @@ def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int 
     if tokens < 2:
         raise InputError(f"tokens={tokens}: expected at least 2")
     model.require_current()
-    return LivePage(model, _TEXT if text is None else text, port, Limit(tokens, "tokens"))
+    return LivePage(model, text, port, Limit(tokens, "tokens"))
 
 
 class LivePage:
     """A page that is served until it is closed; see `explore`."""
 
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
-        written, chat = typed(text)
+        shown = opening(model) if text is None else _shown(text)
         from normscope.live.connections import Server  # which needs what may not be installed
         from normscope.live.server import Access, address, bound
 
         self._listening = listening = bound(_HOST, port, key="port")
         access = Access(framed=True)
         self._session: Session | None = Session([model], limit)
-        self._name, self._text = model.name, text
+        self._name, self._text = model.name, as_given(model, shown["text"]) if text is None else text
         self._server = Server(self._session, access)
         self._address = address(listening, _HOST, access.token)
-        self._fragment = urlencode({"text": written} | ({"chat": "1"} if chat else {}))
+        self._fragment = urlencode(shown)
         serve = functools.partial(self._server.serve, sockets=[listening])
         # Not one of those that Python waits for when it ends.
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="normscope-page", daemon=True)
@@ -129,6 +130,12 @@ class LivePage:
         assert self._session is not None
         (model,) = self._session.models
         return decompose(model, self._text).explorer()
+
+
+def _shown(text: Any) -> Mapping[str, str]:
+    """The values of the address that show a text."""
+    written, chat = typed(text)
+    return {"text": written} | ({"chat": "1"} if chat else {})
 
 
 def _is_elsewhere() -> bool:

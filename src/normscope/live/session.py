@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import CARRIED, CHAINED, Answers
 from normscope.live.engine import Ask, Compute, Engine
+from normscope.live.openings import opening
 from normscope.live.state import Side, State, parse
 from normscope.live.texts import Limit
 from normscope.maths.choices import AttentionRule
@@ -173,6 +174,7 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "mask": model.tokenizer.mask_token,
         "two": model.layout.reads_target,
         "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,
+        "opening": opening(model),
     }
 
 
@@ -181,7 +183,8 @@ Part = tuple[Hashable, Compute]
 
 
 def _maps(session: Session, asked: Asked) -> Part:
-    return _called(session.answers.maps, asked.shown, asked.state.level)
+    depends = asked.shown, asked.state.level
+    return depends, lambda turn: session.answers.maps(*depends, turn)
 
 
 def _chained(session: Session, asked: Asked) -> Part:
@@ -194,7 +197,8 @@ def _carried(session: Session, asked: Asked) -> Part:
 
 def _prediction(session: Session, asked: Asked) -> Part:
     state = asked.state
-    return _called(session.answers.prediction, asked.shown, state.target, state.against, state.level)
+    depends = asked.shown, state.target, state.against, state.level
+    return depends, lambda turn: session.answers.prediction(*depends, turn)
 
 
 def _heads(session: Session, asked: Asked) -> Part:

@@ -268,7 +268,9 @@ def show(result: Result) -> None:
     for note in result.notes:
         say(note)
     comparison = against_paper(result)
-    if comparison is not None:
+    if comparison is not None and comparison.empty:
+        say(f"this run has measured none of the published numbers of {result.config['recipe']['paper']}")
+    elif comparison is not None:
         show_comparison(comparison)
 
 

@@ -120,6 +120,8 @@ def table_data(
 
 
 _WORD = ' class="word"'
+_LONGEST_WORD = 40
+"""Characters of a text that a cell shows whole; longer ones may be cut, and are shown when the pointer is on them."""
 
 
 def _is_numeric(values: "pd.Series[Any]") -> bool:
@@ -142,7 +144,8 @@ def _plain(value: Any, kind: str, digits: int) -> Any:
 
 def _cell(value: Any, numeric: bool) -> str:
     if not numeric:
-        return f"<td{_WORD}>{escape(value)}</td>"
+        whole = f' title="{escape(value)}"' if len(str(value)) > _LONGEST_WORD else ""
+        return f"<td{_WORD}{whole}>{escape(value)}</td>"
     if pd.isna(value):
         return "<td></td>"
     return f"<td>{value:,}</td>" if isinstance(value, int | np.integer) else f"<td>{number(float(value))}</td>"

@@ -25,8 +25,9 @@ const reportAddress = {
 };
 
 class Explorer {
-  // `data` is what normscope.reporting.page.explorer.payload returns; with `paired`, the second sentence is what the first is compared
-  // with, and with `strip`, small maps to choose from are above the map. `address` keeps the selection; `onSelect` hears of it.
+  // `data` is what normscope.reporting.page.explorer.payload returns; with `paired`, the names of two, the second sentence is what
+  // the first is compared with, and with `strip`, small maps to choose from are above the map. `address` keeps the selection;
+  // `onSelect` hears of it.
   constructor(root, data, { address, onSelect = () => {} } = {}) {
     Object.assign(this, { root, data, address, onSelect });
     const last = data.sentences[0].layers.length - 1;
@@ -151,7 +152,7 @@ class Explorer {
     this.boxes.sentence.closest("label").hidden = Boolean(data.strip);
     offer("beside", [["", "nothing"], ...measures.filter((name) => name !== state.measure).map((name) => [name, symbolOf(data.measures[name])])]);
     this.boxes.beside.closest("label").hidden = Boolean(data.strip) || measures.length < 2;
-    offer("minus", [["", "nothing"], ...(data.paired && !state.sentence ? [[BEFORE, "before"]] : []),
+    offer("minus", [["", "nothing"], ...(data.paired && !state.sentence ? [[BEFORE, data.paired[1]]] : []),
       ...measures.filter((name) => name !== state.measure).map((name) => [`measure:${name}`, `${symbolOf(data.measures[name])}, as shares of a row`]),
       ...sentence.layers.filter((_, at) => at !== state.layer).map((layer) => [`layer:${layer}`, `layer ${layer}`])]);
     offer("scale", [["all", "all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
@@ -214,7 +215,7 @@ class Explorer {
     if (!this.data.strip) return;
     const measures = measuresOf(this.data, this.sentence, this.measuredHead);
     const choices = this.data.paired
-      ? [["now", { sentence: 0, minus: "" }], ["before", { sentence: 1, minus: "" }], ["difference", { sentence: 0, minus: BEFORE }]]
+      ? [[this.data.paired[0], { sentence: 0, minus: "" }], [this.data.paired[1], { sentence: 1, minus: "" }], ["difference", { sentence: 0, minus: BEFORE }]]
       : measures.map((measure) => [symbolOf(this.data.measures[measure]), { measure, minus: "" }]);
     this.strip.replaceChildren(...choices.map(([title, choice]) => {
       const canvas = make("canvas", { "aria-hidden": "true" });
@@ -225,7 +226,7 @@ class Explorer {
       const largest = shared ? this.scale.largest : largestOf(map.values, map.columns.length, this.scale.hideSelf);
       paint(canvas, map, { largest, difference, hideSelf: this.scale.hideSelf }, palette(this.root, difference ? "--diverging" : "--sequential"));
       const chosen = Object.entries(choice).every(([name, value]) => this.state[name] === value);
-      return make("button", { type: "button", "aria-pressed": String(chosen), onclick: () => this.change(choice) }, canvas, make("span", {}, title));
+      return make("button", { type: "button", "aria-pressed": String(chosen), onclick: () => this.change(choice) }, canvas, make("span", { title }, title));
     }));
   }
 
@@ -281,7 +282,7 @@ class Explorer {
     const [kind, name] = minus.split(":");
     const title = this.data.measures[measure];
     if (kind === "measure") return `${symbolOf(title)} − ${symbolOf(this.data.measures[name])}, as shares of a row`;
-    if (minus === BEFORE) return `${title}: now − before`;
+    if (minus === BEFORE) return `${title}: ${this.data.paired.join(" − ")}`;
     return kind === "layer" ? `${title}: layer ${this.sentence.layers[this.state.layer]} − layer ${name}` : title;
   }
 

@@ -15,7 +15,7 @@ function valueLists(lists, diverging) {
     const bar = make("i", {});
     if (diverging) bar.style.background = `rgb(${diverging(0.5 + 0.3 * Math.sign(value))})`;
     bar.style.width = `${(100 * Math.abs(value)) / largest}%`;
-    return make("li", {}, make("span", { className: "token" }, name), make("span", { className: "track" }, bar),
+    return make("li", {}, make("span", { className: "token", title: name }, name), make("span", { className: "track" }, bar),
       make("b", {}, formatNumber(value, Boolean(diverging))));
   };
   return lists.map(([title, entries]) => make("section", {}, make("h3", {}, title), make("ol", { className: "ranks" }, ...entries.map(rowOf))));

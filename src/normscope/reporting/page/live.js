@@ -1,6 +1,5 @@
 // The live page: a text is typed, and what the model makes of it is asked for and shown.
 
-const EXAMPLE = "The old bridge was closed, so we crossed the river.";
 const TYPING = 80; // milliseconds without a key before the server is asked
 
 class LivePage {
@@ -37,7 +36,7 @@ class LivePage {
     const [level, byWord] = box("level", "measure whole words", "word");
     const [chat, asChat] = box("chat", "conversation", "1");
     const [through, upTo] = box("through", "maps up to each layer", "1");
-    const names = withoutCommonFolder(this.about.models.map(({ name }) => name));
+    const names = this.names = withoutCommonFolder(this.about.models.map(({ name }) => name));
     const menu = (name, value, first) => {
       const box = make("select", { name, "aria-label": name, onchange: () => this.change({ [name]: value(box.value) }) }, ...first, ...names.map((each, at) => new Option(each, at + 1)));
       return box;
@@ -53,6 +52,15 @@ class LivePage {
     this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep);
   }
 
+  get shownModel() {
+    return this.about.models[(Number(this.state.get("model")) || 1) - 1] ?? this.about.models[0];
+  }
+
+  // What is shown and what it is compared with, by name: two models, or two texts in one model.
+  sidesOf({ model = "1", compare = model }) {
+    return model === compare ? ["this text", "the other text"] : [this.names[model - 1], this.names[compare - 1]];
+  }
+
   // A page that was saved shows one state.
   freeze({ when }) {
     this.text.area.readOnly = this.text.other.readOnly = true;
@@ -63,7 +71,7 @@ class LivePage {
 
   fromAddress() {
     this.state.read();
-    if (!this.state.has("text")) this.state.set({ text: EXAMPLE });
+    if (!this.state.has("text")) this.state.set(this.shownModel.opening);
     this.text.text = this.state.get("text");
     this.update();
   }
@@ -94,7 +102,7 @@ class LivePage {
     this.boxes.compare.value = state.get("compare");
     this.text.before = state.has("before") ? state.get("before") : undefined;
     this.keep.textContent = state.has("before") ? "Stop comparing" : "Compare changes with this text";
-    const model = this.about.models[(Number(state.get("model")) || 1) - 1] ?? this.about.models[0];
+    const model = this.shownModel;
     document.getElementById("model-name").textContent = model.name;
     document.getElementById("model-facts").textContent = model.facts;
     this.model = model;
@@ -136,7 +144,7 @@ class LivePage {
     const more = fit && asked.through === "1" ? ["chained", "carried"] : [];
     const { measure = "attn_n" } = asked;
     const show = (isLast) => {
-      if (isLast || measure in answers[0].maps.maps) this.show(...answers);
+      if (isLast || measure in answers[0].maps.maps) this.show(asked, ...answers);
     };
     show(!more.length);
     for (const part of more) {
@@ -158,16 +166,19 @@ class LivePage {
     let other = ""; // why there is nothing to compare with: another kind of model
     const before = sides.length > 1 ? await this.orElse(this.ask("prediction", 1, { ...asked, ...target }, asked), (line) => { other = line; }) : undefined;
     this.predicted = now;
-    this.prediction.show(now, before, now.against || undefined);
-    if (now.scores && this.model.two) this.prediction.list(now);
-    if (other) this.prediction.note(`Before: ${other}`);
+    const [, name] = this.sidesOf(asked);
     const similar = !now.choices.length && (asked.before ?? asked.text) !== asked.text && (asked.compare ?? asked.model) === asked.model;
+    this.prediction.show(now, before, { against: now.against || undefined, name, similar });
+    if (now.scores && this.model.two) this.prediction.list(now);
+    if (other) this.prediction.note(`${name}: ${other}`);
     if (!similar) {
       this.prediction.showPair(undefined);
       this.text.colour(now.scores ?? [], now.sink);
     }
-    if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
-    if (!similar) return;
+    if (!similar) {
+      if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
+      return;
+    }
     const pair = await this.orElse(this.ask("pair", 0, asked), (line) => this.prediction.note(line));
     this.prediction.showPair(pair);
     if (!pair) return;
@@ -183,8 +194,9 @@ class LivePage {
     this.main.classList.toggle("stale", Boolean(line));
   }
 
-  show(now, before) {
+  show(asked, now, before) {
     this.answers = [now, before];
+    this.sides = this.sidesOf(asked);
     if (!this.saved) this.typed.add(this.state.get("text"));
     this.text.show(now, before, this.model);
     for (const name of ["maps", "mixing"]) document.getElementById(name).hidden = false;
@@ -198,7 +210,7 @@ class LivePage {
     const fit = sides.every(({ maps }) => maps);
     document.getElementById("explorer-root").hidden = help.hidden = !fit;
     if (!fit) return this.drawMixing();
-    const data = { ...this.about, measure: "attn_n", strip: true, paired: Boolean(before), sentences: sides.map(({ maps, roles }) => ({ ...maps, roles })) };
+    const data = { ...this.about, measure: "attn_n", strip: true, paired: before && this.sides, sentences: sides.map(({ maps, roles }) => ({ ...maps, roles })) };
     if (this.explorer) this.explorer.show(data);
     else {
       this.explorer = new Explorer(document.getElementById("explorer-root"), data, {
@@ -213,7 +225,7 @@ class LivePage {
     const node = document.getElementById("mixing-chart");
     const chart = mixingChart({ room: node.clientWidth, layers: now.layers, now: now.by_layer, before: before?.by_layer, token, titles: this.about.methods });
     node.replaceChildren(chart, make("p", { className: "faint" }, "Mean over all tokens",
-      token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? "; pale: before" : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
+      token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? `; pale: ${this.sides[1]}` : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
   }
 }
 

@@ -1,3 +1,13 @@
+const QUESTIONS = {
+  class: "Which class, and why?",
+  value: "Which value, and why?",
+  "next token": "Which token comes next, and why?",
+  "masked token": "Which token fits the mask, and why?",
+  "the next token of the translation": "Which token of the translation comes next, and why?",
+  embedding: "What is the embedding made of?",
+};
+const NAMED = 3; // tokens or pairs in an answer
+
 // What the model predicts: its most likely answers, what each token and each head adds to one of them; or, of embeddings, which
 // tokens make up a similarity.
 
@@ -6,6 +16,7 @@ class PredictionView {
   constructor(root, { onTarget, onAgainst, onHead }) {
     Object.assign(this, { root, onTarget, onAgainst, onHead });
     this.title = make("h2", {});
+    this.answer = make("p", { className: "answer-line" });
     this.sum = make("p", { className: "faint sum" });
     this.choices = make("ol", { className: "answers" });
     this.view = new MapView({ label: "What each head adds, by layer. Arrow keys move from head to head; Enter chooses one.",
@@ -18,23 +29,40 @@ class PredictionView {
     this.body = make("div", { className: "prediction-body" }, this.choices, this.heads);
     this.rule = make("p", { className: "faint rule" });
     this.lists = make("div", { className: "lists", hidden: true });
-    root.replaceChildren(this.title, this.sum, this.pairs, this.lists, this.body, this.rule);
+    root.replaceChildren(this.title, this.answer, this.sum, this.pairs, this.lists, this.body, this.rule);
     onColourScheme(() => this.grid && this.showHeads(this.grid));
   }
 
-  // `now` and `before` are answers of the server; `against` is what is subtracted.
-  show(now, before, against) {
+  // `now` and `before` are answers of the server; `against` is what is subtracted, `name` what `before` is of. Of `similar` texts,
+  // what makes them so follows.
+  show(now, before, { against, name, similar }) {
     this.root.hidden = false;
     this.lists.hidden = true;
+    this.areValues = now.meaning === "value";
+    this.name = name;
     for (const part of [this.heads, this.pairs]) part.classList.add("stale"); // until theirs comes
-    this.title.textContent = now.choices.length ? `Prediction: ${now.what}` : now.what[0].toUpperCase() + now.what.slice(1);
-    this.sum.textContent = now.note ?? now.sum + (before && before.value !== undefined ? `; before: ${formatNumber(before.value, true)}` : "");
+    this.title.textContent = similar ? "Why are the two texts similar?" : QUESTIONS[now.what];
+    this.answer.textContent = similar ? "" : this.answerOf(now, against);
+    const other = before && now.choices.length && before.value !== undefined ? `; ${name}: ${formatNumber(before.value, true)}` : "";
+    this.sum.textContent = similar ? "" : (now.note ?? now.sum + other);
+    if (similar) this.heads.hidden = true;
     if (now.sink) this.note(now.sink);
-    this.rule.textContent = now.rule ? `${now.rule} Orange raises the value, purple lowers it; hover over a token to see its part.` : "";
+    this.rule.textContent = now.rule && !similar ? `${now.rule} Orange raises the value, purple lowers it; hover over a token to see its part.` : "";
     const probabilities = new Map(before?.choices ?? []);
     this.choices.hidden = !now.choices.length;
-    this.areValues = now.meaning === "value";
     this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
+  }
+
+  // What is predicted, and the tokens that speak for it most. An attention sink speaks for everything.
+  answerOf({ choices, target, tokens, scores, sink }, against) {
+    if (!scores) return "";
+    const most = scores.map((value, at) => [tokens[at], value]).slice(sink ? 1 : 0).filter(([, value]) => value > 0)
+      .sort(([, a], [, b]) => b - a).slice(0, NAMED).map(([token, value]) => `“${token.trim()}” (${formatNumber(value, true)})`);
+    const named = listed(most);
+    if (!choices.length) return named && `${named} ${most.length > 1 ? "add" : "adds"} most.`;
+    const [, value] = choices.find(([name]) => name === target);
+    const answer = `${this.areValues ? `${target}: ${formatNumber(value, true)}` : `“${target.trim()}” (${formatPercentage(value)})`}${against ? ` rather than “${against.trim()}”` : ""}.`;
+    return named ? `${answer} ${named} ${most.length > 1 ? "speak" : "speaks"} for it most.` : answer;
   }
 
   // Scores of a source and its translation as a list: the text above shows the tokens of the translation alone.
@@ -47,6 +75,7 @@ class PredictionView {
   // A line instead of a prediction.
   fail(line) {
     this.sum.textContent = line;
+    this.answer.textContent = "";
     this.title.textContent = "Prediction";
     this.rule.textContent = "";
     for (const part of [this.choices, this.heads, this.pairs, this.lists]) part.hidden = true;
@@ -67,9 +96,9 @@ class PredictionView {
     const other = name === target ? [] : [make("button", { type: "button", "aria-pressed": String(name === against), title: `why ${target} rather than ${name}`,
       onclick: () => this.onAgainst(name === against ? undefined : name) }, "rather than")];
     return make("li", { className: name === target ? "chosen" : "" },
-      make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), onclick: () => this.onTarget(name) }, name),
+      make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), title: name, onclick: () => this.onTarget(name) }, name),
       make("span", { className: "track" }, bar, mark),
-      make("b", {}, format(probability), ...(was === undefined ? [] : [make("small", {}, ` was ${format(was)}`)])), make("span", {}, ...other));
+      make("b", {}, format(probability), ...(was === undefined ? [] : [make("small", {}, ` ${this.name}: ${format(was)}`)])), make("span", {}, ...other));
   }
 
   // What each head adds: `layers` and `values` by layer and head.
@@ -106,9 +135,25 @@ class PredictionView {
     this.pairs.hidden = !pair;
     this.pairs.classList.remove("stale");
     if (!pair) return;
+    this.answer.textContent = connectionsOf(pair);
     if (this.pairView) {
       this.pairView.pairs = [pair];
       this.pairView.show(0);
     } else this.pairView = new PairView(this.pairs, [pair]);
   }
+}
+
+// Names as a sentence lists them.
+function listed(names) {
+  return [names.slice(0, -1).join(", "), names.at(-1)].filter(Boolean).join(" and ");
+}
+
+// The pairs of tokens of two texts that add most to their similarity.
+function connectionsOf({ tokens_a: rows, tokens_b: columns, values }) {
+  const width = columns.length + 1; // the last row and column are the biases
+  const most = [...values].map((added, at) => ({ row: Math.floor(at / width), column: at % width, added }))
+    .filter(({ row, column, added }) => added > 0 && row < rows.length && column < columns.length)
+    .sort((a, b) => b.added - a.added).slice(0, NAMED)
+    .map(({ row, column, added }) => `${rows[row].trim()} – ${columns[column].trim()} (${formatNumber(added, true)})`);
+  return most.length ? `What connects them most: ${listed(most)}.` : "";
 }

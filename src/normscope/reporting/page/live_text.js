@@ -39,6 +39,9 @@ class TextView {
   show(now, before, { mask }) {
     Object.assign(this, { now, mask });
     const counterparts = before ? aligned(now.tokens, before.tokens) : [];
+    // Two texts with little in common are no edit of each other.
+    const kept = counterparts.filter((counterpart, at) => before.tokens[counterpart] === now.tokens[at]).length;
+    if (2 * kept < now.tokens.length) before = undefined;
     const chips = [];
     let next = 0; // of the tokens before
     now.tokens.forEach((token, at) => {
