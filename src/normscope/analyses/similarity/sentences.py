@@ -28,18 +28,7 @@ def sentences_of(
         maps: Whether there is a table of pairs of categories.
     """
     table = "by_category" if maps else "by_span"
-    sentences: list[Sentence] = []
-    for row, (texts, document, strongest) in list(drawn.items())[:1]:
-        most = enumeration([f"{a}–{b} {number(value, signed=True)}" for a, b, value in strongest])
-        name = f"pair {row}" if not document else f"document {document}, which is the most similar to query 1,"
-        sentences.append(
-            Sentence(
-                f"The cosine similarity of {name} is {number(texts.value)}; "
-                + (f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."),
-                figure=f"pair_{row}",
-                table="rankings" if document else "pairs",
-            )
-        )
+    sentences = [_similar(row, pair) for row, pair in list(drawn.items())[:1]]
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is not None and cosine is not None and with_bias is not None:
         whole, tokens_alone, biases = compared(brief, cosine, abs(cosine - with_bias), abs(with_bias))
@@ -85,6 +74,19 @@ def sentences_of(
             )
         )
     return sentences
+
+
+def _similar(row: int, drawn: DrawnPair) -> Sentence:
+    """Why two texts are similar."""
+    texts, document, strongest = drawn
+    most = enumeration([f"{a}–{b} {number(value, signed=True)}" for a, b, value in strongest])
+    name = f"pair {row}" if not document else f"document {document}, which is the most similar to query 1,"
+    return Sentence(
+        f"The cosine similarity of {name} is {number(texts.value)}; "
+        + (f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."),
+        figure=f"pair_{row}",
+        table="rankings" if document else "pairs",
+    )
 
 
 def _verb(amount: float) -> str:
