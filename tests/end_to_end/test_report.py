@@ -194,14 +194,13 @@ def test_the_explorer_opens_on_weights_beside_norms(reported):
     start = payload(Result.read(reported).maps)["start"]
     pairs = pairs_of(reported, start["sentence"] + 1, start["head"])
     pairs = pairs[pairs["layer"] == start["layer"] + 1]
-    (beside,) = re.findall(r'<div class="beside">.*?<div class="legend">(.*?legend-title.*?)</span>', shown, re.DOTALL)
-    assert "α (attention weight)" in beside
-    assert f"{pairs['attn_w'].max():#.3g}" in beside, "each on its own scale"
-    own = re.search(r'<div class="legend">(.*?legend-title.*?)</span>', shown, re.DOTALL)
+    legend = r'<div class="legend">.*?<span>([^<]*)</span></div></div><span class="legend-title">([^<]*)'
+    own, beside = (re.search(before + legend, shown, re.DOTALL) for before in ("", r'<div class="beside">.*?'))
     assert own is not None
-    # The product of two numbers that are coded to within 0.05% each, and half of the third digit.
-    shown_norm = float(re.findall(r"<span>([\d.]+)</span>", own[1])[-1])
-    assert shown_norm == pytest.approx(pairs["attn_n"].max(), rel=6e-3)
+    assert beside is not None
+    assert (beside[2], own[2]) == ("α (attention weight)", "‖αf(x)‖ (weighted vector)")
+    for end, measure in ((beside[1], "attn_w"), (own[1], "attn_n")):  # each on its own scale
+        assert float(end) == pytest.approx(pairs[measure].max(), rel=6e-3), "three digits of codes of 16 bits"
 
 
 @pytest.mark.slow

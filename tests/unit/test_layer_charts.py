@@ -15,12 +15,12 @@ def test_methods_and_categories_are_lines():
     assert {chart.name: list(chart.lines) for chart in charts} == {
         "mixing/mean": ["Attn-W: weights", "Attn-N: vectors"],
         "mixing/share": ["Attn-N: vectors"],
-        "norms/alpha": ["cls"],
+        "norms/alpha": ["[CLS]"],
         "norms/expansion": ["expansion"],
     }
     assert [chart.analysis for chart in charts] == ["mixing", "mixing", "norms", "norms"]
     assert charts[0].lines["Attn-N: vectors"].to_dict() == {1: 25.0, 2: 50.0}, "in per cent, as the label says"
-    assert charts[2].lines["cls"].to_dict() == VALUES.to_dict()
+    assert charts[2].lines["[CLS]"].to_dict() == VALUES.to_dict()
 
 
 def test_several_axes_are_one_line_each():

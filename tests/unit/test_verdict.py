@@ -195,7 +195,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     values = [("base", metric, value) for metric, ends in ((MEAN, (0.2, 0.24)), (LEAST, (0, 1))) for value in ends]
     seeds = [("base", SHARE, 2, 0.5, 0.4, 0.6), ("base", MEAN, 2, 0.22, 0.18, 0.26), ("base", LEAST, 2, 0.5, 0, 1)]
     steady = [("base", SHARE, 0.45), ("base", SHARE, 0.52)]
-    told = "Over 2 seeds, mixing ratio (AttnResLn-N: the attention block) is 22% (95% interval 18% to 26%)."
+    told = "Mixing ratio (AttnResLn-N: the attention block) is 22% over 2 seeds (95% interval 18% to 26%)."
     assert verdict(comparison([*values, *steady], seeds=seeds)) == [
         told, "No seed changes a measure by a tenth of its range.",
     ]  # fmt: skip

@@ -1,7 +1,6 @@
 """The papers' names of token categories, for sentences and figures."""
 
-SPECIAL_TOKENS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-"""Names of categories of special tokens."""
+from normscope.results.codes import SPECIAL_TOKENS as SPECIAL_TOKENS
 
 
 def category_name(category: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from normscope.results.codes import METHODS as METHODS
 from normscope.results.declare import Axis, Column, Rollup
 
 LAYER = Axis("layer", "Layer, from 1.", kind="whole")
@@ -9,15 +10,6 @@ HEAD = Axis("head", "Head, from 1.", kind="whole")
 DIMENSION = Axis("dimension", "Dimension of the hidden vectors, from 0.", kind="whole")
 CATEGORY_OF_TOKEN = Axis("category", "Category of the token; `all` stands for every token.")
 CATEGORY_OF_KEY = Axis("category", "Category of the key; `all` stands for every key.")
-
-METHODS = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_w": "AttnRes-W: weights + residual",
-    "attnres_n": "AttnRes-N: vectors + residual",
-    "attnresln_n": "AttnResLn-N: the attention block",
-}
-"""Titles of the five methods of mixing ratios."""
 
 STREAM = "residual stream"
 """The unit of vectors, and of their norms, that are added to the residual stream or read from it."""

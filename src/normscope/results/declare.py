@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from normscope.results.codes import in_words
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -29,10 +31,19 @@ class Axis:
     noun: str = ""
     """What it is called in "one row per layer and method"; by default its name."""
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Titles of its values where `<name>` stands for them: of `attn_w`, say. Others are their own titles."""
+    """Titles of its values, such as `attn_w`, that `codes` does not have or words in another way."""
     names: Mapping[Any, str] = dataclasses.field(default_factory=dict)
     """How values are written in names if not as they are: `with_bos` for True."""
     kind: Kind = "text"
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether its values are parts of texts, which people read as they are."""
+        return self.name.endswith(("token", "span"))
+
+    def title(self, value: str) -> str:
+        """What people read for a value."""
+        return value if self.of_texts else self.titles.get(value) or in_words(value)
 
     def but(self, meaning: str = "", noun: str = "") -> "Axis":
         """The axis with another meaning or noun."""
@@ -168,7 +179,7 @@ class Published:
     def title(self, placeholder: str, value: str) -> str:
         """The title of what stands for a placeholder in a name."""
         axis = self.axis(placeholder)
-        own = value if axis is None else axis.titles.get(value, value)
+        own = in_words(value) if axis is None else axis.title(value)
         return f"{placeholder} {value}" if own == value and value.isdecimal() else own
 
     def label(self, curve: Rollup) -> str:

@@ -4,8 +4,6 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from normscope.analyses.categories import SPECIAL_TOKENS
-from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses
 from normscope.results.declare import declared
 
@@ -92,14 +90,8 @@ def families(names: Iterable[str]) -> dict[str, Family]:
         heading = title if unitless(label) in title.lower() else f"{title}: {unitless(label)}"
         meaning = curve.meaning.replace("`", "")
         family = result.setdefault(_file_name(owner, curve.name), Family(heading, meaning))
-        family.panels[full] = Panel(", ".join(_titled(info, *item) for item in values.items()), label)
+        family.panels[full] = Panel(", ".join(info.published.title(*item) for item in values.items()), label)
     return result
-
-
-def _titled(info: AnalysisInfo, placeholder: str, value: str) -> str:
-    if placeholder in ("category", "position") and value in SPECIAL_TOKENS:
-        return SPECIAL_TOKENS[value]
-    return info.published.title(placeholder, value)
 
 
 def _file_name(owner: str, pattern: str) -> str:

@@ -111,7 +111,7 @@ def _section(
     measures = []
     for number, part in enumerate(parts):
         folded = Folded(f"values_{name}_{number}", "Values")
-        tables[folded.id] = table_data(part.values, part.title, limit=_ROWS)
+        tables[folded.id] = table_data(part.values, part.title, limit=_ROWS, titled=False)
         figures = [figure_element(figure, f"{name}_{number}_{at}") for at, figure in enumerate(part.figures)]
         measures.append(Measure(figures, part.title, folded))
     return Section(name, title, note=note, measures=measures[:1], more_measures=measures[1:], tables=more)
@@ -197,7 +197,7 @@ def _folded(
 ) -> Folded:
     """A table that is built when it is opened, from what is added to the tables of the page."""
     folded = Folded(f"table_{name}", caption, counted(len(rows), "row"), note)
-    tables[folded.id] = table_data(rows, caption, limit=_ROWS, digits=9, upper_bounds=upper_bounds)
+    tables[folded.id] = table_data(rows, caption, limit=_ROWS, digits=9, upper_bounds=upper_bounds, titled=False)
     return folded
 
 

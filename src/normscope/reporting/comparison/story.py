@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import is_percentage, unitless
-from normscope.reporting.comparison.effects import COUNTS, effect, is_part, panel_of, title
+from normscope.reporting.comparison.effects import COUNTS, begun, effect, is_part, panel_of, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.swept import SEED, short_keys
@@ -44,8 +44,7 @@ class Story:
         top = float(self.values.iloc[place]) if beyond.iloc[place] > spread / 10 else last
         start, middle, end = compared(write, first, top, last)
         verb = "rises" if top > first else "falls"
-        name = title(self.metric)
-        name = f"{name[:1].upper()}{name[1:]}" if name[:1].isascii() else name  # no capital alpha
+        name = begun(title(self.metric))
         begins, ends = f"{name} {verb} from {start} at {self._at(0)} to", f"{end} at {self._at(-1)}."
         return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
 

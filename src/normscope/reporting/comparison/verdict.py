@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import is_percentage
-from normscope.reporting.comparison.effects import COUNTS, effect, panel_of, title
+from normscope.reporting.comparison.effects import COUNTS, begun, effect, panel_of, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
 from normscope.reporting.comparison.story import BLOCK, stories
@@ -53,7 +53,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     if means.empty:
         return []
     metric = BLOCK if BLOCK in means.index else str(means.index[0])
-    numbers = [float(means[name].astype(float)[metric]) for name in ("mean", "low", "high")]
+    numbers = [float(means[name][metric]) for name in ("mean", "low", "high")]
     mean, low, high = (_in_words(metric, value, *numbers) for value in numbers)
     whole = comparison.values[comparison.values["layer"] == 0].groupby("metric", sort=False)["value"]
     ends = pd.concat([whole.min(), whole.max()], axis=1, keys=["low", "high"]).loc[means.index]
@@ -66,7 +66,10 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
         if size >= COUNTS
         else "No seed changes a measure by a tenth of its range."
     )
-    return [f"Over {means['runs'][metric]} seeds, {title(metric)} is {mean} (95% interval {low} to {high}).", change]
+    return [
+        f"{begun(title(metric))} is {mean} over {means['runs'][metric]} seeds (95% interval {low} to {high}).",
+        change,
+    ]
 
 
 def _is_told(metric: str) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
+from normscope.results.codes import in_prose, in_words
 from normscope.rounding import number
 
 SHOWN_ROWS = 1_000
@@ -92,6 +93,7 @@ def table_data(
     upper_bounds: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     limit: int = SHOWN_ROWS,
     digits: int = 5,
+    titled: bool = True,
 ) -> dict[str, Any]:
     """A table for the page's script, which builds it when the reader opens it.
 
@@ -103,6 +105,7 @@ def table_data(
         upper_bounds: By column, which of its numbers are upper bounds, in the order of the rows as they are shown.
         limit: Number of rows to keep.
         digits: Significant digits to keep; the reader sees three, and the others serve to sort.
+        titled: Whether columns have names that stand for something, which readers see in words.
     """
     if ranked_by:
         keys = rows[list(ranked_by)].apply(lambda values: values.astype(float).abs())
@@ -112,7 +115,9 @@ def table_data(
     for name, values in rows.head(limit).items():
         kind = "word" if not _is_numeric(values) else "integer" if pd.api.types.is_integer_dtype(values) else "number"
         plain = [_plain(value, kind, digits) for value in values]
-        column = {"name": str(name), "about": meanings.get(str(name), ""), "kind": kind, "values": plain}
+        title = in_words(str(name)) if titled else str(name)
+        about = in_prose(meanings.get(str(name), ""))
+        column = {"name": str(name), "title": title, "about": about, "kind": kind, "values": plain}
         if name in upper_bounds:
             column["bounds"] = [bool(bound) for bound in upper_bounds[str(name)]][:limit]
         columns.append(column)

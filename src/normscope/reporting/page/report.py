@@ -18,6 +18,7 @@ from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.published import against_paper
 from normscope.reporting.tracking import layers_label
+from normscope.results.codes import in_prose, in_words
 from normscope.results.declare import Table
 from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
 from normscope.results.findings import Sentence, ranked
@@ -93,7 +94,7 @@ def _about(result: Result) -> list[Section]:
             "provenance", "Provenance", content=fold.format("Facts of the run", facts) + fold.format("Full config", pre)
         ),
         Section("again", "Run it again", content=code.format(repeated(result.facts["command"]))),
-        Section("cite", "How to cite", content=code.format(citations(result.analyses))),
+        Section("cite", "How to cite", content=fold.format("BibTeX", code.format(citations(result.analyses)))),
     ]
 
 
@@ -211,7 +212,7 @@ def _declared(name: str) -> Table | None:
 def _extent(name: str, rows: int) -> str:
     """How many rows a table has, and what there is a row for."""
     about = _declared(name)
-    return f"{counted(rows, 'row')}, one per {about.row}" if about else counted(rows, "row")
+    return f"{counted(rows, 'row')}, one per {in_prose(about.row)}" if about else counted(rows, "row")
 
 
 def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, pd.DataFrame]) -> list[Finding]:
@@ -239,7 +240,8 @@ def _table_id(name: str) -> str:
 def _table_data(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     """A table with its caption: what there is a row for, and which file has all rows and digits."""
     about = _declared(name)
-    row = f"One row per {about.row}. " if about else ""
+    rows = _in_words(name, rows)
+    row = f"One row per {in_prose(about.row)}. " if about else ""
     extent = counted(len(rows), "row") if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
     return table_data(
         rows,
@@ -249,11 +251,25 @@ def _table_data(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     )
 
 
+def _in_words(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A table with what people read for the codes in its cells. Parts of the corpus's texts stay as they are."""
+    owners = (info for info in analyses().values() if name.removeprefix(f"{info.name}_") in info.published.tables)
+    info = next((info for info in owners if name.startswith(f"{info.name}_")), None)
+    if info is None:
+        return rows
+    kinds = info.published.tables[name.removeprefix(f"{info.name}_")].kinds
+    coded = [column for column in map(str, rows) if kinds.get(column) == "text" and info.published.axis(column)]
+    words = {
+        column: {value: info.published.title(column, str(value)) for value in rows[column].unique()} for column in coded
+    }
+    return rows.assign(**{column: rows[column].map(titles) for column, titles in words.items()})
+
+
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name}.")
+            rows += _flat(value, f"{prefix}{in_words(name)}: ")
         else:
-            rows.append((prefix + name, "" if value is None else str(value)))
+            rows.append((prefix + in_words(name), "" if value is None else str(value)))
     return rows

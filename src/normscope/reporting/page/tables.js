@@ -6,8 +6,8 @@ const cellText = (value, kind) =>
 const formatInteger = (value) => withSign(grouped(String(Math.abs(value))), value, false);
 
 function buildTable({ caption, columns }) {
-  const head = make("tr", {}, ...columns.map(({ name, about, kind }) =>
-    make("th", { scope: "col", title: about, className: kind === "word" ? "word" : "" }, make("button", { type: "button" }, name))));
+  const head = make("tr", {}, ...columns.map(({ title, about, kind }) =>
+    make("th", { scope: "col", title: about, className: kind === "word" ? "word" : "" }, make("button", { type: "button" }, title))));
   const rows = columns.length ? columns[0].values.map((_, at) => make("tr", {}, ...columns.map(({ kind, values, bounds }) => {
     const cell = make("td", { className: kind === "word" ? "word" : "" }, (bounds?.[at] ? "≤ " : "") + cellText(values[at], kind));
     if (kind === "word" && cell.textContent.length > 40) cell.title = cell.textContent;
@@ -40,7 +40,7 @@ function sortable(table, columns, rows, numbers) {
 function matcher(query, columns) {
   const conditions = query.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [name, wanted] = word.split("=");
-    const column = columns.findIndex((other) => other.name.toLowerCase() === name);
+    const column = columns.findIndex((other) => [other.name, other.title].some((own) => own.toLowerCase() === name));
     return wanted === undefined || column < 0
       ? (cells) => cells.some((cell) => cell.textContent.toLowerCase().includes(word))
       : (cells) => cells[column].textContent.toLowerCase() === wanted;
@@ -51,7 +51,7 @@ function matcher(query, columns) {
 function tableTools(built, name, data) {
   const { rows } = built;
   const count = make("span", { className: "faint", role: "status" });
-  const filter = make("input", { type: "search", placeholder: "filter, e.g. layer=3 cls", "aria-label": "Filter rows" });
+  const filter = make("input", { type: "search", placeholder: "filter, e.g. layer=3 [CLS]", "aria-label": "Filter rows" });
   filter.addEventListener("input", () => {
     const matches = matcher(filter.value, data.columns);
     let shown = 0;
