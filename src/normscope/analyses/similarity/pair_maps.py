@@ -143,9 +143,11 @@ class PairMaps:
                 parts += embedded(batch, side.prompt, side.units.to(batch.input_ids.device))
                 words.append(side.words(self._words(batch)[0]))
             matrix, value = (each[0].cpu().numpy() for each in cosine_parts(*parts))
-            labels = [side.labels(token) for side in sides]
+            first, second = (side.labels(token) for side in sides)
             title = f"pair {row}: cosine {number(float(value))}"
-            drawn[row] = DrawnPair(TextPair(title, *labels, matrix), document, _strongest(labels, matrix, *words))
+            drawn[row] = DrawnPair(
+                TextPair(title, first, second, matrix), document, _strongest((first, second), matrix, *words)
+            )
         return drawn
 
 

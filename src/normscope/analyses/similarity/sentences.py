@@ -65,15 +65,16 @@ def sentences_of(
                 table="pairs",
             )
         )
-    if friends:
-        sentences.append(
-            Sentence(
-                f"In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: "
-                f"{enumeration([f'“{friend}”' for friend in friends[:_FRIENDS]])}.",
-                table="false_friends",
-            )
-        )
-    return sentences
+    return [*sentences, _between_others(friends)] if friends else sentences
+
+
+def _between_others(friends: Sequence[str]) -> Sentence:
+    """The words that make texts similar which people find different."""
+    return Sentence(
+        f"In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: "
+        f"{enumeration([f'“{friend}”' for friend in friends[:_FRIENDS]])}.",
+        table="false_friends",
+    )
 
 
 def _similar(row: int, drawn: DrawnPair) -> Sentence:
