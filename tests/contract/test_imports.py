@@ -17,7 +17,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 # belongs to the package, or root module, that it is in.
 PARTS = {
     # What analyses declare about themselves, and the options of each.
-    "declarations": r"results\.(axes|codes|declare)|analyses\.(info|papers|registry|declarations(\.\w+)?|\w+\.(options|published))"
+    "declarations": r"results\.(axes|codes|declare)"
+    r"|analyses\.(info|papers|registry|declarations(\.\w+)?|\w+\.(options|published))"
     r"|alignment\.(options|published|symmetrisation)",
     # The options of each room, with the rules for their values.
     "options": r"(data|live|models|reporting)\.options",
