@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.registry import analyses
-from normscope.config.sections import plain
+from normscope.config.schema import plain
 from normscope.models.options import ModelOptions
 from normscope.reporting.page.report import page
 from normscope.results.codes import SPECIAL_TOKENS, in_words

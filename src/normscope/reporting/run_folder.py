@@ -95,7 +95,7 @@ class RunFolder:
         """Write the resolved config; from now on the folder holds a run.
 
         Args:
-            config: The config, as `config.sections.plain` gives it.
+            config: The config, as `config.schema.plain` gives it.
 
         Raises:
             InputError: If the folder cannot be written to, or holds links where the run will write.
