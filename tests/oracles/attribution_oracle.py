@@ -306,7 +306,7 @@ def _sentences(
 
 
 def _notes(every: Sequence[Attributed], options: AttributionOptions) -> list[str]:
-    notes = []
+    notes = ["attribution: the sample is drawn from sequences of at most 64 tokens (analysis.attribution.tokens)"]
     if options.pooling is None and every[0].quantity == "cosine":
         embedding = "the mean of the last hidden vectors" if every[0].is_bert else "the last token's hidden vector"
         notes.append(

@@ -106,6 +106,7 @@ def expected(
         figures=_figures(specimen, layers, categories, pairs, methods, ratios, change, flattened),
         summary=summary_by_category(tokens[tokens["method"] == own[-1]], layers, categories),
         sentences=_sentences(metrics, post),
+        notes=["feedforward: the sample is drawn from sequences of at most 64 tokens (analysis.feedforward.tokens)"],
         by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own}
         | shares_by_sequence(shares, layers),
     )

@@ -29,3 +29,16 @@ def batches_until_precise(
     parts = [runner.batches(part) for part in in_rounds(sample, precision)]
     batches = itertools.chain.from_iterable(until_precise(parts, half_width, precision))
     yield from runner.progress(batches, sum(map(len, parts)), title)
+
+
+def note_on_length(analysis: str, sample: Sequence[Int[Tensor, "kind _"]], tokens: int | None) -> list[str]:
+    """That short sequences were drawn before others; nothing if others had to be drawn as well.
+
+    Args:
+        analysis: The name of the analysis.
+        sample: The sequences that were drawn.
+        tokens: Sequences of at most so many tokens were drawn first; None if all were drawn alike.
+    """
+    if tokens is None or any(kinds.shape[1] > tokens for kinds in sample):
+        return []
+    return [f"{analysis}: the sample is drawn from sequences of at most {tokens} tokens (analysis.{analysis}.tokens)"]

@@ -18,6 +18,7 @@ from normscope.analyses.attribution.translated import TranslationSample, transla
 from normscope.analyses.attribution.translation_findings import translation_findings
 from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.finite import require_finite
+from normscope.analyses.samples import note_on_length
 from normscope.attribution.methods import MapStage, defined_methods
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.data.batching import Batch
@@ -151,6 +152,8 @@ class AttributionAnalysis(Analysis):
 
     def _notes(self, attributed: SampleAttribution) -> list[str]:
         notes = []
+        if self._pairs is None:
+            notes += note_on_length(self.info.name, self._sample.compute().tensors, self.options.tokens)
         readout = attributed.readout
         if attributed.pooling_is_guessed and isinstance(readout, EmbeddingReadout):
             notes.append(

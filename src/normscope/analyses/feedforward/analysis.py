@@ -9,6 +9,7 @@ from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptio
 from normscope.analyses.feedforward.published import TITLES
 from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
+from normscope.analyses.samples import note_on_length
 from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
@@ -90,5 +91,8 @@ class FeedForwardAnalysis(Analysis):
             curves=rolled.curves,
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
-            notes=[HELD_ROUTING] if self.context.has_experts else [],
+            notes=[
+                *note_on_length(self.info.name, self._sample.compute().tensors, self.options.tokens),
+                *([HELD_ROUTING] if self.context.has_experts else []),
+            ],
         )
