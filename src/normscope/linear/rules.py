@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -404,6 +404,17 @@ def way_of(tensor: Tensor) -> Way:
     return way
 
 
+def active_modes() -> int:
+    """How many function modes are active in this thread."""
+    return len(overrides._get_current_function_mode_stack())
+
+
+def leave_modes(down_to: int) -> None:
+    """Leave function modes of this thread whose end was interrupted, until so many are active."""
+    while active_modes() > down_to:
+        overrides._pop_mode()
+
+
 class HeldFixed(TorchFunctionMode):
     """Runs a model's code with everything nonlinear held fixed, and tracks the kinds of its tensors.
 
@@ -469,6 +480,14 @@ class HeldFixed(TorchFunctionMode):
     def _restore(self) -> None:
         for module in self._replaced:
             vars(module).pop("forward", None)
+
+    @classmethod
+    def give_back(cls, model: nn.Module) -> None:
+        """Give modules their own `forward` back, after a pass that was interrupted while it ended."""
+        for module in model.modules():
+            forward = vars(module).get("forward")
+            if isinstance(forward, functools.partial) and isinstance(getattr(forward.func, "__self__", None), cls):
+                del module.forward
 
     def _activation(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(type(module).forward, module)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.rules import HeldFixed, active_modes, leave_modes
 from normscope.models.block import AttentionBlock
 from normscope.models.forward_pass import StopForward, Visitor
 
@@ -81,6 +82,8 @@ class Exclusive:
             if isinstance(module, PreTrainedModel)
         ]
 
+        modes = active_modes()
+
         def undo() -> None:
             for model in models():
                 _remove_our_changes(model)
@@ -91,6 +94,7 @@ class Exclusive:
             self._running = threading.get_ident(), undo
             return function()
         except BaseException:
+            leave_modes(modes)
             undo()
             raise
         finally:
@@ -137,6 +141,7 @@ def _remove_our_changes(model: nn.Module) -> None:
             for number in [number for number, hook in hooks.items() if _is_ours(hook)]:
                 del hooks[number]
                 marks.pop(number, None)
+    HeldFixed.give_back(model)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.requires_grad_(False)
 
