@@ -186,7 +186,7 @@ LEAVES = {
     "live.command": {"cli"},
     "live.notebook": {"__init__"},
     "models.offloading": {"models.loading"},
-    "reporting.comparison": {"sweep", "viewing"},
+    "reporting.comparison": {"cli", "sweep", "viewing"},
     "translation": {"running.plan"},
 }
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 import normscope
 from normscope.api import explorers
 from normscope.errors import InputError
+from normscope.reporting.page.explorer import payload
 from normscope.results.maps import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
@@ -320,9 +321,10 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
         if match := re.search(r'<pre id="seen">(.+?)</pre>', shown):
             break
     seen = match[1]
-    pairs = pairs_table(explorer.sentences)
-    last = pairs[(pairs["head"] == 0) & (pairs["layer"] == pairs["layer"].max()) & (pairs["query"] == 1)]
-    first = last.loc[pd.Series(last["attn_n"]).idxmax()]
+    pairs, start = pairs_table(explorer.sentences), payload(explorer.sentences)["start"]
+    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == explorer.sentences[0].layers[start["layer"]])
+    row = pairs[opened_at & (pairs["query"] == 1)]
+    first = row.loc[pd.Series(row["attn_n"]).idxmax()]
     assert seen.startswith(f"“{first['query_token']}” receives from{first['key_token']} ({first['key']})")
 
 

@@ -169,6 +169,7 @@ _ELSEWHERE = {
     "data/resources.py": "a checkpoint that has been checked",
     "data/text_files.py": "a corpus",
     "data/token_frequencies.py": "a file that the user has named",
+    "explaining.py": "answers of our own session",
     "live/server.py": "requests, whose size is limited",
     "models/files.py": "weights, for their digest",
     "models/loading.py": "the weights of an adapter, for their digest",
