@@ -19,8 +19,8 @@ def page() -> str:
     return "\n".join(
         [
             "# Gallery\n",
-            "Reports that you can click through, then every figure by the question it answers. The name below each, such as "
-            "`mixing_heatmap`, is that of the file in a run's `figures/`.\n",
+            "Reports that you can click through, then every figure, by the question that it helps to answer. The name after a "
+            "caption, such as `mixing_heatmap`, is that of the file in a run's `figures/`.\n",
             "## Live reports\n",
             *(_reports() or [f"{_MISSING}\n"]),
             *_figures(),

@@ -74,7 +74,7 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
         written = number(value, signed=True) if is_value else f"{number(100 * value)}%"
         print(f"  {written:>8}  {escaped(choice)}")
     print(f"\n{_wrapped(prediction['sum'])}\n")
-    print("The tokens that add most to it, or take most from it (below 0):")
+    print("The tokens that add the most to it or, below 0, take the most from it:")
     scores, sink = np.array(prediction["scores"]), prediction["sink"]
     sizes = np.abs(scores)
     order = [at for at in np.argsort(-sizes, kind="stable") if at or not sink][:_STRONGEST]

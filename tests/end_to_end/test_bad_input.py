@@ -158,8 +158,8 @@ def test_ways_to_track_are_told_apart_by_what_they_do(capsys, monkeypatch, name)
     outcome = run_here(capsys, monkeypatch, f"tracking={name}")
     assert (outcome.status, outcome.err) == (
         2,
-        f"normscope: tracking={name}: no such preset; for Weights & Biases, set tracking=online or tracking=offline, and "
-        "tracking=disabled for none; expected one of auto, disabled, offline, online\n",
+        f"normscope: tracking={name}: no such preset; for Weights & Biases, set tracking=online or tracking=offline; for "
+        "no tracking, tracking=disabled; expected one of auto, disabled, offline, online\n",
     )
 
 

@@ -129,7 +129,7 @@ def test_the_page_opens_on_a_question_with_an_answer(browser, page, models):
     matrix = found.matrix[:-1, :-1]
     row, column = np.unravel_index(matrix.argmax(), matrix.shape)
     first = f"{found.tokens_a[row]} – {found.tokens_b[column]} (+{written(float(matrix.max()))})"
-    assert tab.run(shown.format(".answer-line")).startswith(f"What connects them most: {first}")
+    assert tab.run(shown.format(".answer-line")).startswith(f"The pairs that add most: {first}")
     assert not tab.run("document.querySelector('.tokens s')")  # one is no edit of the other
     assert tab.run("document.querySelector('.of-heads').hidden")
     tab.close()

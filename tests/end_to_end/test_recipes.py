@@ -49,7 +49,7 @@ def test_a_preset_runs_on_another_model_and_says_what_differs(capsys, monkeypatc
     }
     assert table["differs_in"].str.startswith("model.name").all()
     assert not table["metric"].duplicated().any()
-    assert "beside this run, which is another" in outcome.out
+    assert "beside this run, which is not the paper's" in " ".join(outcome.out.split())  # lines are wrapped
     assert "model, dataset" in outcome.out
 
 
@@ -137,7 +137,7 @@ def test_a_number_stands_beside_the_published_one_whose_conditions_are_the_close
     show_comparison(table)
     printed = capsys.readouterr().out
     assert "ours: 1 of 1 within 0.1\n" in printed
-    assert "first, beside this run, which is another\n" in printed
+    assert "first, beside this run, which is not the paper's\n" in printed
     assert printed.split("differs in\n")[1].splitlines()[0].split() == [
         "y",
         "0.0000",

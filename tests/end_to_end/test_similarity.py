@@ -295,7 +295,7 @@ def test_documents_are_ranked_with_the_prompts_of_the_model(command, encoder, tm
 def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp_path):
     outcome, folder = ranked(command, encoder, tmp_path, "report.enabled=true")
     assert outcome.status == 0, outcome.err
-    assert "which is the most similar to query 1, is" in " ".join(outcome.out.split())
+    assert "The cosine similarity of query 1 and document" in " ".join(outcome.out.split())
     page = (folder / "report.html").read_text()
     assert 'id="ranking-root"' in page
     assert 'id="explorer-root"' not in page

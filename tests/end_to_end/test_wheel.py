@@ -171,7 +171,7 @@ def test_an_installed_wheel_is_the_whole_program(environment, saved_model, tmp_p
     assert (tmp_path / "sweep/comparison.html").is_file()
 
     assert "model.name=google-bert/bert-base-uncased: not in the local cache" in outcomes["paper"][2]
-    assert "beside this run, which is another" in outcomes["paper, another model"][1]
+    assert "beside this run, which is not the paper's" in " ".join(outcomes["paper, another model"][1].split())
     assert outcomes["Python"][1].startswith(VERSION)
     assert "attnresln_n" in outcomes["Python"][1]
 

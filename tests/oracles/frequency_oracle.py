@@ -164,8 +164,8 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     rho = metrics.get("spearman/f/with_specials", np.nan)
     answers = {
-        rho > 0.1: "Frequent tokens are discounted, by shorter vectors",
-        rho < -0.1: "Frequent tokens are not discounted, their vectors are longer",
+        rho > 0.1: "Frequent tokens are discounted (their vectors are shorter)",
+        rho < -0.1: "Frequent tokens are not discounted (their vectors are longer)",
         abs(rho) <= 0.1: "Frequent tokens have vectors of about the same length as rare ones",
     }
     answer = f"{answers[True]}: special" if True in answers else "Special"

@@ -182,10 +182,10 @@ def _similar(ranked, row, pairs, matrices, values) -> str:
         and matrix[k, m] > 0
     ]
     listed = [
-        f"{one}–{other} {three_digits(value)}" for value, one, other in sorted(words, key=lambda word: -word[0])[:5]
+        f"{one}–{other} ({three_digits(value)})" for value, one, other in sorted(words, key=lambda word: -word[0])[:5]
     ]
     document = ranked[row - 1][1] if ranked else 0
-    name = f"document {document}, which is the most similar to query 1," if document else f"pair {row}"
+    name = f"query 1 and document {document}, the most similar one," if document else f"pair {row}"
     most = listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}" if listed else ""
     why = f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."
     return f"The cosine similarity of {name} is {_digits(values[row - 1])}; {why}"

@@ -409,11 +409,13 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
         change = f"leaves the loss at {'' if before == zero else 'about '}{zero}"
         if visibly_apart(*losses[:2]):
             change = f"changes the loss from {before} to {zero}"
-        without = f"; setting them to zero {change} nats; with as many random dimensions set to zero, it is {controls}"
+        without = (
+            f"; setting them to zero {change} nats; with as many random dimensions set to zero, the loss is {controls}"
+        )
     return [
-        f"{massive.index.get_level_values('dimension').nunique()} dimensions have massive activations between layers "
-        f"{layers.min()} and {layers.max()}, up to {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} "
-        f"times the median{without}."
+        f"{massive.index.get_level_values('dimension').nunique()} dimensions have massive activations in layers "
+        f"{layers.min()} to {layers.max()}, up to {number(metrics['massive/largest'])} ({number(metrics['massive/ratio'])} "
+        f"times the median){without}."
     ]
 
 

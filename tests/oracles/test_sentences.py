@@ -229,16 +229,15 @@ CASES = {
             {},
             {"drawn": {4: DrawnPair(SIMILAR, 0, [("guitar", "music", 0.227), ("man", "someone", 0.05)])}},
             [
-                "The cosine similarity of pair 4 is 0.300; the pairs of words that add most are guitar–music +0.227 and "
-                "man–someone +0.0500."
+                "The cosine similarity of pair 4 is 0.300; the pairs of words that add most are guitar–music (+0.227) and "
+                "man–someone (+0.0500)."
             ],
         ),
         (
             {},
             {"drawn": {4: DrawnPair(SIMILAR, 2, []), 5: DrawnPair(SIMILAR, 0, [])}},
             [
-                "The cosine similarity of document 2, which is the most similar to query 1, is 0.300; no pair of words adds to "
-                "it."
+                "The cosine similarity of query 1 and document 2, the most similar one, is 0.300; no pair of words adds to it."
             ],
         ),
         (
@@ -385,15 +384,15 @@ CASES = {
         (
             {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
             [
-                "Frequent tokens are not discounted, their vectors are longer: special tokens included, a token's frequency "
+                "Frequent tokens are not discounted (their vectors are longer): special tokens included, a token's frequency "
                 "rank (1: most frequent) has a rank correlation of −0.25 with ‖f(x)‖ and +0.50 with its mixing ratio."
             ],
         ),
         (
             {"spearman/f/with_specials": 0.75},
             [
-                "Frequent tokens are discounted, by shorter vectors: special tokens included, a token's frequency rank (1: "
-                "most frequent) has a rank correlation of +0.75 with ‖f(x)‖."
+                "Frequent tokens are discounted (their vectors are shorter): special tokens included, a token's frequency "
+                "rank (1: most frequent) has a rank correlation of +0.75 with ‖f(x)‖."
             ],
         ),
         (
@@ -730,16 +729,16 @@ CASES = {
         ),
         (
             MASSIVE,
-            ["2 dimensions have massive activations between layers 3 and 11, up to 3,020, 12,300 times the median."],
+            ["2 dimensions have massive activations in layers 3 to 11, up to 3,020 (12,300 times the median)."],
         ),
         (
             MASSIVE | {"massive/count": 1.0, "massive/last_layer": 3.0},
-            ["1 dimension has massive activations in layer 3, up to 3,020, 12,300 times the median."],
+            ["1 dimension has massive activations in layer 3, up to 3,020 (12,300 times the median)."],
         ),
         (
             MASSIVE | {"ablation/zero/loss/before": 3.4, "ablation/zero/loss/after": 3.401},
             [
-                "2 dimensions have massive activations between layers 3 and 11, up to 3,020, 12,300 times the median; setting "
+                "2 dimensions have massive activations in layers 3 to 11, up to 3,020 (12,300 times the median); setting "
                 "them to zero leaves the loss at 3.4 nats."
             ],
         ),
@@ -751,8 +750,9 @@ CASES = {
                 "ablation/zero/loss/controls": 3.42,
             },
             [
-                "2 dimensions have massive activations between layers 3 and 11, up to 3,020, 12,300 times the median; setting "
-                "them to zero changes the loss from 3.40 to 9.0 nats; with as many random dimensions set to zero, it is 3.42."
+                "2 dimensions have massive activations in layers 3 to 11, up to 3,020 (12,300 times the median); setting "
+                "them to zero changes the loss from 3.40 to 9.0 nats; with as many random dimensions set to zero, the loss is "
+                "3.42."
             ],
         ),
     ],
@@ -803,10 +803,10 @@ CLAIMS = {
     ),
     r"agree most between .*ρ = (\S+)\) and least between .* \((\S+)\)": lambda high, low: high > low,
     r"between (\S+) \(.*\) and (\S+) \(.*\)\.$": lambda low, high: low < high,
-    r"are discounted, .* correlation of (?:\S+ with the weight that it receives.* and )?\+(\S+) with ‖f": lambda rho: (
+    r"are discounted .* correlation of (?:\S+ with the weight that it receives.* and )?\+(\S+) with ‖f": lambda rho: (
         rho > 0
     ),
-    r"are not discounted, .* correlation of (\S+) with ‖f": lambda rho: rho < 0,
+    r"are not discounted .* correlation of (\S+) with ‖f": lambda rho: rho < 0,
     r"norms (?:raise|lower) the accuracy of the best head by (\S+) percentage": lambda points: points > 0,
 }
 """What a sentence claims of the numbers that it prints, by a pattern that finds both."""

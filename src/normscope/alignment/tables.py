@@ -74,7 +74,7 @@ class AlignmentReport:
                     _summary(layers, baselines, symmetrised_rates),
                     digits=1,
                     caption="alignment error rate (AER, lower is better), precision and recall (higher is better) of the best "
-                    "layer, by weights and by vectors, with the row that predicts a target word (output) or reads it (input)",
+                    "layer, by weights and by vectors, from the row that predicts a target word (output) or reads it (input)",
                 )
             },
             notes=self._notes(),

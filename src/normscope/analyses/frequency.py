@@ -238,8 +238,8 @@ class FrequencyAnalysis(Analysis):
         )
         return Summary(
             by_measure,
-            caption="rank correlation of frequency rank (1: the most frequent token) with each measure of a token, a mean over "
-            "layers; above 0, rarer tokens have larger values",
+            caption="rank correlation of frequency rank (1: the most frequent token) with each measure of a token, averaged "
+            "over layers; above 0, rarer tokens have larger values",
         )
 
     def _groups(self) -> list[tuple[str, str]]:
@@ -356,7 +356,7 @@ def _answer(lengths: float | None) -> str:
     if lengths is None:
         return ""
     if lengths > _APART:
-        return "frequent tokens are discounted, by shorter vectors: "
+        return "frequent tokens are discounted (their vectors are shorter): "
     if lengths < -_APART:
-        return "frequent tokens are not discounted, their vectors are longer: "
+        return "frequent tokens are not discounted (their vectors are longer): "
     return "frequent tokens have vectors of about the same length as rare ones: "

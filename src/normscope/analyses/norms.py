@@ -184,8 +184,8 @@ class NormsAnalysis(Analysis):
                 self.info.name: Summary(
                     _summary(by_layer, rolled.metrics, has_output_bias=self._has_output_bias()),
                     caption="what a query receives from all keys of a category, on average: their weight α, the norms ‖αf‖ of "
-                    "their weighted vectors, and their signed share of the attention output; beside it, the mean norm ‖f‖ of "
-                    "a vector, and the rank correlation ρ of weights with norms",
+                    "their weighted vectors, and their signed share of the attention output; also the mean norm ‖f‖ of a "
+                    "key's vector, and the rank correlation ρ of weights with norms",
                 )
             },
             notes=self._notes(expansion),
@@ -373,8 +373,8 @@ def _by_layer_figure(table: pd.DataFrame) -> Lines:
         y_label="mean over heads",
         caption=(
             "Weight α and contribution ‖αf(x)‖ of each category, summed over its keys for each query; the mean norm ‖f(x)‖ of "
-            "its keys' vectors; and what its keys contribute along the attention output, summed over heads, where shares "
-            "below 0 point against the output."
+            "its keys' vectors; and the signed share of its keys in the attention output, summed over heads (below 0, they "
+            "point against the output). A category that is high in α but low in ‖αf(x)‖ receives weight but contributes little."
         ),
     )
 

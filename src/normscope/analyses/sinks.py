@@ -162,8 +162,9 @@ class SinksAnalysis(Analysis):
                 self.info.name: Summary(
                     _summary(tables["by_head"], sink, first_token),
                     digits=1,
-                    caption=f"sink rate: % of the heads in which it receives more than {self.options.epsilon:g} of the weight; "
-                    "its weight: % of all attention weight; its contribution: % of the norms ‖αf(x)‖ of what heads contribute",
+                    caption="sink rate: % of the heads in which the token receives more than "
+                    f"{self.options.epsilon:g} of the weight; its weight: % of all attention weight; its contribution: % of "
+                    "the norms ‖αf(x)‖ of what heads contribute",
                 )
             },
             notes=self._notes(),
@@ -451,7 +452,7 @@ def describe_figures(
                 f"How often {of} {is_a} of each head (a mean weight αₖ of more than ε = {epsilon:g} over the queries that see "
                 f"{seen}), and {its} share of the head's weight α and of the norms ‖αf(x)‖ of what the head contributes: on "
                 f"{enumeration([_WORDS[name] for name in inputs])}. Where the contribution is paler than the weight, the "
-                "vectors are short: a sink takes weight that does little."
+                "vectors are short: the sink takes weight but contributes little."
             ),
         )
     figures["largest"] = Lines(
@@ -528,8 +529,8 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
         return [Sentence(text, figure="largest", table="massive")]
     first, last = (int(metrics[f"massive/{name}_layer"]) for name in ("first", "last"))
     dimensions = "1 dimension has" if count == 1 else f"{int(count)} dimensions have"
-    where = f"in layer {first}" if first == last else f"between layers {first} and {last}"
-    size = f"up to {brief(metrics['massive/largest'])}, {brief(metrics['massive/ratio'])} times the median"
+    where = f"in layer {first}" if first == last else f"in layers {first} to {last}"
+    size = f"up to {brief(metrics['massive/largest'])} ({brief(metrics['massive/ratio'])} times the median)"
     text = f"{dimensions} massive activations {where}, {size}{_without(metrics)}."
     return [Sentence(text, figure="largest", table="massive", surprising=True)]
 
@@ -541,7 +542,7 @@ def _without(metrics: Mapping[str, float]) -> str:
     if before is None or after is None:
         return ""
     whole, without, *of_random = compared(brief, before, after, *([] if controls is None else [controls]))
-    random = f"; with as many random dimensions set to zero, it is {of_random[0]}" if of_random else ""
+    random = f"; with as many random dimensions set to zero, the loss is {of_random[0]}" if of_random else ""
     about = "" if without == whole else "about "
     change = (
         f"changes the loss from {whole} to {without}"

@@ -16,7 +16,7 @@ _SEVERAL = "Ambiguous value for argument '"
 _INSTEAD = {
     "model": "; for a folder or a name on the Hub, set model.name={}",
     "dataset": "; for a file, set dataset=text dataset.path={}",
-    "tracking": "; for Weights & Biases, set tracking=online or tracking=offline, and tracking=disabled for none",
+    "tracking": "; for Weights & Biases, set tracking=online or tracking=offline; for no tracking, tracking=disabled",
 }
 """What may have been meant by a name that resembles no preset, by group."""
 _NOT_A_LIST = "is not a ListConfig, list or tuple"

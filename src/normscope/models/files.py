@@ -285,7 +285,7 @@ def _that_runs_now(key: str) -> str:
         preset = yaml.safe_load(file.read_text(encoding="utf-8")) if file.name.endswith(".yaml") else {}
         package = preset.get("pin", {}).get("package")
         if package is not None and _package_folder(package) is not None:
-            return f"; model={file.name.removesuffix('.yaml')} runs now: its weights are installed"
+            return f"; model={file.name.removesuffix('.yaml')} runs offline: its weights are installed"
     return ""
 
 

@@ -242,7 +242,7 @@ def show_comparison(comparison: pd.DataFrame) -> None:
         within = int(rows["within"].sum())
         title, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
         if rows["differs_in"].any():
-            title, columns = f"{source}, beside this run, which is another", ["differs in"]
+            title, columns = f"{source}, beside this run, which is not the paper's", ["differs in"]
             rows = rows.assign(**{"differs in": rows["differs_in"].str.replace(".name", "")})
         elif np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
             title, columns = str(source), []

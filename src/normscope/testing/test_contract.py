@@ -124,7 +124,7 @@ def test_it_declares_itself(info: AnalysisInfo) -> None:
     """Name, title, question, options with defaults, and the class that implements it."""
     assert info.name.isidentifier()
     assert info.title
-    assert info.question.endswith("?"), "AnalysisInfo(question=...) says what it answers"
+    assert info.question.endswith("?"), "AnalysisInfo(question=...) is the question that the analysis answers"
     assert issubclass(info.options, AnalysisConfig)
     assert not info.options().enabled, "analysis=NAME enables it"
     assert issubclass(info.load(), Analysis)

@@ -76,9 +76,9 @@ class AttributionOptions(AnalysisConfig):
     sequences: Count = 8
     """Maximum number of random sequences."""
     tokens: Count | None = 64
-    """Sequences of at most so many tokens are drawn before longer ones, which are drawn only if the corpus has too few others,
-    because time and memory for maps grow with the square of a sequence's length; null draws from all alike. Pairs (for
-    translations and `target=answer`) are always drawn from all."""
+    """Sequences of at most this many tokens are drawn first; longer ones are drawn only if the corpus has too few of these,
+    because time and memory for maps grow with the square of a sequence's length; null draws from all sequences alike. Pairs
+    (for translations and `target=answer`) are always drawn from all."""
     pooling: Pooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is attributed whatever heads the checkpoint
     has. By default, as the model's files say; otherwise causal models use the last token's vector, and others the mean."""

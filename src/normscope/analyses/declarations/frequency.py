@@ -38,7 +38,7 @@ _MEASURE = Axis(
 _SPECIALS = Axis(
     "specials",
     "Whether special tokens are counted: `with` or `without`.",
-    titles={"with": "with specials", "without": "without specials"},
+    titles={"with": "with special tokens", "without": "without special tokens"},
 )
 _CORRELATION: Mapping[str, Column | str] = {
     "spearman": Column(f"{SPEARMAN} If it is positive, rarer tokens have larger values.", label="Spearman’s ρ"),

@@ -51,7 +51,7 @@ PUBLISHED = Published(
             ),
             values={
                 "sequence_mean": Column(
-                    "Mean of the measure over heads; of `share`, which adds up over heads, the sum.",
+                    "Mean of the measure over heads; for `share`, which adds up over heads, the sum.",
                     unit=f"{STREAM} for `alpha_f` and `f`",
                 )
             },

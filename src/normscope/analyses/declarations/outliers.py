@@ -29,7 +29,7 @@ class OutliersOptions(AnalysisConfig):
     threshold: AboveZero = 3.0
     """Distance beyond which a dimension is an outlier of a layer."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Minimum share of the layers in which an outlier of the model must be an outlier."""
+    """Minimum share of the layers in which a dimension must be an outlier to count as an outlier dimension of the model."""
     dimensions: list[int] | None = None
     """The outlier dimensions; null detects them."""
 

@@ -83,7 +83,7 @@ PUBLISHED = Published(
                     label="share of b_K",
                 ),
                 "first": Column("The dimension with the largest share.", kind="whole"),
-                "first_share": "Its share.",
+                "first_share": "Share of that dimension in the variance.",
             },
         ),
         "intervention": Table(
@@ -144,7 +144,12 @@ PUBLISHED = Published(
             of="intervention.after",
             where=_ALL,
         ),
-        Rollup("intervention/<category>/change", "The difference.", of="intervention.change", where=_ALL),
+        Rollup(
+            "intervention/<category>/change",
+            "Change of the mean weight on the category: `after` minus `before`.",
+            of="intervention.change",
+            where=_ALL,
+        ),
         Rollup(
             "intervention/<category>/controls_mean",
             "Mean change of that weight when as many random dimensions are removed instead.",

@@ -51,8 +51,8 @@ class SinksOptions(AnalysisConfig):
     """The ablations end early once the 95% intervals of the attention weight that each category gains or loses without massive
     activations, averaged over layers, are within ± this; null uses all sequences."""
     ablation_budget: AboveZero | None = 1e13
-    """Largest number of multiplications and additions of the ablations, which is minutes on two cores: in larger models, fewer
-    sequences are used, as a note says; null sets no limit."""
+    """Maximum number of multiplications and additions for the ablations; the default takes minutes on two cores. In larger
+    models, fewer sequences are used, and a note says so; null sets no limit."""
 
     def validate(self, run: RunSettings) -> None:
         """Check the length of the inputs.
@@ -122,8 +122,8 @@ PUBLISHED = Published(
                 "sink_rate": Column("Share of these keys with αₖ > ε.", label="sink rate"),
                 "mass": "Share of the head's attention weight that goes to these keys: the mean over sequences of "
                 "Σ_k Σ_i α_ik / T.",
-                "contribution": "Share of these keys in what the head contributes: the mean over sequences of the norms of "
-                "α_ik f(x_k), summed over k and i, as a share of the same sum over all keys.",
+                "contribution": "Share of what the head contributes that comes from these keys: in each sequence, the sum of "
+                "‖α_ik f(x_k)‖ over i and these keys k as a share of the sum over all keys; then the mean over sequences.",
                 "count": Column("Number of keys.", kind="whole"),
             },
             ranked_by=("sink_rate",),
@@ -179,7 +179,7 @@ PUBLISHED = Published(
         ),
         Rollup(
             f"{_OF_VARIANT}/contribution/<position>",
-            "Share of the position in the norms ‖αf(x)‖, over sequences, layers and heads.",
+            "Share of the norms ‖αf(x)‖ that comes from the position, over sequences, layers and heads.",
             of="by_head.contribution",
         ),
         Rollup(

@@ -17,8 +17,8 @@ class FeedForwardOptions(AnalysisConfig):
     sequences: Count = 16
     """Maximum number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
     tokens: Count | None = 64
-    """Sequences of at most so many tokens are drawn before longer ones, which are drawn only if the corpus has too few others,
-    because the time for maps grows with the square of a sequence's length; null draws from all alike."""
+    """Sequences of at most this many tokens are drawn first; longer ones are drawn only if the corpus has too few of these,
+    because the time for maps grows with the square of a sequence's length; null draws from all sequences alike."""
     pairs: Count = 20
     """Number of amplified token pairs to list in each layer."""
     seed: Seed = II("seed")

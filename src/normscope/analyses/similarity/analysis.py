@@ -177,7 +177,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], cosine: float) -> tuple[pd.Data
     if "rankings" in tables:
         ranking = tables["rankings"].query("query == 1").head(_LISTED)
         table = ranking.set_index("rank")[["document", "value"]].rename(columns={"value": "cosine"})
-        return table, "the documents that are most similar to query 1"
+        return table, "the documents that are most similar to query 1, by cosine similarity (higher is more similar)"
     if "by_category" in tables:
         table = tables["by_category"].pivot(index="category_a", columns="category_b", values="contribution")
         table = table.rename_axis(index="first text", columns="second text")

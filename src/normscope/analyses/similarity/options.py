@@ -27,8 +27,8 @@ class SimilarityOptions(AnalysisConfig):
     """Whether to measure only what each token adds together with the whole other text. This takes about three times as long as
     embedding the texts, however long they are; there are no maps, and no table of pairs of categories."""
     rows: list[Count] | None = None
-    """Pairs of texts to show token by token, given by their numbers in the data, from 1. By default, the three shortest or, of
-    rankings, the five documents that are most similar to the first query."""
+    """Pairs of texts to show token by token, given by their numbers in the data, from 1. By default, the three shortest pairs,
+    or in rankings the five documents that are most similar to the first query."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check the number of prompts."""

@@ -80,8 +80,8 @@ def _between_others(friends: Sequence[str]) -> Sentence:
 def _similar(row: int, drawn: DrawnPair) -> Sentence:
     """Why two texts are similar."""
     texts, document, strongest = drawn
-    most = enumeration([f"{a}–{b} {number(value, signed=True)}" for a, b, value in strongest])
-    name = f"pair {row}" if not document else f"document {document}, which is the most similar to query 1,"
+    most = enumeration([f"{a}–{b} ({number(value, signed=True)})" for a, b, value in strongest])
+    name = f"pair {row}" if not document else f"query 1 and document {document}, the most similar one,"
     return Sentence(
         f"The cosine similarity of {name} is {number(texts.value)}; "
         + (f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."),

@@ -66,7 +66,7 @@ def _merged(cells: pd.DataFrame, figure: str, label: str) -> Shown:
         {"map": ""},
         row,
         column,
-        "Each layer as the run shows it that has measured it.",
+        "Each layer is shown as measured by its own run.",
         panel,
         low < 0,
         (low, high),
@@ -111,7 +111,7 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
     low, high = ends_of_scale(maps)
     own, change = _numbered(maps), _numbered(differences)
     said = "difference (percentage points)" if is_percentage(label) else f"difference in {label}"
-    more = f"How much more (orange) or less (purple) than {baseline}."
+    more = f"How much higher (orange) or lower (purple) than {baseline}."
     figures = [
         HeatmapGrid(*own, row, column, "All maps have one scale.", panel, low < 0, (low, high), label),
         HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),

@@ -127,7 +127,7 @@ def _about_maps(comparison: RunComparison) -> str:
     means = "Groups are means over seeds. " if len(comparison.seed_curves) else ""
     deepest = " Rows are the layers of the deepest model, beside those of the others at the same relative depth."
     return (
-        f"{means}All groups of runs on one scale, then how much more (orange) or less (purple) the others have than "
+        f"{means}All groups of runs on one scale, then how much higher (orange) or lower (purple) the others are than "
         f"{comparison.baseline_group}.{deepest if comparison.heatmaps['depth'].nunique() > 1 else ''}"
     )
 

@@ -64,7 +64,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     change = (
         f"What seeds change most is {title(name)}: from {written[0]} to {written[1]}."
         if size >= COUNTS
-        else "No seed changes a measure by a tenth of its range."
+        else "No measure varies over seeds by a tenth of its range."
     )
     return [
         f"{begun(title(metric))} is {mean} over {means['runs'][metric]} seeds (95% interval {low} to {high}).",
@@ -137,12 +137,12 @@ class _Untested(_Found):
         differ = "differs" if len(alike) == 1 else "differ"
         start = (
             f"Whether {_names(alike)} {differ} from {baseline} cannot be tested: a test needs several seeds of each, or "
-            f"trained models and at least {FEWEST_PAIRS} sequences that both have read ({FEWEST_UNPAIRED} each if they differ)."
+            f"trained models and at least {FEWEST_PAIRS} sequences that both read ({FEWEST_UNPAIRED} each if not the same)."
         )
         first = alike[0].difference
         if first is None:
             return (
-                f"{start} Their measures are equal up to rounding, but cells of heat maps are not, such as those of "
+                f"{start} Their measures are equal up to rounding, but cells of heat maps differ, such as those of "
                 f"{alike[0].figure}."
             )
         values = _values({found.group: found.difference for found in alike if found.difference}, baseline)

@@ -53,7 +53,7 @@ class PredictionView {
     this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
   }
 
-  // What is predicted, and the tokens that speak for it most. An attention sink speaks for everything.
+  // What is predicted, and the tokens that support it most. An attention sink supports everything.
   answerOf({ choices, target, tokens, scores, sink }, against) {
     if (!scores) return "";
     const most = scores.map((value, at) => [tokens[at], value]).slice(sink ? 1 : 0).filter(([, value]) => value > 0)
@@ -62,7 +62,7 @@ class PredictionView {
     if (!choices.length) return named && `${named} ${most.length > 1 ? "add" : "adds"} most.`;
     const [, value] = choices.find(([name]) => name === target);
     const answer = `${this.areValues ? `${target}: ${formatNumber(value, true)}` : `“${target.trim()}” (${formatPercentage(value)})`}${against ? ` rather than “${against.trim()}”` : ""}.`;
-    return named ? `${answer} ${named} ${most.length > 1 ? "speak" : "speaks"} for it most.` : answer;
+    return named ? `${answer} ${named} ${most.length > 1 ? "support" : "supports"} it most.` : answer;
   }
 
   // Scores of a source and its translation as a list: the text above shows the tokens of the translation alone.
@@ -155,5 +155,5 @@ function connectionsOf({ tokens_a: rows, tokens_b: columns, values }) {
     .filter(({ row, column, added }) => added > 0 && row < rows.length && column < columns.length)
     .sort((a, b) => b.added - a.added).slice(0, NAMED)
     .map(({ row, column, added }) => `${rows[row].trim()} – ${columns[column].trim()} (${formatNumber(added, true)})`);
-  return most.length ? `What connects them most: ${listed(most)}.` : "";
+  return most.length ? `The pairs that add most: ${listed(most)}.` : "";
 }
