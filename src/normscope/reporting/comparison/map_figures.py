@@ -66,7 +66,7 @@ def _merged(cells: pd.DataFrame, figure: str, label: str) -> Shown:
         {"map": ""},
         row,
         column,
-        "Each layer as the run shows it that has measured it.",
+        "Each layer comes from the run that measured it.",
         panel,
         low < 0,
         (low, high),
