@@ -300,10 +300,12 @@ def _show_job(number: int, overrides: Sequence[str], result: "Result") -> None:
 def _job(number: int, overrides: Sequence[str]) -> str:
     """A job of a sweep: its number, and what distinguishes it from the others."""
     try:
-        given = command_line.overrides()
+        given = {text.lower() for text in command_line.overrides()}  # Hydra writes `true` as `True`
     except InputError:  # a launcher's process has a command line of its own
-        given = []
-    own = [text for text in overrides if text not in given]  # what others have as well stands in the command as it is
+        given = set()
+    own = [
+        text for text in overrides if text.lower() not in given
+    ]  # what others have as well stands in the command as it is
     return escaped(f"job {number}: {' '.join(own)}" if own else f"job {number}")
 
 

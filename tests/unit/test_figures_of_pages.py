@@ -343,6 +343,8 @@ def test_panels_share_a_range_unless_it_would_hide_their_values():
     assert caption_of(figure) == "caption The panels share one range, except those marked “own range”."
     # A twentieth of the range, 0.25, decides which values have a label.
     assert figure.labels()["layer"].tolist() == [0, 1]
+    marked = dataclasses.replace(figure, table=table.assign(outlier=table["layer"] != 1), marked="outlier")
+    assert marked.labels()["layer"].tolist() == [0]
     titles = ["layer 0", "layer 1", "layer 2", "layer 3 (own range)", "layer 4 (own range)"]
     assert [axes.get_title() for axes in canvas(figure, PAGE).axes if axes.get_title()] == titles
     limits = [axes.get_ylim() for axes in canvas(figure, PAGE).axes if axes.get_title()]

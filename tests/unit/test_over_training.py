@@ -76,6 +76,18 @@ def test_checkpoints_are_labelled_by_their_steps(models, labels, title, tmp_path
     assert swept.title(list(map(runs.settings, found.values()))) == title
 
 
+def test_the_title_says_that_weights_are_random():
+    random, trained = (
+        [
+            {"model.name": "x/m", "model.random_init": init, "model.seed": seed, "dataset.name": "sample"}
+            for seed in "012"
+        ]
+        for init in (True, False)
+    )
+    assert swept.title(random) == "3 seeds of m with random weights on the sample corpus"
+    assert swept.title(trained) == "3 seeds of m on the sample corpus"
+
+
 def test_seeds_that_follow_the_seed_are_one_column(tmp_path):
     for seed in range(2):
         saved(tmp_path / str(seed), name="x/m", step=None, seed=seed)

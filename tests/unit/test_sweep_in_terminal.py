@@ -77,6 +77,12 @@ def test_runs_with_long_labels_are_rows_too():
     assert most_different(comparison(metrics)).shape == (3, 1)
 
 
+def test_names_that_do_not_fit_beside_their_columns_are_abbreviated():
+    metrics = {metric: {f"layers=[{layer}]": 0.25 for layer in (1, 3, 5)} for metric in (MEAN, SHARE)}
+    table = most_different(comparison(metrics))
+    assert table.index.tolist() == ["mixing ratio (AttnResLn-N)", "share of other tokens (AttnResLn-N)"]
+
+
 def test_seeds_are_one_column():
     metrics = {MEAN: {f"{group} {seed}": 0.25 for group in ("base", "tuned") for seed in range(2)}}
     seeds = [(group, MEAN, 2, mean, mean - 0.01, mean + 0.01) for group, mean in (("base", 0.25), ("tuned", 0.5))]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from normscope.reporting.comparison.effects import effect, title
-from normscope.reporting.comparison.story import stories
+from normscope.reporting.comparison.story import standstill, stories
 from normscope.reporting.comparison.verdict import significant, verdict
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
@@ -281,6 +281,18 @@ def test_the_block_is_told_first_and_what_hardly_moves_is_not_told():
     ], "ordinary tokens get what special ones lose"
     metrics = {SHARE: [0.1, 0.5, 0.9], MEAN: [0.2, 0.3, 0.35], SMALL: [0.5, 0.51, 0.55], LEAST: [0.0, 0.5, 1.0]}
     assert [story.metric for story in stories(along("model.step", [0, 1, 2], metrics))] == [MEAN, SHARE]
+
+
+def test_that_nothing_moves_along_an_ordered_variable_comes_first():
+    found = along("layers", ["[1]", "[3]", "[5]"], {MEAN: [0.25, 0.22, 0.27], SHARE: [0.5, 0.51, 0.55]})
+    start = "From layer 1 to layer 5, no measure changes by a tenth of its range"
+    first, *others = verdict(found)
+    assert first == f"{start}: the {TITLE} stays between 22% and 27%."
+    assert len(others) == 1, "what tests say of the groups follows"
+    (alone,) = standstill(along("layers", ["[1]", "[3]", "[5]"], {SHARE: [0.5, 0.51, 0.55]}))
+    assert alone == f"{start}."
+    assert standstill(along("layers", ["[1]", "[3]", "[5]"], {MEAN: [0.25, 0.22, 0.5]})) == []
+    assert standstill(along("model.name", ["a", "b", "c"], {MEAN: [0.25, 0.22, 0.27]})) == []
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ class OutliersAnalysis(Analysis):
     def _figures(
         self, dimensions: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int]
     ) -> dict[str, Figure]:
+        given = self.options.dimensions is not None
+        where = "where they can be seen" if given else "in the layers in which they are outliers"
         figures: dict[str, Figure] = {
             "dimensions": Profiles(
                 table=dimensions,
@@ -112,10 +114,11 @@ class OutliersAnalysis(Analysis):
                 x="dimension",
                 y="mean",
                 labelled=outliers,
+                marked=None if given else "is_outlier",
                 y_label="mean over tokens",
                 caption=(
                     "Mean of every dimension of the hidden vectors over all tokens, one panel per layer (0: the embedding "
-                    f"output). Labels mark the outlier dimensions ({self._moments.criterion}) where they stand out."
+                    f"output). Labels mark the outlier dimensions ({self._moments.criterion}) {where}."
                 ),
             )
         }

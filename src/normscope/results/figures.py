@@ -112,6 +112,8 @@ class Profiles:
     caption: str
     series: str | None = None
     """Column that assigns rows of the table to lines of a panel, which are all drawn alike."""
+    marked: str | None = None
+    """Column that says in which rows a labelled dimension has its label; without one, in all."""
 
     def panels_apart(self) -> list[Any]:
         """Panels with a range of their own: in the range that most panels share, they would be flat or cut off.
@@ -134,11 +136,13 @@ class Profiles:
         return {panel: (float(low), float(high)) for panel, low, high in ends.itertuples()}
 
     def labels(self) -> pd.DataFrame:
-        """The rows that labels point at: for each labelled dimension in each panel, the value furthest from zero.
+        """The rows that labels point at: for each labelled dimension in each panel, the marked value furthest from zero.
 
         Values nearer to zero than a twentieth of the panel's range cannot be seen, and have no label.
         """
         chosen = self.table[self.table[self.x].isin(list(self.labelled))]
+        if self.marked is not None:
+            chosen = chosen[chosen[self.marked]]
         far = chosen.assign(reach=chosen[self.y].abs()).sort_values("reach", ascending=False, kind="stable")
         far = far.drop_duplicates([self.panel, self.x]).sort_values([self.panel, self.x])
         span = far[self.panel].map({panel: high - low for panel, (low, high) in self.ranges().items()})

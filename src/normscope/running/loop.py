@@ -241,6 +241,7 @@ def _announce(plan: Plan) -> None:
     elsewhere = offloaded_to(model.model)
     say_detail(
         f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
+        *(["random weights"] if plan.options.model.random_init else []),
         *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
         f"matches the untouched model to {plan.verification.error:.1e}",
     )

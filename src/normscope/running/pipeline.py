@@ -24,6 +24,7 @@ from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
 from normscope.reporting.tracking import with_environment
 from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
+from normscope.results.codes import SPECIAL_TOKENS
 from normscope.results.maps import TokenMap
 from normscope.results.parts import about_words, joined, rolled_up
 from normscope.results.result import Result
@@ -263,7 +264,11 @@ def _show_counts(run: Run) -> None:
     """Report how much was read, and which categories are missing."""
     for view, counts in run.plan.by_view(run.counts):
         who = "" if view is run.plan.views[0] else f"{view.names}: "
-        tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
+        tokens = ", ".join(
+            f"{number:,} {SPECIAL_TOKENS.get(category, category)}"
+            for category, number in counts.categories.items()
+            if number
+        )
         say_detail(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"

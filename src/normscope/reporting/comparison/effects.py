@@ -29,6 +29,12 @@ def title(metric: str) -> str:
     return f"{label} ({panel.title})" if panel.title else label
 
 
+def short_title(metric: str) -> str:
+    """The same with its method's abbreviation alone: `mixing ratio (AttnResLn-N)`."""
+    abbreviation, explained, _ = panel_of(metric).title.partition(": ")
+    return f"{unitless(panel_of(metric).label)} ({abbreviation})" if explained else title(metric)
+
+
 def begun(name: str) -> str:
     """A measure at the beginning of a sentence."""
     return f"{name[:1].upper()}{name[1:]}" if name[:1].isascii() else name  # no capital alpha

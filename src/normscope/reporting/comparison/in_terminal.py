@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.effects import effect, title
+from normscope.reporting.comparison.effects import effect, short_title, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.story import BLOCK, stories
@@ -15,13 +15,18 @@ _MEASURES, _RUNS = 8, 6
 _BESIDE = 3
 _ACROSS = 56
 """Characters of the columns of runs at most, in lines of 80."""
+_WIDTH = 80
+"""Characters of a line."""
 
 
 def show(comparison: RunComparison) -> None:
     """Print the verdict in a sentence and one table; nothing for a single run, or if the run is quiet."""
     for sentence in verdict(comparison)[:1]:
         show_sentence(f"{comparison.title}: {sentence}")
-        show_table("Measures that differ most", most_different(comparison), 3)
+        heading = "Measures that differ most"
+        if _is_of_seeds(comparison):
+            heading = "Means over seeds, with their 95% intervals"
+        show_table(heading, most_different(comparison), 3)
 
 
 def line(result: Result) -> str:
@@ -34,7 +39,8 @@ def line(result: Result) -> str:
 def most_different(comparison: RunComparison) -> pd.DataFrame:
     """The measures that differ most, as they are written: a row for each, or for each run if there are many.
 
-    Runs that differ in their seeds are one column, with their mean.
+    Runs that differ in their seeds are one column, with their mean. Where names in words are too long for a line, those of
+    methods are abbreviated.
 
     Those of which the verdict tells a story come first, then those that differ beyond noise, then those that have a name in
     words, then the others; each by the size of the largest difference between two runs. Minima and maxima are left out.
@@ -59,7 +65,9 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
     shown = _over_seeds(comparison) if _all_have_seeds(comparison) else values
     many = shown.shape[1] > _RUNS or sum(len(str(name)) + 2 for name in shown.columns) > _ACROSS
     first = shown.loc[order.index[: _BESIDE if many else _MEASURES]]
-    names = [title(str(metric)) for metric in first.index]
+    beside = sum(len(str(name)) + 2 for name in shown.columns)
+    too_long = not many and any(len(title(str(metric))) + beside > _WIDTH for metric in first.index)
+    names = [(short_title if too_long else title)(str(metric)) for metric in first.index]
     table = pd.DataFrame(
         [
             ["" if pd.isna(value) else as_written(str(metric), float(value)) for value in row]
@@ -78,9 +86,14 @@ def _all_have_seeds(comparison: RunComparison) -> bool:
     return len(comparison.seeds) > 0 and {*comparison.seeds["group"]} == {*comparison.values["group"]}
 
 
+def _is_of_seeds(comparison: RunComparison) -> bool:
+    """Whether the runs differ in nothing but their seeds."""
+    return _all_have_seeds(comparison) and comparison.seeds["group"].nunique() == 1
+
+
 def _over_seeds(comparison: RunComparison) -> pd.DataFrame:
     """Means over seeds: a column for each group of runs, or for the ends of the interval if there is but one."""
     means = comparison.seeds.set_index("metric")
-    if comparison.seeds["group"].nunique() > 1:
+    if not _is_of_seeds(comparison):
         return means.pivot(columns="group", values="mean")[[*means["group"].unique()]]
     return means[["mean", "low", "high"]].rename(columns={"low": "low (95%)", "high": "high (95%)"})

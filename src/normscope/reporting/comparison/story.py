@@ -1,6 +1,7 @@
 """What happens along an ordered variable, such as the training step or the layer: where a measure begins, turns and ends."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pandas as pd
 
@@ -33,6 +34,22 @@ class Story:
     """Means over the runs at each value of the variable, which ascends."""
 
     @property
+    def begin(self) -> str:
+        """The first value of the variable in words."""
+        return self._at(0)
+
+    @property
+    def end(self) -> str:
+        """The last value of the variable in words."""
+        return self._at(-1)
+
+    @property
+    def range(self) -> str:
+        """Between which values the measure stays, in words."""
+        low, high = compared(self._write, float(self.values.min()), float(self.values.max()))
+        return f"the {title(self.metric)} stays between {low} and {high}"
+
+    @property
     def sentence(self) -> str:
         """Where it begins, turns and ends. A turn leaves the range between both ends by a tenth of the whole movement."""
         first, last = float(self.values.iloc[0]), float(self.values.iloc[-1])
@@ -40,13 +57,16 @@ class Story:
         beyond = (self.values - high).clip(lower=0) + (low - self.values).clip(lower=0)
         place = int(beyond.to_numpy().argmax())
         spread = float(self.values.max() - self.values.min())
-        write = brief_share if is_percentage(panel_of(self.metric).label) else brief
         top = float(self.values.iloc[place]) if beyond.iloc[place] > spread / 10 else last
-        start, middle, end = compared(write, first, top, last)
+        start, middle, end = compared(self._write, first, top, last)
         verb = "rises" if top > first else "falls"
         name = begun(title(self.metric))
-        begins, ends = f"{name} {verb} from {start} at {self._at(0)} to", f"{end} at {self._at(-1)}."
+        begins, ends = f"{name} {verb} from {start} at {self.begin} to", f"{end} at {self.end}."
         return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
+
+    @property
+    def _write(self) -> Callable[..., str]:
+        return brief_share if is_percentage(panel_of(self.metric).label) else brief
 
     def _at(self, place: int) -> str:
         return f"{self.variable} {self.values.index[place]:,g}"
@@ -76,6 +96,28 @@ def stories(comparison: RunComparison) -> list[Story]:
     range. That of the attention block comes first, then those that move most: parts of a whole, then others, whose size is only
     relative.
     """
+    every = _described(comparison)
+    moves = {
+        story.metric: effect(story.metric, float(story.values.max()), float(story.values.min())) for story in every
+    }
+    moved = [story for story in every if moves[story.metric] >= COUNTS]
+    moved.sort(key=lambda story: (story.metric != BLOCK, not is_part(story.metric), -moves[story.metric]))
+    return moved[:_MOST]
+
+
+def standstill(comparison: RunComparison) -> list[str]:
+    """That nothing moves along the variable, in a sentence with the attention block's range; empty if something does."""
+    every = _described(comparison)
+    if not every or stories(comparison):
+        return []
+    first = every[0]
+    start = f"From {first.begin} to {first.end}, no measure changes by a tenth of its range"
+    ranges = [f": {story.range}" for story in every if story.metric == BLOCK]
+    return [f"{start}{''.join(ranges)}."]
+
+
+def _described(comparison: RunComparison) -> list[Story]:
+    """Every described measure of whole runs that each value of the variable has."""
     places = _places(comparison)
     if places is None:
         return []
@@ -83,14 +125,11 @@ def stories(comparison: RunComparison) -> list[Story]:
     whole = comparison.values[comparison.values["layer"] == 0]
     whole = whole.assign(place=whole["label"].map(by_label))
     table = whole.pivot_table(index="place", columns="metric", values="value").sort_index().dropna(axis="columns")
-    moves = {
-        str(metric): effect(str(metric), float(values.max()), float(values.min()))
+    return [
+        Story(str(metric), variable, values)
         for metric, values in table.items()
         if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and panel_of(str(metric)).label
-    }
-    moved = [metric for metric, size in moves.items() if size >= COUNTS]
-    moved.sort(key=lambda metric: (metric != BLOCK, not is_part(metric), -moves[metric]))
-    return [Story(metric, variable, table[metric]) for metric in moved[:_MOST]]
+    ]
 
 
 def _places(comparison: RunComparison) -> tuple[str, dict[str, float]] | None:

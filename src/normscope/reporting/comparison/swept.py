@@ -105,6 +105,8 @@ def title(configs: Sequence[Config]) -> str:
         words = f"{len(configs)} {'run' if len(configs) == 1 else 'runs'}"
     if "models" not in counts:
         words += f" of {last_part(str(configs[0].get('model.name')))}"
+    if all(config.get("model.random_init") for config in configs):
+        words += " with random weights"
     return words if "datasets" in counts else f"{words} on {_corpus(configs[0])}"
 
 

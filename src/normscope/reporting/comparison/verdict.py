@@ -12,7 +12,7 @@ from normscope.reporting.comparison.curve_families import is_percentage
 from normscope.reporting.comparison.effects import COUNTS, begun, effect, panel_of, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
-from normscope.reporting.comparison.story import BLOCK, stories
+from normscope.reporting.comparison.story import BLOCK, standstill, stories
 from normscope.rounding import brief, brief_share, counted, differ, enumeration, number, percentage, shares_differ
 
 SIGNIFICANT = 0.05
@@ -30,7 +30,7 @@ def verdict(comparison: RunComparison) -> list[str]:
     Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
     tests. Of the measures that differ detectably, that of the attention block is named if its difference counts, or else the
     one that differs most. Groups of which the same is found, apart from numbers, share a sentence. Runs along an ordered
-    variable have a sentence for each of a few measures instead.
+    variable have a sentence for each of a few measures instead, or one first that says that no measure moves.
     """
     if told := stories(comparison):
         return [story.sentence for story in told]
@@ -40,8 +40,10 @@ def verdict(comparison: RunComparison) -> list[str]:
     alike: dict[tuple[object, ...], list[_Found]] = {}
     for found in (_of_group(comparison, group) for group in groups):
         alike.setdefault((type(found), *found.shared), []).append(found)
-    shown, rest = [*alike.values()][:_MOST], [*alike.values()][_MOST:]
-    sentences = [found[0].sentence(found, comparison.baseline_group) for found in shown]
+    sentences = standstill(comparison)
+    most = _MOST - len(sentences)
+    shown, rest = [*alike.values()][:most], [*alike.values()][most:]
+    sentences += [found[0].sentence(found, comparison.baseline_group) for found in shown]
     if rest:
         sentences.append(f"{counted(sum(map(len, rest)), 'more group')} of runs: see the tables.")
     return sentences

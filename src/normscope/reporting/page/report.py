@@ -53,6 +53,7 @@ def page(result: Result) -> str:
     top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
     published = against_paper(result)
+    weights = " with random weights" if config["model"]["random_init"] else ""
     sections = [
         Section(
             "findings",
@@ -67,7 +68,7 @@ def page(result: Result) -> str:
         *_about(result),
     ]
     return render(
-        f"{_name(facts['model'])} on {_corpus(config['dataset'])}",
+        f"{_name(facts['model'])}{weights} on {_corpus(config['dataset'])}",
         sections,
         {_table_id(name): _table_data(name, rows) for name, rows in shown.items()},
         subtitle=" · ".join(map(title, result.analyses)),
