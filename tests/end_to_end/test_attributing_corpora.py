@@ -131,7 +131,7 @@ def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert {"attribution/answer/comprehensiveness/decompx", "attribution/answer/sufficiency/random"} <= metrics.keys()
     assert "more than the model reads" not in outcome.err
-    assert "Drop in answer probability" in " ".join(outcome.out.split())
+    assert "ean drop in the probability of the answer" in " ".join(outcome.out.split())
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_losses_are_attributed(questions, tmp_path):
     assert outcome.status == 0, outcome.err
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert "attribution/loss/comprehensiveness/decompx" in metrics
-    assert "Drop in loss" in " ".join(outcome.out.split())
+    assert "ean drop in the loss of the remaining tokens" in " ".join(outcome.out.split())
 
 
 @pytest.mark.spread(2)
