@@ -449,8 +449,8 @@ def describe_figures(
             column="head",
             limits=(0.0, 1.0),  # of a rate as of a share
             caption=(
-                f"How often {of} {is_a} of each head (a mean weight αₖ of more than ε = {epsilon:g} over the queries that see "
-                f"{seen}), and {its} share of the head's weight α and of the norms ‖αf(x)‖ of what the head contributes: on "
+                f"How often {of} {is_a} of each head (a mean weight of more than {epsilon:g} over the queries that see "
+                f"{seen}), and {its} share of the head's weight and of the norms of what the head contributes: on "
                 f"{enumeration([_WORDS[name] for name in inputs])}. Where the contribution is paler than the weight, the "
                 "vectors are short: the sink takes weight but contributes little."
             ),

@@ -139,6 +139,8 @@ def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[st
     for option, value in given.items():
         takers = [name for name, names in fields.items() if option in names]
         if option in fields and isinstance(value, Mapping):
+            if unnamed := [key for key in value if not isinstance(key, str)]:
+                raise InputError(f"{option}: expected options by their names, got {unnamed[0]!r}")
             chosen[option] |= value
         elif takers:
             for name in takers:

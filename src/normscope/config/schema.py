@@ -97,7 +97,10 @@ def _is_open(value: Any) -> bool:
 
 def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str, Any], prefix: str) -> str:
     """What pydantic found, in one line."""
-    if error["type"] == "unexpected_keyword_argument":
+    if error["type"] in (
+        "unexpected_keyword_argument",
+        "invalid_key",
+    ):  # one that is no text is as unknown as any other
         name = ".".join(map(str, error["loc"]))
         return f"unknown key {prefix}{name}{suggestion(name, keys, prefix)}"
     name, value = "", values

@@ -123,7 +123,7 @@ PUBLISHED = Published(
                 "mass": "Share of the head's attention weight that goes to these keys: the mean over sequences of "
                 "Σ_k Σ_i α_ik / T.",
                 "contribution": "Share of what the head contributes that comes from these keys: in each sequence, the sum of "
-                "‖α_ik f(x_k)‖ over i and these keys k as a share of the sum over all keys; then the mean over sequences.",
+                "the norms of their weighted vectors as a share of the sum over all keys; then the mean over sequences.",
                 "count": Column("Number of keys.", kind="whole"),
             },
             ranked_by=("sink_rate",),
