@@ -120,7 +120,7 @@ class Result:
             >>> import normscope
             >>> result = normscope.read("outputs/first")  # normscope output_dir=outputs/first
             >>> result.status, list(result.tables)[0]
-            ('completed', 'curves')
+            ('completed', 'mixing_by_layer')
 
         Raises:
             InputError: If this is not the folder of a finished run, a file is damaged, or another version of normscope wrote
