@@ -342,7 +342,7 @@ def test_damaged_weights_of_the_head(capsys, monkeypatch, tmp_path, saved_model,
     AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     tensors, key = load_file(folder / "model.safetensors"), "cls.predictions.transform.dense.bias"
     save_file(tensors | {key: change(tensors[key])}, folder / "model.safetensors", {"format": "pt"})
-    arguments = (f"model.name={folder}", "device=cpu", "analysis=score")
+    arguments = (f"model.name={folder}", "device=cpu", "analysis=sinks")
     line = refuse(capsys, monkeypatch, tmp_path, *arguments)
     assert message in line
     assert f"model.name={folder}: " in line
