@@ -102,7 +102,7 @@ class Options(AnalysisConfig):
     pass
 
 COLUMN = Column("Number of batches.", kind="whole")
-INFO = AnalysisInfo("broken", "Broken", Options, "broken_analysis:Broken",
+INFO = AnalysisInfo("broken", "Broken", Options, "broken_analysis:Broken", question="How many batches?",
                     published=Published(tables={"by_layer": Table(rows=(LAYER,), values={"batches": COLUMN})}))
 
 class Broken(Analysis):
