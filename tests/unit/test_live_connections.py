@@ -201,7 +201,7 @@ def test_what_a_client_that_left_waited_for_is_not_computed(running, monkeypatch
     """Thirty requests of half a second each, whose clients leave, cost the next one no more than a layer."""
     computed, begun = [], threading.Event()
 
-    def slow(side, _):
+    def slow(side, *_):
         begun.set()
         for _ in range(50):  # layers
             check_cancelled()

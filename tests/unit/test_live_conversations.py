@@ -105,7 +105,7 @@ def test_explain_says_the_same(client, folder, capsys, monkeypatch, tmp_path):
     keys = (f"model.name={folder}", "device.name=cpu", "dataset=text", "dataset.chat_template=true")
     outcome = run_here(capsys, monkeypatch, "explain", "--", TYPED, *keys, f"output_dir={tmp_path}")
     assert outcome.status == 0, outcome.err
-    assert predicted["sum"] in outcome.out
+    assert predicted["sum"] in " ".join(outcome.out.split())
     largest = sorted(predicted["scores"], key=abs, reverse=True)[:8]
     shown = re.findall(r"^  +([+−]\d\S*)  ", outcome.out, re.MULTILINE)
     assert shown == [number(score, signed=True) for score in largest]

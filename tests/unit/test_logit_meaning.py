@@ -1,5 +1,8 @@
 """What the numbers of a head mean, wherever they are shown: as transformers' own pipeline reads them."""
 
+import json
+import re
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, pipeline
@@ -48,8 +51,10 @@ def test_explain_and_the_analysis_read_logits_as_transformers_does(capsys, monke
     best, number = found.choices[0]
     written = f"{number:+.3g}".replace("-", "−") if meaning == "value" else f"{100 * number:.3g}%"
     assert f"{written}  {best}" in outcome.out
-    assert f">{written}</td>" in (tmp_path / "out" / "explain.html").read_text()
-    assert ('class="bar"' in (tmp_path / "out" / "explain.html").read_text()) is (meaning != "value")
+    (saved,) = re.findall(r'id="saved">(.*?)</script>', (tmp_path / "out" / "explain.html").read_text(), re.S)
+    answer = json.loads(json.loads(saved)["answers"]["prediction 0"])
+    assert answer["choices"][0] == [best, pytest.approx(number)]
+    assert answer["meaning"] == meaning
     said = normscope.attribute(model, TEXT, normscope.Label()).what
     assert said.startswith("value of LABEL" if meaning == "value" else "logit of the class LABEL")
 
