@@ -40,7 +40,7 @@ RESULT = Result(
     figures={"mixing_lines": Lines(TABLE, "layer", "norm", "token", "Lines fall | rise.", "norm")},
     sentences=[Sentence("A finding < 5.", analysis="mixing")],
     facts={"device": "cpu", "versions": {"torch": "2.9"}},
-    config={"seed": 0},
+    config={"seed": 0, "analysis": {"mixing": {"enabled": True}}},
 )
 
 
