@@ -1,7 +1,6 @@
 """`normscope attention TEXT`: what tokens and regions of a text receive from others, as a table, a Parquet file and a page."""
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +15,9 @@ from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
 from normscope.reporting.page.explorer import attention_page
 from normscope.results.maps import TokenMap
-from normscope.rounding import counted, number
+from normscope.rounding import begun, counted, number
 from normscope.running.options import RunOptions
+from normscope.streams import wrapped
 from normscope.typed_texts import as_given
 from normscope.untrusted.writing import write_file
 
@@ -194,12 +194,12 @@ def _said(found: AttentionValues, heads: int) -> str:
     )
     kept = "" if found.strongest is None else f", counting only the {found.strongest.shape[-1]} strongest keys"
     what = _WHAT[PairMeasure(found.measure)]
-    return f"{what[:1].upper()}{what[1:]}, {sums}; mean over {over}{kept}. Tokens count from 0."
+    return f"{begun(what)}, {sums}; mean over {over}{kept}. Tokens count from 0."
 
 
 def _print(name: str, what: str, strongest: Sequence[tuple[str, Sequence[_Key]]], others: int) -> None:
     """Print a self-explanatory table, at most 80 columns wide."""
-    print(f"\n{escaped(name)}\n{textwrap.fill(what, 80)}")
+    print(f"\n{escaped(name)}\n{wrapped(what)}")
     for query, keys in strongest:
         size = max((abs(key.mean) for key in keys), default=0.0) or 1.0
         print(f"\nWhat {_short(query)} receives\n{'mean':>10}  {'largest, and where':<26}  from")
@@ -241,4 +241,4 @@ def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query ke
         is_cross_attention=tuple(found.axes["query"]) != tuple(found.keys),
     )
     note = "; ".join(notes)
-    return token_map, f"{note[:1].upper()}{note[1:]}." if note else ""
+    return token_map, f"{begun(note)}." if note else ""

@@ -301,11 +301,10 @@ def _job(number: int, overrides: Sequence[str]) -> str:
     """A job of a sweep: its number, and what distinguishes it from the others."""
     try:
         given = {text.lower() for text in command_line.overrides()}  # Hydra writes `true` as `True`
-    except InputError:  # a launcher's process has a command line of its own
+    except InputError:  # a launcher's process was started with other words
         given = set()
-    own = [
-        text for text in overrides if text.lower() not in given
-    ]  # what others have as well stands in the command as it is
+    # What all jobs have stands in the command as it is.
+    own = [text for text in overrides if text.lower() not in given]
     return escaped(f"job {number}: {' '.join(own)}" if own else f"job {number}")
 
 

@@ -203,11 +203,11 @@ def overrides() -> list[str]:
 
 def _with_spaces(words: Sequence[str]) -> str | None:
     """The list that begins in the first word and that a shell has split at its spaces; None if there is none."""
-    if "=[" not in words[0]:
+    if "=[" not in words[0] or words[0].count("[") <= words[0].count("]"):
         return None
     for count in range(2, len(words) + 1):
         listed = " ".join(words[:count])
-        if words[0].count("[") > words[0].count("]") and listed.count("[") == listed.count("]"):
+        if listed.count("[") == listed.count("]"):
             return listed
     return None
 

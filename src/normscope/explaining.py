@@ -1,7 +1,6 @@
 """`normscope explain TEXT`: what a model makes of one text, in the terminal and as a live page that is saved."""
 
 import json
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from normscope.models.logit_meaning import LogitMeaning
 from normscope.reporting.page.live_page import live_page
 from normscope.rounding import number
 from normscope.running.options import RunOptions
+from normscope.streams import wrapped
 from normscope.typed_texts import as_given
 from normscope.untrusted.writing import write_file
 
@@ -25,8 +25,6 @@ _STRONGEST = 8
 """Tokens that are printed."""
 _CHOICES = 5
 """Predictions that are printed."""
-_WIDTH = 80
-"""Characters of a line."""
 
 
 def explain(options: RunOptions, text: str, folder: Path) -> Path:
@@ -73,7 +71,7 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
         is_value = prediction["meaning"] == LogitMeaning.value
         written = number(value, signed=True) if is_value else f"{number(100 * value)}%"
         print(f"  {written:>8}  {escaped(choice)}")
-    print(f"\n{_wrapped(prediction['sum'])}\n")
+    print(f"\n{wrapped(escaped(prediction['sum']))}\n")
     print("The tokens that add the most to it or, below 0, take the most from it:")
     scores, sink = np.array(prediction["scores"]), prediction["sink"]
     sizes = np.abs(scores)
@@ -84,8 +82,4 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
     for at in order:
         bar = "█" * round(20 * float(sizes[at]) / largest)
         print(f"  {number(float(scores[at]), signed=True):>9}  {shown[at]:<{width}}  {bar}")
-    print(f"\n{_wrapped(sink)}\n" if sink else "")
-
-
-def _wrapped(line: str) -> str:
-    return textwrap.fill(escaped(line), _WIDTH, break_on_hyphens=False)
+    print(f"\n{wrapped(escaped(sink))}\n" if sink else "")

@@ -120,6 +120,11 @@ def numbered(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
+def begun(text: str) -> str:
+    """A text at the beginning of a sentence."""
+    return f"{text[:1].upper()}{text[1:]}" if text[:1].isascii() else text  # no capital alpha
+
+
 def counted(count: float, noun: str, plural: str | None = None) -> str:
     """A number of things: `1 sentence`, `1,230 sentences`.
 

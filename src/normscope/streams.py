@@ -11,9 +11,13 @@ import locale
 import os
 import select
 import sys
+import textwrap
 from typing import Any, TextIO
 
 from normscope.errors import escaped
+
+WIDTH = 80
+"""Characters of a line."""
 
 _SPELLED = {
     "−": "-",
@@ -51,6 +55,11 @@ _UP = "\x1b[A"
 
 _BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
 """Bytes of names that are no text, as Python reads them."""
+
+
+def wrapped(text: str) -> str:
+    """A text in lines that fit into a terminal."""
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
 def open_streams() -> None:

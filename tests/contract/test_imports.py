@@ -74,7 +74,6 @@ ALLOWED = {
     },
     "reporting": {
         "options",
-        "analyses.categories",
         "config",
         "declarations",
         "distribution",

@@ -5,6 +5,7 @@ import pandas as pd
 from normscope.alignment.word_maps import Setting
 from normscope.maths.mixing import Method
 from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels, Scatter, WordMaps
+from normscope.rounding import begun
 
 METHODS = {str(Method.ATTN_W): "α: weights", str(Method.ATTN_N): "‖αf(x)‖: vectors"}
 SETTINGS = {str(Setting.AWO): "alignment with output", str(Setting.AWI): "alignment with input"}
@@ -97,6 +98,6 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
         frame="gold",
         caption=(
             f"Row {row} of the corpus: what each target word receives from each source word, by each method in its best "
-            f"layer.{f' {marked[0].upper()}{marked[1:]}.' if marked else ''}"
+            f"layer.{f' {begun(marked)}.' if marked else ''}"
         ),
     )

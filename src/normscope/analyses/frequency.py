@@ -31,7 +31,7 @@ from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief, enumeration
+from normscope.rounding import begun, brief, enumeration
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
@@ -334,7 +334,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """Whether frequent tokens have shorter vectors, and the rank correlations with the frequency rank.
 
     Args:
-        metrics: The numbers; what is missing is skipped.
+        metrics: Numbers by name; missing ones are skipped.
     """
     titles = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "its mixing ratio"}
     parts = [
@@ -348,7 +348,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         f"{_answer(metrics.get('spearman/f/with_specials'))}special tokens included, a token's frequency rank (1: most "
         f"frequent) has a rank correlation of {enumeration(parts)}."
     )
-    return [Sentence(text[0].upper() + text[1:], figure="scatter", table="correlation")]
+    return [Sentence(begun(text), figure="scatter", table="correlation")]
 
 
 def _answer(lengths: float | None) -> str:

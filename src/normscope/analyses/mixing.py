@@ -15,7 +15,7 @@ from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
 from normscope.models.word_block import between
-from normscope.results.axes import METHODS
+from normscope.results.codes import METHODS
 from normscope.results.figures import HeatmapPanels, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.categories import category_name
 from normscope.analyses.declarations.norms import NORMS, NormsOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.pairs import Pairs, pairs_of
@@ -24,11 +23,12 @@ from normscope.maths.norms import expansion_rate
 from normscope.maths.tensors import lengthened
 from normscope.models.block import NOT_LINEAR, AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.codes import category_name
 from normscope.results.figures import Figure, HeatmapGrid, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import brief, brief_share, compared, shares_differ
+from normscope.rounding import begun, brief, brief_share, compared, shares_differ
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
@@ -435,7 +435,7 @@ def sentences_of(metrics: Mapping[str, float], unseen: Collection[str] = ()) -> 
     """What special tokens contribute beside their weight, where norms mislead, and whether short vectors get the weight.
 
     Args:
-        metrics: The numbers; what is missing is skipped.
+        metrics: Numbers by name; missing ones are skipped.
         unseen: Categories whose tokens no other token sees, as a [SEP] at the end of the texts of a causal model: nothing is
             said about them.
     """
@@ -514,7 +514,7 @@ def _shorter(metrics: Mapping[str, float]) -> list[Sentence]:
     if not parts:
         return []
     text = f"{'; '.join(parts)}."
-    return [Sentence(text[0].upper() + text[1:], figure="scatter", table="correlation", surprising=shorter)]
+    return [Sentence(begun(text), figure="scatter", table="correlation", surprising=shorter)]
 
 
 def _apart(one: float, other: float) -> bool:

@@ -160,7 +160,7 @@ def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[S
     """The outlier dimensions.
 
     Args:
-        metrics: The numbers; what is missing is skipped.
+        metrics: Numbers by name; missing ones are skipped.
         given: Whether the dimensions were set by hand.
     """
     shares = by_axes("<dimension>/share_of_layers", metrics)

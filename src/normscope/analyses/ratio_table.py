@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.categories import category_name
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.shares import PARTS, Shares
+from normscope.results.codes import category_name
 from normscope.results.parts import tidy_sequences
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments

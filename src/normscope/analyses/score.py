@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.categories import category_name
 from normscope.analyses.declarations.score import SCORE, ScoreOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.hidden_moments import HiddenMoments
@@ -38,6 +37,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.results.axes import TOGETHER
+from normscope.results.codes import category_name
 from normscope.results.figures import Figure, HeatmapGrid, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -385,7 +385,7 @@ def sentences_of(metrics: Mapping[str, float], outliers: Sequence[int] = ()) -> 
     """How few dimensions explain the scores, the outliers' share, and the effect of removing them.
 
     Args:
-        metrics: The numbers; what is missing is skipped.
+        metrics: Numbers by name; missing ones are skipped.
         outliers: The outlier dimensions, if they are few enough to be named.
     """
     sentences = _concentrated(metrics)

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.categories import category_name
 from normscope.analyses.declarations.sinks import LOSS, NOWHERE, SINKS, SinkInput, SinksOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.massive_activations import MassiveSearch, ablate
@@ -27,6 +26,7 @@ from normscope.maths.sinks import importance, queries_of_keys
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.codes import category_name
 from normscope.results.figures import Figure, HeatmapGrid, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -474,7 +474,7 @@ def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS") -> list
     """The sink, with its weight and contribution; the same elsewhere; and massive activations, with what happens without.
 
     Args:
-        metrics: The numbers; what is missing is skipped.
+        metrics: Numbers by name; missing ones are skipped.
         first_token: The token that begins a sequence.
     """
     return [*_sink(metrics, first_token), *_elsewhere(metrics, first_token), *_massive(metrics)]

@@ -24,7 +24,7 @@ from normscope.api.target_maps import TargetRow, table_map, target_maps
 from normscope.attribution.effects import Effects
 from normscope.errors import InputError, escaped
 from normscope.results.figures import ColouredText, HeatmapGrid
-from normscope.rounding import number
+from normscope.rounding import begun, number
 from normscope.statistics.tidy import tidy
 
 _NUMBERED = 14
@@ -186,7 +186,7 @@ class Attribution:
     @property
     def _said(self) -> str:
         """The target with its value, as a title."""
-        return f"{self.what[0].upper()}{self.what[1:]}: {number(self.target)}"
+        return f"{begun(self.what)}: {number(self.target)}"
 
     @property
     def _row(self) -> TargetRow:
@@ -215,7 +215,7 @@ class Attribution:
         rest = "" if abs(self.remainder) <= self._rounding else f" + remainder {number(self.remainder)}"
         rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
         scores = float(self.scores.sum())
-        what = f"{self.what[0].upper()}{self.what[1:]}"
+        what = begun(self.what)
         return f"{what}: {number(self.target)} = tokens {number(scores)} + biases {number(self.bias)}{rest}"
 
     def _repr_html_(self) -> str:

@@ -97,10 +97,7 @@ def _is_open(value: Any) -> bool:
 
 def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str, Any], prefix: str) -> str:
     """What pydantic found, in one line."""
-    if error["type"] in (
-        "unexpected_keyword_argument",
-        "invalid_key",
-    ):  # one that is no text is as unknown as any other
+    if error["type"] in ("unexpected_keyword_argument", "invalid_key"):  # the latter is not even text
         name = ".".join(map(str, error["loc"]))
         return f"unknown key {prefix}{name}{suggestion(name, keys, prefix)}"
     name, value = "", values

@@ -21,7 +21,7 @@ from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.page.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
-from normscope.results.axes import METHODS
+from normscope.results.codes import METHODS
 
 _TAB = re.compile(r"[A-Za-z0-9-]{0,40}")
 
@@ -183,8 +183,7 @@ Part = tuple[Hashable, Compute]
 
 
 def _maps(session: Session, asked: Asked) -> Part:
-    depends = asked.shown, asked.state.level
-    return depends, lambda turn: session.answers.maps(*depends, turn)
+    return _in_turn(session.answers.maps, asked.shown, asked.state.level)
 
 
 def _chained(session: Session, asked: Asked) -> Part:
@@ -197,8 +196,7 @@ def _carried(session: Session, asked: Asked) -> Part:
 
 def _prediction(session: Session, asked: Asked) -> Part:
     state = asked.state
-    depends = asked.shown, state.target, state.against, state.level
-    return depends, lambda turn: session.answers.prediction(*depends, turn)
+    return _in_turn(session.answers.prediction, asked.shown, state.target, state.against, state.level)
 
 
 def _heads(session: Session, asked: Asked) -> Part:
@@ -209,7 +207,12 @@ def _pair(session: Session, asked: Asked) -> Part:
     now, *others = asked.state.sides
     if not others or others[0].model != now.model:
         raise InputError("part=pair: expected another text in the same model (before)")
-    return (now, others[0].text), functools.partial(session.answers.pair, now, others[0].text)
+    return _in_turn(session.answers.pair, now, others[0].text)
+
+
+def _in_turn(function: Callable[..., Any], *depends: Hashable) -> Part:
+    """A part that may share what it computes with others of its turn."""
+    return depends, functools.partial(function, *depends)
 
 
 def _called(function: Callable[..., Any], *depends: Hashable) -> Part:

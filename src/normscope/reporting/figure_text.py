@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
-from normscope.analyses.categories import SPECIAL_TOKENS
+from normscope.results.codes import category_name
 from normscope.results.figures import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 
 D = TypeVar("D", bound=Drawing)
@@ -26,7 +26,7 @@ def word_label(word: str) -> str:
 
 def token_name(category: Any) -> Any:
     """A category of tokens as papers write it: `[CLS]`. Other names stay."""
-    return SPECIAL_TOKENS.get(category, category) if isinstance(category, str) else category
+    return category_name(category) if isinstance(category, str) else category
 
 
 def with_token_names(figure: D) -> D:

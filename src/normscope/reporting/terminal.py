@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -19,7 +18,8 @@ from normscope.reporting.published import against_paper
 from normscope.reporting.text_table import text_table
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
-from normscope.rounding import counted
+from normscope.rounding import begun, counted
+from normscope.streams import WIDTH, wrapped
 
 T = TypeVar("T")
 
@@ -28,9 +28,6 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 _SECONDS_BETWEEN_BEATS = 0.5
-
-_WIDTH = 80
-"""Characters of a line."""
 
 _quiet = False
 _brief = False
@@ -263,7 +260,7 @@ def show(result: Result) -> None:
         title, caption = name, summary.caption
         if sentences:
             show_sentence(f"{name}: {sentences[0]}")
-            title, caption = caption[:1].upper() + caption[1:] or name, ""
+            title, caption = begun(caption) or name, ""
         show_table(title, summary.table, summary.digits, caption)
     for note in result.notes:
         say(note)
@@ -277,7 +274,7 @@ def show(result: Result) -> None:
 def show_sentence(sentence: str) -> None:
     """Print a result in words, in lines that fit into a terminal; nothing if the run is quiet."""
     if not _quiet:
-        print(f"\n{_wrapped(escaped(sentence))}", flush=True)
+        print(f"\n{wrapped(escaped(sentence))}", flush=True)
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
@@ -285,10 +282,5 @@ def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") 
     if table.empty or _quiet:
         return
     heading = escaped(f"{title}: {caption}" if caption else title)
-    text = text_table(table.dropna(axis="columns", how="all"), digits, _WIDTH)
-    print(f"\n{_wrapped(heading)}\n\n{text}\n", flush=True)
-
-
-def _wrapped(text: str) -> str:
-    """A text in lines that fit into a terminal."""
-    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
+    text = text_table(table.dropna(axis="columns", how="all"), digits, WIDTH)
+    print(f"\n{wrapped(heading)}\n\n{text}\n", flush=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from normscope.results.codes import METHODS as METHODS
 from normscope.results.declare import Axis, Column, Rollup
 
 LAYER = Axis("layer", "Layer, from 1.", kind="whole")

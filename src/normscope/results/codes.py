@@ -32,6 +32,11 @@ _QUOTED = re.compile(r"`([^`]*)`")
 _CODES = METHODS | SPECIAL_TOKENS | _SYMBOLS
 
 
+def category_name(category: str) -> str:
+    """A category of tokens in a sentence or figure: `[CLS]`; categories of other tokens keep their names."""
+    return SPECIAL_TOKENS.get(category, category)
+
+
 def in_words(code: str) -> str:
     """What people read for the name of a column, or for a value that stands for something: `[CLS]`, `controls mean`."""
     return _CODES.get(code, code.replace("_", " "))

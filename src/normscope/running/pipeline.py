@@ -24,7 +24,7 @@ from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
 from normscope.reporting.tracking import with_environment
 from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
-from normscope.results.codes import SPECIAL_TOKENS
+from normscope.results.codes import category_name
 from normscope.results.maps import TokenMap
 from normscope.results.parts import about_words, joined, rolled_up
 from normscope.results.result import Result
@@ -265,9 +265,7 @@ def _show_counts(run: Run) -> None:
     for view, counts in run.plan.by_view(run.counts):
         who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(
-            f"{number:,} {SPECIAL_TOKENS.get(category, category)}"
-            for category, number in counts.categories.items()
-            if number
+            f"{number:,} {category_name(category)}" for category, number in counts.categories.items() if number
         )
         say_detail(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     options = run.plan.options

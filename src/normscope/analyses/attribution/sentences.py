@@ -6,7 +6,7 @@ from types import MappingProxyType
 from normscope.analyses.attribution.published import METHODS, OF_TRANSLATIONS, QUANTITIES
 from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, brief_share, differ
+from normscope.rounding import begun, brief, brief_share, differ
 
 
 def sentences_of(
@@ -76,7 +76,7 @@ def _of_best(words: str, methods: Sequence[tuple[float, str]], random: float, ti
         tied: What the sample cannot tell from the best method.
     """
     value, best = methods[0]
-    name = f"{METHODS[best][0].upper()}{METHODS[best][1:]}"
+    name = begun(METHODS[best])
     if tied:
         others = " or ".join(filter(None, (", ".join(tied[:-1]), tied[-1])))
         start = f"{name} has the largest mean drop, but this sample cannot tell it from {others}"

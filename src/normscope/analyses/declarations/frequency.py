@@ -8,7 +8,8 @@ from omegaconf import II
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import FilePath, Seed
-from normscope.results.axes import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN, VOCABULARY, in_stream
+from normscope.results.axes import ERROR_BOUND, LAYER, REASON, SPEARMAN, VOCABULARY, in_stream
+from normscope.results.codes import METHODS
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 

@@ -7,7 +7,6 @@ from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2021
 from normscope.results.axes import (
     CATEGORY_OF_TOKEN,
     LAYER,
-    METHODS,
     SHARES,
     mixing_curves,
     mixing_metrics,
@@ -15,6 +14,7 @@ from normscope.results.axes import (
     share_metrics,
 )
 from normscope.results.axes import MIXING as MIXING_COLUMNS
+from normscope.results.codes import METHODS
 from normscope.results.declare import Axis, Published, Table
 
 

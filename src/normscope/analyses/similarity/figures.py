@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.categories import category_name
 from normscope.analyses.similarity.pair_maps import DrawnPair
+from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.rounding import counted, number
 from normscope.statistics.tidy import tidy

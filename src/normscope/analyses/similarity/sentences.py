@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from normscope.analyses.categories import category_name
 from normscope.analyses.similarity.pair_maps import DrawnPair
+from normscope.results.codes import category_name
 from normscope.results.findings import Sentence
 from normscope.results.rollups import by_axes
-from normscope.rounding import brief, compared, counted, differ, enumeration, number
+from normscope.rounding import begun, brief, compared, counted, differ, enumeration, number
 
 _FRIENDS = 3
 """Words in a sentence."""
@@ -50,7 +50,7 @@ def sentences_of(
         each = "" if len(most) == 1 else "about "
         sentences.append(
             Sentence(
-                f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {each}{brief(tokens[first])}"
+                f"{begun(name)} tokens add most to the mean cosine: {each}{brief(tokens[first])}"
                 f"{'' if len(most) == 1 else ' each'}.",
                 figure="by_similarity",
                 table=table,

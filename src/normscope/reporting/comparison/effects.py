@@ -35,11 +35,6 @@ def short_title(metric: str) -> str:
     return f"{unitless(panel_of(metric).label)} ({abbreviation})" if explained else title(metric)
 
 
-def begun(name: str) -> str:
-    """A measure at the beginning of a sentence."""
-    return f"{name[:1].upper()}{name[1:]}" if name[:1].isascii() else name  # no capital alpha
-
-
 def panel_of(metric: str) -> Panel:
     """How a metric is shown."""
     (family,) = families([metric]).values()

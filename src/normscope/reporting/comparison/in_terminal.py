@@ -9,14 +9,13 @@ from normscope.reporting.comparison.story import BLOCK, stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
 from normscope.results.result import Result
+from normscope.streams import WIDTH
 
 _MEASURES, _RUNS = 8, 6
 """Rows and columns of the table at most. More runs, or runs with long labels, are its rows, beside fewer measures."""
 _BESIDE = 3
 _ACROSS = 56
-"""Characters of the columns of runs at most, in lines of 80."""
-_WIDTH = 80
-"""Characters of a line."""
+"""Characters of the columns of runs at most."""
 
 
 def show(comparison: RunComparison) -> None:
@@ -66,7 +65,7 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
     many = shown.shape[1] > _RUNS or sum(len(str(name)) + 2 for name in shown.columns) > _ACROSS
     first = shown.loc[order.index[: _BESIDE if many else _MEASURES]]
     beside = sum(len(str(name)) + 2 for name in shown.columns)
-    too_long = not many and any(len(title(str(metric))) + beside > _WIDTH for metric in first.index)
+    too_long = not many and any(len(title(str(metric))) + beside > WIDTH for metric in first.index)
     names = [(short_title if too_long else title)(str(metric)) for metric in first.index]
     table = pd.DataFrame(
         [

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.categories import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison.curve_families import is_percentage, unitless
 from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
+from normscope.results.codes import SPECIAL_TOKENS, category_name
 from normscope.results.figures import HeatmapGrid
 
 _LAYER = "layer"
@@ -98,7 +98,7 @@ def _title(figure: str, quantity: str) -> str:
 def _panel_title(panel: str) -> str:
     """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
     start, comma, category = panel.rpartition(", ")
-    return f"{start}{comma}{SPECIAL_TOKENS.get(category, category)}"
+    return f"{start}{comma}{category_name(category)}"
 
 
 def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:

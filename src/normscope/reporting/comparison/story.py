@@ -1,17 +1,17 @@
 """What happens along an ordered variable, such as the training step or the layer: where a measure begins, turns and ends."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import is_percentage, unitless
-from normscope.reporting.comparison.effects import COUNTS, begun, effect, is_part, panel_of, title
+from normscope.reporting.comparison.effects import COUNTS, effect, is_part, panel_of, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.swept import SEED, short_keys
 from normscope.results.figures import Lines
-from normscope.rounding import brief, brief_share, compared
+from normscope.rounding import begun, brief, brief_share, compared
 
 FEWEST = 3
 """Values of the variable that make a story."""
@@ -96,19 +96,23 @@ def stories(comparison: RunComparison) -> list[Story]:
     range. That of the attention block comes first, then those that move most: parts of a whole, then others, whose size is only
     relative.
     """
-    every = _described(comparison)
+    return _moving(_described(comparison))[:_MOST]
+
+
+def _moving(every: Sequence[Story]) -> list[Story]:
+    """The measures that move by enough, in the order of `stories`."""
     moves = {
         story.metric: effect(story.metric, float(story.values.max()), float(story.values.min())) for story in every
     }
     moved = [story for story in every if moves[story.metric] >= COUNTS]
     moved.sort(key=lambda story: (story.metric != BLOCK, not is_part(story.metric), -moves[story.metric]))
-    return moved[:_MOST]
+    return moved
 
 
 def standstill(comparison: RunComparison) -> list[str]:
     """That nothing moves along the variable, in a sentence with the attention block's range; empty if something does."""
     every = _described(comparison)
-    if not every or stories(comparison):
+    if not every or _moving(every):
         return []
     first = every[0]
     start = f"From {first.begin} to {first.end}, no measure changes by a tenth of its range"

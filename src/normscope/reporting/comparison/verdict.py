@@ -9,11 +9,21 @@ import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import is_percentage
-from normscope.reporting.comparison.effects import COUNTS, begun, effect, panel_of, title
+from normscope.reporting.comparison.effects import COUNTS, effect, panel_of, title
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
 from normscope.reporting.comparison.story import BLOCK, standstill, stories
-from normscope.rounding import brief, brief_share, counted, differ, enumeration, number, percentage, shares_differ
+from normscope.rounding import (
+    begun,
+    brief,
+    brief_share,
+    counted,
+    differ,
+    enumeration,
+    number,
+    percentage,
+    shares_differ,
+)
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""

@@ -24,7 +24,7 @@ from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
 from normscope.results.findings import Sentence, ranked
 from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
-from normscope.rounding import counted, duration
+from normscope.rounding import begun, counted, duration
 from normscope.shell import shell_word
 
 _OURS = f"""@software{{normscope,
@@ -59,7 +59,7 @@ def page(result: Result) -> str:
             "findings",
             "Findings",
             findings=_linked(top, result, shown),
-            remarks=list(dict.fromkeys(map(_begun, result.notes))),
+            remarks=list(dict.fromkeys(map(begun, result.notes))),
             ordered=True,
         ),
         *([] if published is None or published.empty else [_published(published)]),
@@ -226,11 +226,6 @@ def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, p
         )
         for sentence in sentences
     ]
-
-
-def _begun(note: str) -> str:
-    """A note as a line of its own."""
-    return note[:1].upper() + note[1:]
 
 
 def _table_id(name: str) -> str:
