@@ -18,7 +18,6 @@ from normscope.results.codes import SPECIAL_TOKENS, in_words
 from normscope.results.parts import joined
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
-from tests.oracles import specimens
 from tests.oracles.test_outputs import everything
 
 CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL_TOKENS, 'alpha'])})(?![\w\]])")
@@ -27,11 +26,6 @@ CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL
 OWN = re.compile(r"<(script|style|pre)\b.*?</\1>", re.DOTALL)
 """What is no text, and what users type themselves: config and command."""
 FILES = re.compile(r"\btables/\w+\.parquet\b")
-
-
-@pytest.fixture(scope="module")
-def bert():
-    return specimens.bert()
 
 
 def reported(name: str, part: Result) -> Result:
@@ -62,8 +56,8 @@ def read(content: str, of_texts: set[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.draws
 @pytest.mark.parametrize("name", analyses())
-def test_no_page_shows_a_code(name, bert):
-    result = reported(name, everything(name, bert))
+def test_no_page_shows_a_code(name):
+    result = reported(name, everything(name))
     tables = analyses()[name].published.tables.values()
     axes = {axis.name: axis for table in tables for axis in table.rows}
     of_corpus = {name for name, axis in axes.items() if axis.of_texts}
