@@ -6,6 +6,7 @@ with its own signals, exit status and environment; what a test has replaced is r
 
 import atexit
 import dataclasses
+import functools
 import io
 import logging
 import multiprocessing
@@ -109,19 +110,19 @@ def run_several(
 
 def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
-    from matplotlib.figure import Figure
-
-    from normscope.reporting import publish
+    from normscope.reporting import drawing, publish
     from normscope.reporting.page import inline_svg
 
-    def drawn(_figure: object, formats: Sequence[str], _look: object) -> list[bytes]:
-        streams = [io.BytesIO() for _ in formats]
-        for stream, extension in zip(streams, formats, strict=True):
-            Figure((1, 1)).savefig(stream, format=extension)
-        return [stream.getvalue() for stream in streams]
-
-    publish.drawn = drawn
+    drawing.drawn = publish.drawn = lambda _figure, formats, _look: [_empty(extension) for extension in formats]
     inline_svg.svg = lambda _figure: '<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt" version="1.1"/>'
+
+
+@functools.cache
+def _empty(extension: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    Figure((1, 1)).savefig(stream := io.BytesIO(), format=extension)
+    return stream.getvalue()
 
 
 def _run(
