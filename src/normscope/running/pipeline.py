@@ -227,11 +227,16 @@ def conclude(run: Run) -> Result:
 
 
 def _lost(run: Run) -> list[str]:
-    """What was lost of the corpus."""
+    """What was lost of the corpus, also as the analyses read it that compare the texts of pairs."""
     dataset = run.plan.options.dataset
     key = "max_length" if dataset.kind is DatasetKind.text and dataset.path is None else "dataset.max_length"
-    facts = run.counts.facts() | {"left_out": left_out(dataset)}
-    return lost(facts, f"{run.plan.encoder.max_length} tokens ({key})")
+    said = []
+    for view, counts in run.plan.by_view(run.counts):
+        first = view is run.plan.views[0]
+        facts = counts.facts() | ({"left_out": left_out(dataset)} if first else {})
+        sentences = lost(facts, f"{view.encoder.max_length} tokens ({key})")
+        said += sentences if first else [f"{view.names}: {sentence}" for sentence in sentences]
+    return said
 
 
 def _runner(run: Run, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
@@ -257,11 +262,12 @@ def _missing_categories(run: Run) -> list[str]:
 
 def _show_counts(run: Run) -> None:
     """Report how much was read, and which categories are missing."""
-    counts = run.counts
-    tokens = ", ".join(
-        f"{number:,} {category_name(category)}" for category, number in counts.categories.items() if number
-    )
-    say_detail(f"{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
+    for view, counts in run.plan.by_view(run.counts):
+        who = "" if view is run.plan.views[0] else f"{view.names}: "
+        tokens = ", ".join(
+            f"{number:,} {category_name(category)}" for category, number in counts.categories.items() if number
+        )
+        say_detail(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
     missing = [category for category in _missing_categories(run) if category != "mask" or expects_masks]
