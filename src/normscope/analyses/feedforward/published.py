@@ -48,8 +48,14 @@ PUBLISHED = Published(
             rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN),
             values={
                 "share": SHARES["share"],
-                "own": "Mean share of the token itself, the residual connections included.",
-                "bias": "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
+                "own": Column(
+                    "Mean share of the token itself, the residual connections included.",
+                    label="share of the token itself (%)",
+                ),
+                "bias": Column(
+                    "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
+                    label="share of biases (%)",
+                ),
                 "count": TOKENS,
             },
         ),
@@ -97,6 +103,7 @@ PUBLISHED = Published(
             of="change.count",
             how="max",
             where={"scope": FLATTENED},
+            label="sequences whose maps were compared",
         ),
     ),
     curves=(
