@@ -13,6 +13,7 @@ import pytest
 from normscope.alignment.options import AlignmentOptions
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.attribution.sampled_pairs import PAIRS
+from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.declarations.norms import NormsOptions
@@ -20,7 +21,6 @@ from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
-from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
 from normscope.analyses.similarity.options import SimilarityOptions
