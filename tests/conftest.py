@@ -95,17 +95,6 @@ def nothing_left_behind(temporary_directory) -> Iterator[None]:
     assert not left, f"left in the temporary directory: {sorted(path.name for path in left)}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_configs() -> Iterator[None]:
-    """Hydra does nothing twice."""
-    from tests.end_to_end.quick_configs import PATCHES
-
-    with pytest.MonkeyPatch.context() as patch:
-        for replaced in PATCHES:
-            patch.setattr(*replaced, raising=False)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def quick_figures(request, monkeypatch) -> None:
     """Empty figures, but for tests that look at them: those are marked `draws`."""
