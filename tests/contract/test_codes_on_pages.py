@@ -30,7 +30,6 @@ from normscope.results.parts import joined
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.streams import WIDTH
-from tests.oracles import specimens
 from tests.oracles.test_outputs import everything
 
 CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL_TOKENS, 'alpha'])})(?![\w\]])")
@@ -39,11 +38,6 @@ CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL
 OWN = re.compile(r"<(script|style|pre)\b.*?</\1>", re.DOTALL)
 """What is no text, and what users type themselves: config and command."""
 FILES = re.compile(r"\btables/\w+\.parquet\b")
-
-
-@pytest.fixture(scope="module")
-def bert():
-    return specimens.bert()
 
 
 def reported(name: str, part: Result) -> Result:
@@ -77,10 +71,10 @@ def codes(texts: Iterable[str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", params=analyses())
-def result(request, bert) -> Result:
+def result(request) -> Result:
     """The results of an analysis, beside published numbers for all of them, and a table of which a paper has a row."""
     name = request.param
-    result = reported(name, everything(name, bert))
+    result = reported(name, everything(name))
     rows = [
         (metric, metric_title(metric), value, value, 0.0, 1.0, True, "", "x")
         for metric, value in result.metrics.items()

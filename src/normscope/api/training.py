@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.analysing import check_names, listed, run
-from normscope.api.calls import checked
+from normscope.api.arguments import checked
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.models.random_state import generators_restored

@@ -10,7 +10,7 @@ import torch
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.config.schema import INCIDENTAL, flat, plain
+from normscope.config.schema import lasting, plain
 from normscope.data.annotation import column_values
 from normscope.data.batching import Batch, batches_of_window
 from normscope.data.categories import ALL
@@ -214,8 +214,7 @@ class Plan:
     @property
     def identity(self) -> dict[str, object]:
         """What a resumed run must share with the stopped one."""
-        config = flat(plain(self.options))
-        return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
+        return lasting(plain(self.options)) | {
             "the model's weights": self.model.weights_sha256,
             "torch": torch.__version__,
             "normscope": metadata.version("normscope"),

@@ -368,13 +368,13 @@ def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
         if chosen.any():
             different = different[chosen]
             break
-    metrics = [str(metric) for metric in different.index.get_level_values("metric")]
-    shares = np.array([is_percentage(panel_of(metric).label) for metric in metrics])
+    names = [str(metric) for metric in different.index.get_level_values("metric")]
+    shares = np.array([is_percentage(panel_of(metric).label) for metric in names])
     if shares.any():
         points = (different["own"] - different["other"]).abs()[shares]
         metric, layer = points.index[int(points.to_numpy().argmax())]
         return str(metric), int(layer), "difference in percentage points"
-    drawn = np.array(list(map(has_curve, metrics)))
+    drawn = np.array(list(map(has_curve, names)))
     relative = _relative(different[drawn] if drawn.any() else different)
     metric, layer = relative.index[int(relative.to_numpy().argmax())]
     return str(metric), int(layer), "relative difference"

@@ -1,11 +1,17 @@
-"""What the feed-forward analysis publishes."""
+"""Feed-forward networks: what does the network change? Options, and what the analysis publishes."""
 
+import dataclasses
+
+from omegaconf import II
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2024
+from normscope.config.rules import AboveZero, Count, Seed
 from normscope.results.axes import (
     CATEGORY_OF_TOKEN,
     LAYER,
     MIXING,
     SHARES,
-    TOKENS,
     mixing_curves,
     mixing_metrics,
     share_curves,
@@ -13,7 +19,26 @@ from normscope.results.axes import (
 )
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
-TITLES = {
+
+@dataclasses.dataclass
+class FeedForwardOptions(AnalysisConfig):
+    """Mixing through the whole layer, including the feed-forward network (Kobayashi et al. 2024)."""
+
+    sequences: Count = 16
+    """Maximum number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
+    tokens: Count | None = 64
+    """Sequences of at most this many tokens are drawn first; longer ones are drawn only if the corpus has too few of these,
+    because the time for maps grows with the square of a sequence's length; null draws from all sequences alike."""
+    pairs: Count = 20
+    """Number of amplified token pairs to list in each layer."""
+    seed: Seed = II("seed")
+    """Seed of the sampled sequences."""
+    precision: AboveZero | None = 0.015
+    """The sample ends early once the 95% interval of the change by the network, 1 − Spearman's ρ averaged over layers, is
+    within ± this; null compares all sequences."""
+
+
+METHODS = {
     "attn_w": "Attn-W: weights",
     "attn_n": "Attn-N: vectors",
     "attnres_n": "AttnRes-N: + residual",
@@ -24,29 +49,34 @@ TITLES = {
 }
 """The methods from the attention weights to the end of the layer."""
 
-FLATTENED = "flattened"
-"""All pairs of a sequence are ranked together."""
-
 _METHOD = Axis(
     "method",
     "How far through the layer: `atb_n` (the attention block), `atbff_n` (the feed-forward network), `atbffres_n` (with its "
     "residual connection) or `atbffresln_n` (with its normalisation).",
-    titles=TITLES,
+    titles=METHODS,
 )
-_STEP = Axis("step", "What lies between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.")
-_SCOPE = Axis(
-    "scope", f"Whether all pairs of a sequence are ranked together (`{FLATTENED}`) or query by query (`row-wise`)."
+STEP = Axis(
+    "step",
+    "What lies between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
+    titles={
+        "ff": "FF: the network",
+        "res": "RES: its residual connection",
+        "ln": "LN: its normalisation",
+        "ff+res": "FF and RES",
+        "ff+res+ln": "FF, RES and LN",
+    },
 )
-_CHANGE = "1 − Spearman's ρ of the flattened maps before and after the step."
+"""The steps between the maps, by the paper's names."""
 
+_CHANGE = "1 − Spearman's ρ of the maps before and after the step, whose pairs are ranked together."
 _PARTS = {"share": "the other tokens", "own": "the token itself", "bias": "biases"}
 
 PUBLISHED = Published(
     tables={
-        "mixing_by_layer": Table(rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN), values=MIXING),
-        "shares": Table(
+        "mixing_by_layer": Table(
             rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN),
             values={
+                **MIXING,
                 "share": SHARES["share"],
                 "own": Column(
                     "Mean share of the token itself, the residual connections included.",
@@ -56,16 +86,12 @@ PUBLISHED = Published(
                     "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
                     label="share of biases (%)",
                 ),
-                "count": TOKENS,
             },
         ),
         "change": Table(
-            rows=(LAYER, _STEP, _SCOPE),
+            rows=(LAYER, STEP),
             values={
-                "mean": Column(
-                    "Mean over sequences of 1 − Spearman's ρ of the maps before and after the step.",
-                    label="1 − Spearman’s ρ",
-                ),
+                "mean": Column(f"Mean over sequences of {_CHANGE}", label="1 − Spearman’s ρ"),
                 "std": "Standard deviation over sequences (of the population).",
                 "count": Column("Number of sequences.", kind="whole"),
             },
@@ -90,25 +116,30 @@ PUBLISHED = Published(
     },
     metrics=(
         *mixing_metrics("mixing_by_layer"),
-        *share_metrics("shares", _PARTS),
-        Rollup(
-            "change/<step>",
-            f"Mean over layers and sequences of {_CHANGE}",
-            of="change.mean",
-            where={"scope": FLATTENED},
-        ),
+        *share_metrics("mixing_by_layer", _PARTS),
+        Rollup("change/<step>", f"Mean over layers and sequences of {_CHANGE}", of="change.mean"),
         Rollup(
             "maps/sequences",
             "Number of sequences whose maps were compared, excluding those whose maps are constant.",
             of="change.count",
             how="max",
-            where={"scope": FLATTENED},
             label="sequences whose maps were compared",
         ),
     ),
     curves=(
         mixing_curves("mixing_by_layer"),
-        share_curves("shares"),
-        Rollup("change/<step>", f"Mean over sequences of {_CHANGE}", of="change.mean", where={"scope": FLATTENED}),
+        share_curves("mixing_by_layer"),
+        Rollup("change/<step>", f"Mean over sequences of {_CHANGE}", of="change.mean"),
     ),
+)
+
+FEEDFORWARD = AnalysisInfo(
+    name="feedforward",
+    title="Feed-forward networks",
+    question="What does the feed-forward network change?",
+    options=FeedForwardOptions,
+    implementation="normscope.analyses.feedforward:FeedForwardAnalysis",
+    papers=(KOBAYASHI_2024, CUNNINGHAM_2026),
+    supports_cross_attention=True,
+    published=PUBLISHED,
 )
