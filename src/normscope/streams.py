@@ -58,8 +58,8 @@ _BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
 
 
 def wrapped(text: str) -> str:
-    """A text in lines that fit into a terminal."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    """A text in lines that fit into a terminal; a path or an address that is longer than a line stays whole."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def open_streams() -> None:
