@@ -10,6 +10,7 @@ before it has run a test. It imports our code, whose shapes it does not check, w
 import atexit
 import contextlib
 import dataclasses
+import gc
 import importlib
 import io
 import multiprocessing
@@ -26,8 +27,6 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-from normscope.quick_imports import quick_imports
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = [
@@ -46,9 +45,11 @@ _server: list[tuple[Any, Connection]] = []
 
 def import_libraries() -> None:
     """Import them as the command line does."""
-    with quick_imports():
-        for library in LIBRARIES:
-            importlib.import_module(library)
+    gc.disable()
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    gc.freeze()
+    gc.enable()
 
 
 def start_server() -> None:

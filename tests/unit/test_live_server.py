@@ -23,12 +23,10 @@ from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live import answers
 from normscope.live.answers import CARRIED, CHAINED
-from normscope.live.openings import opening
 from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
-from normscope.live.texts import Limit, read, units_of
+from normscope.live.texts import SEPARATOR, Limit, opening, read, units_of
 from normscope.rounding import brief_share
-from normscope.typed_texts import SEPARATOR
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 

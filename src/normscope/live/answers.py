@@ -14,11 +14,11 @@ from normscope.api.embedding_similarity import Embedded, compared_embeddings, em
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
+from normscope.live.predictions import Prediction, prediction_of
 from normscope.live.state import Side
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
-from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.page.explorer import packed, pairs_payload, scaled
 from normscope.rounding import brief_share, counted, number, percentage
 

@@ -14,9 +14,8 @@ from urllib.parse import urlencode
 from normscope.errors import InputError, message, printable
 from normscope.live.answers import CARRIED, CHAINED, Answers
 from normscope.live.engine import Ask, Compute, Engine
-from normscope.live.openings import opening
 from normscope.live.state import Side, State, parse
-from normscope.live.texts import Limit
+from normscope.live.texts import Limit, opening
 from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.page.explorer import about_measures

@@ -23,7 +23,7 @@ class Side:
     model: int
     """From 1."""
     chat: bool = False
-    """Whether the text is a conversation; see `normscope.typed_texts`."""
+    """Whether the text is a conversation; see `normscope.live.texts`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, escaped, one_line
+from normscope.live.texts import as_given
 from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
 from normscope.reporting.page.explorer import attention_page
@@ -18,7 +19,6 @@ from normscope.results.maps import TokenMap
 from normscope.rounding import begun, counted, number
 from normscope.running.options import RunOptions
 from normscope.streams import wrapped
-from normscope.typed_texts import as_given
 from normscope.untrusted.writing import write_file
 
 PAGE, TABLE = "attention.html", "attention.parquet"
