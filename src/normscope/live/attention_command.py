@@ -55,7 +55,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     Args:
         options: The model, the device, `layers` and `dataset.chat_template`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
-            `typed_texts`).
+            `live.texts`).
         asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as typed; see `normscope.attention`.
         folder: The folder to write to, created if needed.
 
