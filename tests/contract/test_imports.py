@@ -105,6 +105,7 @@ ALLOWED = {
         "reporting.appearance",
         "reporting.drawing",
         "reporting.figure_text",
+        "reporting.measures",
         "reporting.page.explorer",
         "reporting.terminal",
         "reporting.weights_and_biases",

@@ -37,7 +37,7 @@ QUICK = {
 }
 CROSS = sorted(name for name, info in analyses().items() if info.supports_cross_attention)
 """Those that measure cross-attention."""
-OF_PAIRS = sorted(set(analyses()) - {"alignment", "similarity", "syntax"})
+OF_PAIRS = sorted(set(analyses()) - {"alignment", "syntax"})
 OF_TREEBANKS = sorted(set(analyses()) - {"alignment", "similarity"})
 
 
@@ -88,8 +88,9 @@ def bert(tokenizer):
 
 @pytest.mark.slow
 def test_analyses_of_pairs(bert):
-    """Those that read a pair as one sequence."""
-    assert_alone_and_together(bert, GivenTexts(EXAMPLES), "text", [OF_PAIRS])
+    """Those that read a pair as one sequence, and the one that compares its texts."""
+    groups = [OF_PAIRS, *(["similarity", name] for name in OF_PAIRS if name != "similarity")]
+    assert_alone_and_together(bert, GivenTexts(EXAMPLES), "text", groups)
 
 
 @pytest.mark.slow
@@ -120,26 +121,28 @@ def test_cross_attention_is_observed_for_all_or_for_none(tokenizer):
         run(model, GivenTexts(TRANSLATIONS), "text", ["alignment", "mixing"], stack=None, **gold)
 
 
-def test_a_pair_is_read_in_one_way_for_all(bert):
-    expected = r"similarity reads .* separately, and analysis=mixing reads .* \(-m analysis=similarity,mixing\)"
-    with pytest.raises(InputError, match=expected):
-        run(bert, GivenTexts(EXAMPLES), "text", ["frequency", "mixing", "similarity"])
+def test_counts_are_those_of_the_sequences_that_most_analyses_read(bert):
+    facts = {group: run(bert, GivenTexts(EXAMPLES), "text", list(group))[1] for group in _GROUPS}
+    mixing, similarity, both = (facts[group] for group in _GROUPS)
+    for name in ("examples", "examples_used", "skipped", "sequences", "cut", "tokens", "tokens_by_category"):
+        assert both[name] == mixing[name], name
+    assert (both["examples"], both["sequences"], both["skipped"]) == (5, 4, {"empty": 1})
+    compared = both["compared"]
+    assert compared == {name: similarity[name] for name in compared}
+    assert (compared["sequences"], compared["examples_used"]) == (6, 3)
+    assert compared["skipped"] == {"empty": 1, "without a second text (dataset.pair_column)": 1}
+    assert mixing["compared"] is None
+    assert similarity["compared"] is None
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("mixing", (4, 4, {"empty": 1})),
-        ("similarity", (6, 3, {"empty": 1, "without a second text (dataset.pair_column)": 1})),
-    ],
-)
-def test_counts_are_those_of_what_the_analysis_reads(bert, name, counts):
-    _, facts = run(bert, GivenTexts(EXAMPLES), "text", [name])
-    assert facts["examples"] == 5
-    assert (facts["sequences"], facts["examples_used"], facts["skipped"]) == counts
+_GROUPS = ("mixing",), ("similarity",), ("mixing", "similarity")
 
 
-def test_an_analysis_without_a_usable_example_stops_the_run_before_its_first_batch(bert, monkeypatch):
+@pytest.mark.parametrize("group", [["similarity"], ["mixing", "similarity"]])
+def test_an_analysis_without_a_usable_example_stops_the_run_before_its_first_batch(bert, group, monkeypatch):
     monkeypatch.setattr(BatchRunner, "run", pytest.fail)
-    with pytest.raises(InputError, match=r"no usable text \(2 without a second text \(dataset.pair_column\)\)"):
-        run(bert, GivenTexts((Example("One text."), Example("Another."))), "text", ["similarity"])
+    for_whom = " for analysis=similarity" if len(group) > 1 else ""
+    with pytest.raises(
+        InputError, match=rf"no usable text{for_whom} \(2 without a second text \(dataset.pair_column\)\)"
+    ):
+        run(bert, GivenTexts((Example("One text."), Example("Another."))), "text", group)

@@ -98,15 +98,22 @@ def test_the_limit_counts_pairs(command):
 
 
 @pytest.mark.slow
-def test_single_texts_are_skipped(command):
-    outcome, _ = command()
+def test_other_analyses_read_pairs_as_they_would_alone(command):
+    """And single texts, which are skipped for the comparison."""
+    outcome, folder = command("analysis=[similarity,mixing]")
     assert outcome.status == 0, outcome.err
-    assert f"{2 * len(USED)} sequences, " in outcome.out + outcome.err
-    assert "1 example was skipped: without a second text" in outcome.out + outcome.err
+    mixing = pd.read_parquet(folder / "tables/mixing_by_layer.parquet")
+    sequences = len(USED) + 1
+    assert (mixing[mixing["category"] == "cls"]["count"] == sequences).all()
+    assert f"{sequences} sequences, " in outcome.out + outcome.err
+    assert f"similarity: {2 * len(USED)} sequences, " in outcome.out + outcome.err
+    assert "similarity: 1 example was skipped: without a second text" in outcome.out + outcome.err
 
 
-def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypatch):
-    _, whole = command(SMALL_BATCHES, folder="whole")
+@pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
+@pytest.mark.spread(1)
+def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypatch, analyses):
+    _, whole = command(f"analysis={analyses}", SMALL_BATCHES, folder="whole")
     run, seen = BatchRunner._run, []
 
     def interrupted(self, batch):
@@ -117,12 +124,12 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(BatchRunner, "_run", interrupted)
-        outcome, folder = command(SMALL_BATCHES, "checkpoint.every_seconds=0")
+        outcome, folder = command(f"analysis={analyses}", SMALL_BATCHES, "checkpoint.every_seconds=0")
     assert outcome.status != 0
     assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
     facts = [json.loads((each / "results.json").read_text()) for each in (whole, folder)]
     assert facts[0]["metrics"] == facts[1]["metrics"]
-    assert facts[0]["facts"]["skipped"] == facts[1]["facts"]["skipped"]
+    assert facts[0]["facts"]["compared"] == facts[1]["facts"]["compared"]
     for (name, expected), found in zip(tables(whole).items(), tables(folder).values(), strict=True):
         pd.testing.assert_frame_equal(found, expected, check_exact=True, obj=name)
 

@@ -9,7 +9,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from normscope.analyses.feedforward.options import FeedForwardOptions
+from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.models.block_modules import bind_blocks
 from tests.oracles.activations import Sequence_, shares_of
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
@@ -72,16 +72,16 @@ def expected(
     own = [method for method in methods if method.startswith("atb")]
     everything = {method: tokens[tokens["method"] == method]["ratio"] for method in own}
     change = _change(specimen, layers, pairs)
-    flattened = {
-        step: {layer: float(change.loc[(layer, step, "flattened"), "mean"]) for layer in layers}
+    changes = {
+        step: {layer: float(change.loc[(layer, step), "mean"]) for layer in layers}
         for step in STEPS
-        if (layers[0], step, "flattened") in change.index
+        if (layers[0], step) in change.index
     }
     metrics = {
         f"{method}/{name}": float(getattr(ratios_of, name)())
         for method, ratios_of in everything.items()
         for name in ("mean", "max", "min")
-    } | {f"change/{step}": float(np.mean(list(curve.values()))) for step, curve in flattened.items()}
+    } | {f"change/{step}": float(np.mean(list(curve.values()))) for step, curve in changes.items()}
     means = dict(ratios["mean"].items())
     curves = {f"{method}/mean": {layer: means[layer, method, "all"] for layer in layers} for method in own}
     shown = ratios[
@@ -96,14 +96,13 @@ def expected(
     metrics |= share_metrics(shares) | {"maps/sequences": len(specimen.sequences)}
     return Expected(
         tables={
-            "mixing_by_layer": shown,
-            "shares": share_table(shares, categories),
+            "mixing_by_layer": shown.join(share_table(shares, categories).drop(columns="count")),
             "change": change,
             "amplified": _amplified(specimen, layers, pairs, options),
         },
         metrics=metrics,
-        curves=curves | share_curves(shares) | {f"change/{step}": curve for step, curve in flattened.items()},
-        figures=_figures(specimen, layers, categories, pairs, methods, ratios, change, flattened),
+        curves=curves | share_curves(shares) | {f"change/{step}": curve for step, curve in changes.items()},
+        figures=_figures(layers, categories, methods, ratios, change),
         summary=summary_by_category(tokens[tokens["method"] == own[-1]], layers, categories),
         sentences=_sentences(metrics, post),
         notes=["feedforward: the sample is drawn from sequences of at most 64 tokens (analysis.feedforward.tokens)"],
@@ -239,17 +238,14 @@ def _change(specimen: Specimen, layers: Sequence[int], pairs: Mapping) -> pd.Dat
     for layer, (step, (before, after)) in itertools.product(layers, STEPS.items()):
         if after not in pairs[0, layer] or before not in pairs[0, layer]:
             continue
-        whole, by_row = [], []
+        values = []
         for number, sequence in enumerate(specimen.sequences):
             visible = sequence.blocks[layer - 1].visible
             one, other = (np.linalg.norm(pairs[number, layer][stage], axis=-1) for stage in (before, after))
-            whole.append(1 - _rho(one[visible], other[visible]))
-            each = [_rho(one[i][seen], other[i][seen]) for i, seen in enumerate(visible)]
-            by_row.append(1 - np.nanmean(each))
-        for scope, values in (("flattened", whole), ("row-wise", by_row)):
-            mean, std = float(np.mean(values)), float(np.std(values))
-            rows.append({"layer": layer, "step": step, "scope": scope, "mean": mean, "std": std, "count": len(values)})
-    return table(["layer", "step", "scope"], rows)
+            values.append(1 - _rho(one[visible], other[visible]))
+        mean, std = float(np.mean(values)), float(np.std(values))
+        rows.append({"layer": layer, "step": step, "mean": mean, "std": std, "count": len(values)})
+    return table(["layer", "step"], rows)
 
 
 def _amplified(specimen: Specimen, layers: Sequence[int], pairs: Mapping, options) -> pd.DataFrame:
@@ -287,10 +283,10 @@ def _kind(specimen: Specimen, sequence: Sequence_, i: int, j: int) -> str:
     return "adjacent" if abs(i - j) == 1 else "other"
 
 
-def _figures(specimen, layers, categories, pairs, methods, ratios, change, flattened) -> dict[str, Picture]:
+def _figures(layers, categories, methods, ratios, change) -> dict[str, Picture]:
     percents = {key: mean * 100 for key, mean in ratios["mean"].items()}
     limits = {"limits": (0, 100)}
-    figures = {
+    return {
         "strip": Picture(
             {
                 (TITLES[method], layer, category): value
@@ -306,25 +302,10 @@ def _figures(specimen, layers, categories, pairs, methods, ratios, change, flatt
         "change": Picture(
             {
                 (None, STEP_TITLES[step], layer): (row["mean"], row["mean"] - row["std"], row["mean"] + row["std"])
-                for (layer, step, scope), row in change.iterrows()
-                if scope == "flattened"
+                for (layer, step), row in change.iterrows()
             }
         ),
     }
-    layer = max(layers, key=lambda layer: flattened["ff"][layer])
-    words = specimen.loaded.tokenizer.convert_ids_to_tokens
-    shortest = sorted(range(len(specimen.sequences)), key=lambda number: len(specimen.sequences[number].ids))[:2]
-    drawn = []
-    for number in shortest:
-        tokens = words(specimen.sequences[number].ids.tolist())
-        drawn.append(
-            {
-                (TITLES[method], i, tokens[i], j, tokens[j], "none"): float(np.linalg.norm(vectors[i, j]))
-                for method, vectors in pairs[number, layer].items()
-                for i, j in np.ndindex(len(tokens), len(tokens))
-            }
-        )
-    return figures | {f"maps_{number}": Picture(picture) for number, picture in enumerate(drawn, start=1)}
 
 
 def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
+from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.declarations.norms import NormsOptions
@@ -16,7 +17,6 @@ from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersO
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
-from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.syntax import TREEBANK

@@ -11,12 +11,12 @@ import torch
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
+from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
-from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.registry import analyses

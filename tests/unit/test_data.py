@@ -309,10 +309,11 @@ def test_processes_count_a_corpus_once_for_a_resource(monkeypatch):
     assert all(states["letters"]["counts"].sum() > 0 for states in sent)
 
 
-def test_counts_are_copied_and_add_up():
-    counts = CorpusCounts(read=3, used=1, tokens=5, skipped=Counter({"no pair": 2}))
+def test_counts_of_compared_pairs_are_copied_and_add_up():
+    counts = CorpusCounts(read=3, used=2, tokens=9)
+    counts.of_compared().add(CorpusCounts(read=3, used=1, tokens=5, skipped=Counter({"no pair": 2})))
     copied = counts.copy()
     assert copied == counts
     counts.add(copied)
-    assert counts == CorpusCounts(read=6, used=2, tokens=10, skipped=Counter({"no pair": 4}))
-    assert copied == CorpusCounts(read=3, used=1, tokens=5, skipped=Counter({"no pair": 2}))
+    assert counts.compared == CorpusCounts(read=6, used=2, tokens=10, skipped=Counter({"no pair": 4}))
+    assert (copied.all_tokens, counts.all_tokens) == (14, 28)

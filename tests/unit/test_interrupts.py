@@ -27,7 +27,7 @@ from tests.unit.test_wrapping import PAIR, STACKS, TEXT, in_memory, same
 OURS = Path(normscope.__file__).parent
 CHANGING = ("observer", "exclusive", "loaded", "iteration", "trace")
 LINEAR = {str(OURS / "linear" / f"{name}.py") for name in ("rules", "passes")}
-FILES = {str(OURS / "api/calls.py"), *LINEAR, *(str(OURS / "models" / f"{name}.py") for name in CHANGING)}
+FILES = {str(OURS / "api/arguments.py"), *LINEAR, *(str(OURS / "models" / f"{name}.py") for name in CHANGING)}
 """Where models are changed, and left as they were."""
 
 

@@ -9,15 +9,14 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from normscope.analyses import massive_activations, samples, score, sinks
+from normscope.analyses import feedforward, massive_activations, samples, score, sinks
 from normscope.analyses.attribution import sample
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
-from normscope.analyses.feedforward import maps
-from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.distribution import CHECKOUT
 from normscope.statistics.precision import FIRST, ROUND, half_width, in_rounds, until_precise
 from tests.oracles import specimens
@@ -107,7 +106,7 @@ MODULES = {
     "feedforward": [samples],
     "attribution": [sample],
 }
-HEADLINES = {"score": score, "sinks": sinks, "feedforward": maps}
+HEADLINES = {"score": score, "sinks": sinks, "feedforward": feedforward}
 ENDS = {
     "score": (
         "bert",
@@ -150,7 +149,7 @@ def test_a_sample_that_ends_early_is_a_smaller_sample(name, monkeypatch):
 def test_headlines_are_the_published_means(name, monkeypatch):
     """The intervals are those of means over sequences that the analysis publishes."""
     looks: list[tuple[object, np.ndarray]] = []
-    for module in (maps, score, sinks):
+    for module in (feedforward, score, sinks):
 
         def look(values: np.ndarray, module: object = module) -> float:
             looks.append((module, values))

@@ -85,15 +85,20 @@ def test_whoever_leaves_early_leaves_nothing_running(taken, error):
     assert not workers()
 
 
-def test_looking_for_a_batch_takes_nothing_from_the_stream(opened):
+def test_reading_until_something_is_found_takes_nothing_from_the_stream(opened):
     plain, looked = CorpusCounts(), CorpusCounts()
     expected, stream = seen(opened(Rows(9), plain), plain), opened(Rows(9), looked)
-    assert stream.counts_without_batch() is None
+    asked: list[Batch] = []
+    assert stream.read_until(lambda batch: bool(asked.append(batch))) is None  # never true, and the corpus goes on
     assert looked == CorpusCounts()
+    first_window = {name for names, _ in expected[: len(asked) - 1] for name in names}
+    assert len(first_window) == 3  # of four rows, one is empty
+    assert stream.read_until(lambda batch: batch.fingerprints == expected[1][0]) is None
     assert seen(stream, looked) == expected
-    without = opened(Rows(1), CorpusCounts()).counts_without_batch()
-    assert without is not None
-    assert (without.read, without.used) == (1, 0)
+    counts = opened(Rows(3), CorpusCounts()).read_until(lambda _: False)
+    assert counts is not None
+    assert counts.used == 2
+    assert opened(Rows(3), CorpusCounts()).read_until(lambda _: True) is None
 
 
 class Rows(Corpus):

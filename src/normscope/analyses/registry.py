@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from normscope.alignment.options import ALIGNMENT
 from normscope.analyses.attribution.options import ATTRIBUTION
+from normscope.analyses.declarations.feedforward import FEEDFORWARD
 from normscope.analyses.declarations.frequency import FREQUENCY
 from normscope.analyses.declarations.mixing import MIXING
 from normscope.analyses.declarations.norms import NORMS
@@ -15,7 +16,6 @@ from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.analyses.declarations.syntax import SYNTAX
-from normscope.analyses.feedforward.options import FEEDFORWARD
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.similarity.options import SIMILARITY
 

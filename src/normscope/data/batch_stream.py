@@ -57,11 +57,23 @@ class BatchStream:
             _wait_for(step.batch, step.arrived)
         return step.batch, step.mine
 
-    def counts_without_batch(self) -> CorpusCounts | None:
-        """The counts of the whole corpus if there is no batch in it; None if there is. It is read up to its first batch."""
-        first = next(self._steps)
-        self._steps = itertools.chain([first], self._steps)
-        return first.counts if first.batch is None else None
+    def read_until(self, enough: Callable[[Batch], bool]) -> CorpusCounts | None:
+        """Read the first window of the corpus until `enough` is true of a batch. All batches stay in the stream.
+
+        Returns:
+            The counts of the whole corpus if it has ended before; None if it goes on, or `enough` was true.
+        """
+        head: list[_Step] = []
+        counts = None
+        for step in self._steps:
+            head.append(step)
+            if step.batch is None:
+                counts = step.counts
+                break
+            if enough(step.batch) or step.counts.read > head[0].counts.read:
+                break
+        self._steps = itertools.chain(head, self._steps)
+        return counts
 
     @contextlib.contextmanager
     def ahead_of(self, device: torch.device) -> Iterator[None]:

@@ -89,6 +89,13 @@ class CorpusCounts:
     """Examples that were used, by what was lost of them or is unusual about them."""
     categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Tokens by category."""
+    compared: "CorpusCounts | None" = None
+    """The counts of the same examples as pairs whose texts are compared, if only some of the analyses read them so."""
+
+    @property
+    def all_tokens(self) -> int:
+        """The tokens that the model reads, however often."""
+        return self.tokens + (0 if self.compared is None else self.compared.all_tokens)
 
     def facts(self) -> dict[str, Any]:
         """What results say about the corpus."""
@@ -104,7 +111,9 @@ class CorpusCounts:
 
     def copy(self) -> "CorpusCounts":
         """Counts that do not change with these."""
-        return dataclasses.replace(self, **{name: getattr(self, name).copy() for name in _BY_NAME})
+        compared = None if self.compared is None else self.compared.copy()
+        counters = {name: getattr(self, name).copy() for name in _BY_NAME}
+        return dataclasses.replace(self, **counters, compared=compared)
 
     def become(self, other: "CorpusCounts") -> None:
         """Take the values of other counts, which must not change afterwards."""
@@ -120,6 +129,14 @@ class CorpusCounts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _BY_NAME:
             getattr(self, name).update(getattr(other, name))
+        if other.compared is not None:
+            self.of_compared().add(other.compared)
+
+    def of_compared(self) -> "CorpusCounts":
+        """`compared`, which counts from now on if it did not."""
+        if self.compared is None:
+            self.compared = CorpusCounts()
+        return self.compared
 
 
 _BY_NAME = ("skipped", "remarks", "categories")

@@ -10,7 +10,7 @@ from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.decomposition import Decomposition, decompose
-from normscope.api.embedding_similarity import Embedded, compared_embeddings, embedded_text
+from normscope.api.similarities import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn

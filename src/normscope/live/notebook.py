@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.api.calls import checked
+from normscope.api.arguments import checked
 from normscope.api.decomposition import decompose
-from normscope.api.explorers import Explorer
+from normscope.api.picture import Explorer
 from normscope.errors import InputError
 from normscope.live import require_extra
 from normscope.live.session import Session

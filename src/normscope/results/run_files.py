@@ -62,6 +62,10 @@ FACTS: Mapping[str, Fact] = {
     "cut": Fact("integer", "Number of examples truncated."),
     "tokens": Fact("integer", "Number of tokens analysed."),
     "tokens_by_category": Fact("object", "Number of tokens by category.", "integer"),
+    "compared": Fact(
+        "object",
+        "Counts of the pairs whose texts are compared, if other analyses read these pairs as single sequences.",
+    ),
     "seconds": Fact("number", "Wall time of the run, in seconds."),
     "phases": Fact(
         "object",

@@ -11,6 +11,7 @@ from importlib import metadata
 from normscope.config.schema import plain
 from normscope.config.training_step import training_step
 from normscope.data.corpora import left_out
+from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, RUN_SCHEMA, VERSION
 from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format
@@ -46,6 +47,7 @@ def facts_of(run: Run) -> dict[str, object]:
         **counts.facts(),
         "left_out": left_out(options.dataset),
         "tokens_by_category": dict(counts.categories),
+        "compared": _of_compared(counts.compared),
         "seconds": round(time.monotonic() - run.started, 3),
         "phases": run.phases.seconds(),
         "steps": run.phases.step_seconds(),
@@ -59,6 +61,11 @@ def facts_of(run: Run) -> dict[str, object]:
 def _of_layers(layout: ModelLayout) -> dict[str, object]:
     """The layers of a hybrid that have no block, which the analyses of blocks leave out."""
     return {"layers_without_attention": layout.without_attention} if layout.without_attention else {}
+
+
+def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:
+    """The same of pairs whose texts are compared, if other analyses read them otherwise."""
+    return None if counts is None else counts.facts()
 
 
 @functools.cache

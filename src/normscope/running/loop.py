@@ -12,6 +12,7 @@ from types import FrameType
 
 from normscope.analyses.base import merge_state, state_of
 from normscope.data.batch_stream import BatchStream
+from normscope.data.batching import Batch
 from normscope.data.corpora import text_keys
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
@@ -61,8 +62,8 @@ class Run:
         """
         counts = CorpusCounts()
         run = cls(plan, phases, counts, BatchStream(plan.batches, counts))
-        if plan.group.size == 1 and (whole := run.stream.counts_without_batch()) is not None:
-            require_examples(plan, whole)
+        if plan.group.size == 1:
+            run._require_first_batches()
         return run
 
     @classmethod
@@ -111,6 +112,18 @@ class Run:
         if group.is_main and not saves:
             say(f"{path} is not on a file system that all {group.size} processes share: this run cannot be resumed")
         return run
+
+    def _require_first_batches(self) -> None:
+        """Stop now if the corpus ends without a usable example for some of the analyses."""
+        missing = {view.encoder.separate for view in self.plan.views}
+
+        def all_found(batch: Batch) -> bool:
+            missing.discard(batch.paired)
+            return not missing
+
+        counts = self.stream.read_until(all_found)
+        if counts is not None:
+            require_examples(self.plan, counts)
 
     def merge(self) -> None:
         """Merge the states of all processes, by rank: the main process then has the state and counts of the whole corpus.
@@ -170,7 +183,10 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
     """
     run.phases.begin(Phase.PASS)
     plan, checkpoint, position, device = run.plan, run.checkpoint, run.position, run.plan.model.device
-    runner = BatchRunner(plan.observer, device, plan.analyses, token_entries=plan.token_entries)
+    by_view = {
+        view.encoder.separate: BatchRunner(plan.observer, device, view.analyses, token_entries=view.token_entries)
+        for view in plan.views
+    }
     with (
         explain_out_of_memory(plan.options.device.batch_tokens, device),
         plan.observer,
@@ -182,7 +198,7 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
             for batch, mine in run.stream:
                 if mine:
                     with meter.model_runs():
-                        runner.run(batch)
+                        by_view[batch.paired].run(batch)
                 position = position.after(batch)
                 meter.update()
                 if checkpoint is not None:
@@ -192,30 +208,32 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
         if checkpoint is not None and plan.group.size > 1:  # the others may not be done for long
             checkpoint.save(plan.analyses, position)
         run.speed = meter.finish()
-        runner.finish()
+        for runner in by_view.values():
+            runner.finish()
 
 
 def require_examples(plan: Plan, counts: CorpusCounts) -> None:
-    """Check that the analyses had an example.
+    """Check that every analysis had an example.
 
     Args:
         counts: The counts of the whole corpus.
 
     Raises:
-        InputError: If they had none; the message gives the reasons.
+        InputError: If one had none; the message gives the reasons.
     """
-    if counts.used:
-        return
-    dataset = plan.options.dataset
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
-    if dataset.kind is DatasetKind.text and dataset.path is None:  # texts in memory
-        raise InputError(f"texts: no usable text ({reasons})")
-    # Some reasons name the key that they depend on; the others depend on what was read.
-    unexplained = not counts.skipped or any("dataset." not in reason for reason in counts.skipped)
-    keys = " and ".join(text_keys(dataset)) if unexplained else ""
-    raise InputError(
-        f"dataset {dataset.path or dataset.kind}: no usable example ({reasons}){keys and f'; check {keys}'}"
-    )
+    options = plan.options
+    for view, own in plan.by_view(counts):
+        if own.used:
+            continue
+        what = "" if len(plan.views) == 1 else f" for analysis={view.names}"
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in own.skipped.items()) or "it has no rows"
+        if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
+            raise InputError(f"texts: no usable text{what} ({reasons})")
+        where = options.dataset.path or options.dataset.kind
+        # Some reasons name the key that they depend on; the others depend on what was read.
+        unexplained = not own.skipped or any("dataset." not in reason for reason in own.skipped)
+        keys = " and ".join(text_keys(options.dataset)) if unexplained else ""
+        raise InputError(f"dataset {where}: no usable example{what} ({reasons}){keys and f'; check {keys}'}")
 
 
 def _announce(plan: Plan) -> None:

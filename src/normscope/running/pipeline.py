@@ -19,7 +19,7 @@ from normscope.errors import InputError, Terminated
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.publish import print_results, publish
-from normscope.reporting.published import against_paper, published
+from normscope.reporting.published import published, with_published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
 from normscope.reporting.tracking import with_environment
@@ -219,19 +219,20 @@ def conclude(run: Run) -> Result:
     result = joined(parts, run.plan.model.layers)
     batching = [note] if (note := run.plan.encoder.batching.note) else []
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
-    result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
-    comparison = against_paper(result)
-    if comparison is None or comparison.empty:
-        return result
-    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison})
+    return with_published(dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None}))
 
 
 def _lost(run: Run) -> list[str]:
-    """What was lost of the corpus."""
+    """What was lost of the corpus, also as the analyses read it that compare the texts of pairs."""
     dataset = run.plan.options.dataset
     key = "max_length" if dataset.kind is DatasetKind.text and dataset.path is None else "dataset.max_length"
-    facts = run.counts.facts() | {"left_out": left_out(dataset)}
-    return lost(facts, f"{run.plan.encoder.max_length} tokens ({key})")
+    said = []
+    for view, counts in run.plan.by_view(run.counts):
+        first = view is run.plan.views[0]
+        facts = counts.facts() | ({"left_out": left_out(dataset)} if first else {})
+        sentences = lost(facts, f"{view.encoder.max_length} tokens ({key})")
+        said += sentences if first else [f"{view.names}: {sentence}" for sentence in sentences]
+    return said
 
 
 def _runner(run: Run, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
@@ -257,11 +258,12 @@ def _missing_categories(run: Run) -> list[str]:
 
 def _show_counts(run: Run) -> None:
     """Report how much was read, and which categories are missing."""
-    counts = run.counts
-    tokens = ", ".join(
-        f"{number:,} {category_name(category)}" for category, number in counts.categories.items() if number
-    )
-    say_detail(f"{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
+    for view, counts in run.plan.by_view(run.counts):
+        who = "" if view is run.plan.views[0] else f"{view.names}: "
+        tokens = ", ".join(
+            f"{number:,} {category_name(category)}" for category, number in counts.categories.items() if number
+        )
+        say_detail(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     options = run.plan.options
     expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
     missing = [category for category in _missing_categories(run) if category != "mask" or expects_masks]

@@ -1,7 +1,6 @@
 """What a run will do: everything that is settled before its first batch, and everything that can fail before it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -18,9 +17,10 @@ from normscope.data.categories import ALL
 from normscope.data.corpora import NumberedCorpus, PairsOf, arranged, open_corpus
 from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
-from normscope.data.examples import Corpus, CorpusCounts
+from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
+from normscope.data.token_sequence import Segmenter
 from normscope.data.token_texts import TokenTexts, Vocabulary
 from normscope.errors import InputError
 from normscope.models.block import GATED, NOT_LINEAR
@@ -91,6 +91,21 @@ def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
 
 
 @dataclasses.dataclass(frozen=True)
+class View:
+    """What some of the analyses see, as they would alone: a pair as one sequence, or its two texts side by side."""
+
+    encoder: Encoder
+    analyses: Sequence[Analysis]
+    token_entries: int = 0
+    """Numbers that these keep for each token of a batch."""
+
+    @property
+    def names(self) -> str:
+        """The analyses, for messages."""
+        return ", ".join(analysis.info.name for analysis in self.analyses)
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A run that is ready for its first batch. Nothing here changes, but for the state inside the analyses."""
 
@@ -98,14 +113,12 @@ class Plan:
     model: LoadedModel
     verification: Verification
     """How closely the observed model matches the untouched one, as far as the analyses look."""
-    encoder: Encoder
-    """Turns examples into what the analyses read: a pair into one sequence, or into its two texts."""
+    views: Sequence[View]
+    """What the analyses see of the corpus; never empty."""
     observer: Observer
     layers: list[int]
     categories: list[str]
     analyses: Sequence[Analysis]
-    token_entries: int
-    """Numbers that these keep for each token of a batch."""
     texts: Sequence[ExplorerText]
     """Those whose token maps are in the report."""
     maps_of_networks: bool
@@ -140,14 +153,18 @@ class Plan:
         _load_heads(model, needs.values())
         phases.begin(Phase.CORPUS)
         layers = chosen_layers(options.layers, model.layout)
-        encoder = _encoder(options.dataset, options.level, model, needs.values(), inputs)
-        categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
+        encoders = _encoders(options.dataset, options.level, model, needs, inputs)
+        categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
         corpus = inputs.open_corpus(options.dataset)
-        if options.dataset.kind is DatasetKind.sample and encoder.separate:  # its other half are single sentences
+        if options.dataset.kind is DatasetKind.sample and encoders[0].separate:  # its other half are single sentences
             corpus = PairsOf(corpus)
         observer = _observer(model, layers, needs.values())
-        context = _context(all_options(options.analysis), model, encoder, observer, layers, categories)
-        resources = _resources(options.dataset, model, encoder, needs.values(), inputs, group)
+        context = _context(all_options(options.analysis), model, encoders[0], observer, layers, categories)
+        resources = {
+            name: resource
+            for own in encoders
+            for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
+        }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
         # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
         of_networks = feed_forward and not model.layout.is_gated
@@ -157,13 +174,12 @@ class Plan:
             options=options,
             model=model,
             verification=verification,
-            encoder=encoder,
+            views=[_view(own, analyses, needs, inputs.info) for own in encoders],
             observer=observer,
             layers=layers,
             categories=categories,
             analyses=analyses,
-            token_entries=_token_entries(needs.values(), inputs.info),
-            texts=_texts(options.dataset, options.report, encoder, len(layers), maps, inputs),
+            texts=_texts(options.dataset, options.report, encoders[0], len(layers), maps, inputs),
             maps_of_networks=of_networks,
             added_maps=added,
             resources=resources,
@@ -173,15 +189,27 @@ class Plan:
         )
 
     @property
+    def encoder(self) -> Encoder:
+        """That of the first view, which shows pairs as sequences if any analysis reads them so."""
+        return self.views[0].encoder
+
+    @property
     def total(self) -> int | None:
         """Number of examples to read, if known; that of one process of several is not."""
         return self.corpus.total if self.group.size == 1 else None
 
     def batches(self, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
         """All batches that this process makes, and whether each is for it; updates the counts."""
-        batch_tokens = self.options.device.batch_tokens
-        read = functools.partial(batches_of_window, encoder=self.encoder, batch_tokens=batch_tokens)
-        return self.group.batches(self.corpus, read, counts)
+        return self.group.batches(self.corpus, self._batches_of_window, counts)
+
+    def _batches_of_window(self, window: Sequence[Example | str], counts: CorpusCounts) -> Iterator[Batch]:
+        """The batches of one window of the corpus, of one view after the other."""
+        for view, own in self.by_view(counts):
+            yield from batches_of_window(window, own, view.encoder, self.options.device.batch_tokens)
+
+    def by_view(self, counts: CorpusCounts) -> list[tuple[View, CorpusCounts]]:
+        """Every view with its counts: those of the first, and those that the other has of pairs that are compared."""
+        return [(view, counts if view is self.views[0] else counts.of_compared()) for view in self.views]
 
     @property
     def identity(self) -> dict[str, object]:
@@ -239,19 +267,7 @@ def _needs(
     needs = {kind: kind.requirements(getattr(options, kind.info.name), inputs.info) for kind in kinds}
     _refuse_missing_feed_forward(needs, stack, inputs.info)
     _refuse_missing_parts(needs, level, inputs.info)
-    _refuse_other_texts(needs)
     return needs
-
-
-def _refuse_other_texts(needs: Mapping[type[Analysis], Requirements]) -> None:
-    """Refuse analyses that read pairs of texts differently: what one sees, the others do not."""
-    apart = [kind.info.name for kind, requirements in needs.items() if requirements.pairs]
-    others = [kind.info.name for kind, requirements in needs.items() if not requirements.pairs]
-    if apart and others:
-        raise InputError(
-            f"analysis={apart[0]} reads the two texts of a pair separately, and analysis={others[0]} reads them as one "
-            f"sequence; start a run for each (-m analysis={apart[0]},{others[0]})"
-        )
 
 
 def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
@@ -316,22 +332,46 @@ def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
             _ = model.translator
 
 
-def _encoder(
-    options: DatasetOptions, level: Level, model: LoadedModel, needs: Iterable[Requirements], inputs: Inputs
-) -> Encoder:
-    needs = list(needs)
-    column = options.categories  # of annotated words, whose values are then the categories
-    values = column_values(inputs.open_corpus(options), column) if isinstance(column, str) else ()
-    words = next((requirements.words for requirements in needs if requirements.words is not None), None)
-    asked = next((requirements.prompts for requirements in needs if requirements.prompts is not None), None)
+def _encoders(
+    options: DatasetOptions,
+    level: Level,
+    model: LoadedModel,
+    needs: Mapping[type[Analysis], Requirements],
+    inputs: Inputs,
+) -> list[Encoder]:
+    """One for each way in which the analyses read pairs; that of pairs as sequences comes first."""
+    values = _annotated_categories(options, inputs)
+    asked = next((requirements.prompts for requirements in needs.values() if requirements.prompts is not None), None)
     prompts = NO_PROMPTS if asked is None else asked(lambda: model.embedder)
-    separate = any(requirements.pairs for requirements in needs)
-    return Encoder(model, options, words, values, separate=separate, level=level, prompts=prompts)
+    return [
+        Encoder(model, options, _words(needs), values, separate=separate, level=level, prompts=prompts)
+        for separate in sorted({requirements.pairs for requirements in needs.values()})
+    ]
 
 
-def _token_entries(needs: Iterable[Requirements], model: ModelInfo) -> int:
-    layers = sum(requirements.keeps_layers for requirements in needs) * model.layers
-    return _KEPT_OF_LAYER * layers * model.hidden_size
+def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:
+    """What the analyses need that see the sequences of an encoder."""
+    return {kind: requirements for kind, requirements in needs.items() if requirements.pairs == encoder.separate}
+
+
+def _view(
+    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], model: ModelInfo
+) -> View:
+    own = _of_view(needs, encoder)
+    tokens = _KEPT_OF_LAYER * model.layers * model.hidden_size
+    tokens *= sum(requirements.keeps_layers for requirements in own.values())
+    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)
+
+
+def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
+    """The segmenter of the analysis that needs words, if any does."""
+    return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
+
+
+def _annotated_categories(options: DatasetOptions, inputs: Inputs) -> tuple[str, ...]:
+    """The values of the column of annotated words that are categories, if `dataset.categories` names one."""
+    column = options.categories
+    return column_values(inputs.open_corpus(options), column) if isinstance(column, str) else ()
 
 
 def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
@@ -382,12 +422,12 @@ def _resources(
     options: DatasetOptions,
     model: LoadedModel,
     encoder: Encoder,
-    needs: Iterable[Requirements],
+    needs: Mapping[type[Analysis], Requirements],
     inputs: Inputs,
     group: ProcessGroup,
 ) -> dict[str, Prepared]:
     """The resources of all analyses, by name; one that several need is prepared once."""
-    wanted = {name: resource for requirements in needs for name, resource in requirements.resources.items()}
+    wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
     context = ResourceContext(options, encoder, model.vocabulary, inputs.open_corpus)
     readers = Readers(group.windows, group.agreeing, group.gathered)
     return prepare_resources(wanted, context, inputs.open_corpus, readers)

@@ -170,7 +170,7 @@ class ProgressMeter:
     ) -> None:
         self._counts, self._total, self._device = counts, total, device
         self._tracker, self._bar, self._clock = tracker, bar, clock
-        self._examples, self._tokens = _examples(counts), counts.tokens
+        self._examples, self._tokens = _examples(counts), counts.all_tokens
         self._started = self._logged = clock()
         self._model_seconds = 0.0
 
@@ -202,7 +202,7 @@ class ProgressMeter:
             examples=examples,
             total=self._total,
             new_examples=examples - self._examples,
-            new_tokens=self._counts.tokens - self._tokens,
+            new_tokens=self._counts.all_tokens - self._tokens,
             seconds=now - self._started,
             model_seconds=self._model_seconds,
         )

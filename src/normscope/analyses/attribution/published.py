@@ -144,6 +144,7 @@ PUBLISHED = Published(
             "Mean over sequences of Spearman's ρ between the scores of two methods.",
             of="agreement.spearman",
             where=_SCORES,
+            label="Spearman’s ρ of the scores",
         ),
         Rollup(
             "<quantity>/comprehensiveness/<method>",
@@ -151,24 +152,30 @@ PUBLISHED = Published(
             "a regression, the `cosine` with the untouched embedding, the probability of the `answer`, or the `loss` of the "
             "remaining tokens.",
             of="ranking.comprehensiveness",
+            label="comprehensiveness",
         ),
-        Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),
+        Rollup(
+            "<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency", label="sufficiency"
+        ),
         Rollup(
             "faithfulness/sequences",
             "Number of sequences on which the methods were tested.",
             of="ranking.count",
             how="max",
+            label="sequences on which faithfulness was tested",
         ),
         Rollup(
             "translation/<method>/source",
             "Mean share of a target word that comes from the source: over the words of each translation, then over "
             "translations.",
             of="translations.source",
+            label="share of the source in the translation (%)",
         ),
         Rollup(
             "translation/<method>/special",
             "The part of this share that comes from the source's special tokens.",
             of="translations.special",
+            label="share of the source’s special tokens (%)",
         ),
     ),
 )
