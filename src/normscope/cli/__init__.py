@@ -31,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from normscope.analyses.registry import plug_ins
 from normscope.cli import command_line
 from normscope.cli.command_line import complaint, culprit, expand_checkpoints, program, translate_command
+from normscope.cli.earlier_run import agreement, earlier_run, metrics_of, options_of
 from normscope.cli.help_page import help_page
 from normscope.cli.sweep import Sweep
 from normscope.config.composition import explain
@@ -39,7 +40,6 @@ from normscope.errors import InputError, PeerError, Terminated, escaped, message
 from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
 from normscope.running.options import SCHEMA, RunOptions, check
-from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.streams import open_streams, shell_word
 
 if TYPE_CHECKING:

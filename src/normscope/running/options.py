@@ -143,8 +143,8 @@ def check(options: RunOptions) -> None:
     check_dataset(options.dataset)
     check_model(options.model)
     check_device(options.device)
-    for analysis in all_options(options.analysis):
-        analysis.validate(options)
+    for name in enabled_analyses(options.analysis):
+        getattr(options.analysis, name).validate(options)
     settled(options)
     _check_level(options.level, options.analysis)
 
