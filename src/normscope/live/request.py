@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from normscope.data.options import Level
 from normscope.errors import InputError, printable
 from normscope.live.engine import Ask
-
-T = TypeVar("T")
 
 LONGEST_TEXT = 100_000
 """Characters."""
@@ -109,7 +107,7 @@ def read_request(given: object, models: int) -> tuple[Request, State]:
     Raises:
         InputError: If it is invalid.
     """
-    request = _read(_REQUEST, given, "request")
+    request: Request = _read(_REQUEST, given, "request")
     state = read_state(request.state, models)
     if not 0 <= request.side < len(state.sides):
         raise InputError(f"side={request.side}: expected a number below {len(state.sides)}")
@@ -126,8 +124,8 @@ def read_state(given: object, models: int) -> State:
     Raises:
         InputError: If a name is unknown, or a value invalid.
     """
-    values = _read(_VALUES, given, "state")
-    state = _read(_STATE, {name: value for name, value in values.items() if name not in VIEW}, "state")
+    values: dict[str, str] = _read(_VALUES, given, "state")
+    state: State = _read(_STATE, {name: value for name, value in values.items() if name not in VIEW}, "state")
     for name, number in (("model", state.model), ("compare", state.compare)):
         if number is not None and not 1 <= number <= models:
             raise InputError(f"{name}={number}: expected a model from 1 to {models}")
@@ -136,7 +134,7 @@ def read_state(given: object, models: int) -> State:
     return state
 
 
-def _read(reader: TypeAdapter[T], given: object, what: str) -> T:
+def _read(reader: TypeAdapter[Any], given: object, what: str) -> Any:
     try:
         return reader.validate_python(given)
     except ValidationError as error:
