@@ -226,10 +226,10 @@ def test_conda_users_get_what_pip_users_get():
 
 
 def test_every_dependency_has_a_reason_and_a_pinned_version():
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    reasons = (ROOT / "docs/development/dependencies.md").read_text()
     constraints = (ROOT / "constraints.txt").read_text()
     for name in _requirements():
-        assert f"`{name}`" in contributing, f"{name} has no reason in CONTRIBUTING.md"
+        assert f"`{name}`" in reasons, f"{name} has no reason in the documentation"
         assert re.search(rf"^{name.replace('-', '[-_]')}==", constraints, re.MULTILINE | re.IGNORECASE), name
 
 

@@ -15,10 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from normscope import viewing
 from normscope.analyses.registry import analyses
-from normscope.command_line import ATTENTION, translate_command
+from normscope.cli.command_line import ATTENTION, translate_command
 from normscope.maths.mixing import Method
+from normscope.reporting import viewing
 from normscope.reporting.comparison import wandb_report
 from normscope.results.run_tables import RUN_TABLES
 from normscope.running.options import SCHEMA, check
