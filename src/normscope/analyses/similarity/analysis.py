@@ -34,6 +34,7 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.codes import category_name
 from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
@@ -180,6 +181,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], cosine: float) -> tuple[pd.Data
         return table, "the documents that are most similar to query 1, by cosine similarity (higher is more similar)"
     if "by_category" in tables:
         table = tables["by_category"].pivot(index="category_a", columns="category_b", values="contribution")
+        table = table.rename(index=category_name, columns=category_name)
         table = table.rename_axis(index="first text", columns="second text")
         return table, f"what pairs of categories add to the mean cosine of {cosine:.3f}"
     table = tables["by_span"].pivot(index="span", columns="text", values="contribution")

@@ -2,6 +2,7 @@
 // but its data, so that pages and notebooks can show it alike.
 
 const SHORTLIST = 10;
+const LONGEST_TITLE = 60; // characters of a text as a title
 const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", beside: "", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
@@ -140,8 +141,8 @@ class Explorer {
       if (!options.some(([value]) => String(value) === String(state[name]))) state[name] = options[0][0];
       box.value = state[name];
     };
-    const short = (text) => ([...text].length > 60 ? `${sliced(text, 0, 59)}…` : text);
-    offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${short(title)}`]));
+    offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${clipped(title, LONGEST_TITLE)}`]));
+    data.sentences.forEach(({ title }, at) => { this.boxes.sentence.options[at].title = title; });
     offer("layer", sentence.layers.map((layer, at) => [at, layer || "all"]));
     const single = Array.from({ length: sentence.heads }, (_, at) => [at + 1, String(at + 1)]);
     offer("head", [[BLOCK, "block (heads combined)"], ...(single.length ? [[EVERY_HEAD, "every head, side by side"]] : []), ...single]);

@@ -5,13 +5,14 @@ const LONGEST_LABEL = 16;
 const LONGEST_TARGET = 44; // of a row that is a target
 const ROLE_WIDTH = 62; // of the longest name of a role
 
-const clipped = (token, longest = LONGEST_LABEL) => ([...token].length > longest ? `${sliced(token, 0, longest - 1)}…` : token);
+const columnLabel = (token) => clipped(token, LONGEST_LABEL);
 const rowLabel = (map, token) => clipped(token, map.ofTargets ? LONGEST_TARGET : LONGEST_LABEL);
 
 class MapView {
   // `onMove(cell)` is called when the pointer or the keys reach a cell, `onPin(row, column)` when the reader chooses one;
-  // a label of the map's edge chooses with the other one undefined. `label` is what screen readers say.
-  constructor({ label, onMove, onPin }) {
+  // a label of the map's edge chooses with the other one undefined. `label` is what screen readers say, `across` what the columns
+  // are, if their labels do not say it.
+  constructor({ label, across = "", onMove, onPin }) {
     Object.assign(this, { onMove, onPin });
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.cursor = make("div", { className: "cursor", hidden: true });
@@ -20,7 +21,7 @@ class MapView {
     this.borders = make("div", { className: "borders", "aria-hidden": "true" });
     this.cells = make("div", { className: "cells" }, this.canvas, this.borders, this.cursor);
     this.tip = make("div", { className: "tip", hidden: true, "aria-hidden": "true" });
-    const corner = make("div", { className: "corner", "aria-hidden": "true" });
+    const corner = make("div", { className: "corner", "aria-hidden": "true" }, across);
     this.grid = make("div", { className: "map-grid" }, corner, this.columns, this.rows, this.cells);
     this.viewport = make("div", {
       className: "viewport", tabIndex: 0, role: "application",
@@ -55,7 +56,7 @@ class MapView {
     this.width = this.node.clientWidth;
     const room = (this.width || 700) - labelWidth - 4;
     // The whole map is to be seen without scrolling, unless its cells would be too small to read.
-    const labelHeight = Math.max(...map.columns.map((token) => clipped(token).length)) * 7.3 + 16;
+    const labelHeight = Math.max(...map.columns.map((token) => columnLabel(token).length)) * 7.3 + 16;
     const fits = Math.floor((Math.min(736, 0.82 * innerHeight) - labelHeight) / rows);
     const wide = Math.min(Math.max(Math.floor(room / columns), CELL.smallest), CELL.largest);
     const size = fits >= CELL.smallest ? Math.min(wide, fits) : wide;
@@ -67,7 +68,7 @@ class MapView {
     const label = (token, at, text) =>
       make("span", { title: roles ? `${token} (${roles[at]})` : token, "data-at": at, ...(beginsRole(roles, at) && { "data-role": roles[at] }) }, text);
     this.rows.replaceChildren(...map.rows.map((token, at) => label(token, at, rowLabel(map, token))));
-    this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, clipped(token))));
+    this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, columnLabel(token))));
     paintCells(this.canvas);
     this.borders.replaceChildren(...this.roleBorders(map));
     this.hideTip();
