@@ -15,7 +15,7 @@ MEAN, SHARE, LEAST, OTHER = (
     "own/number",
 )
 RATIO = "mixing ratio (AttnResLn-N: the attention block)"
-OF_OTHERS = "share of other tokens (AttnResLn-N: the attention block)"
+OF_OTHERS = "signed share of other tokens (AttnResLn-N: the attention block)"
 
 
 def comparison(metrics: dict[str, dict[str, float]], tests=(), seeds=()):
@@ -80,7 +80,7 @@ def test_runs_with_long_labels_are_rows_too():
 def test_names_that_do_not_fit_beside_their_columns_are_abbreviated():
     metrics = {metric: {f"layers=[{layer}]": 0.25 for layer in (1, 3, 5)} for metric in (MEAN, SHARE)}
     table = most_different(comparison(metrics))
-    assert table.index.tolist() == ["mixing ratio (AttnResLn-N)", "share of other tokens (AttnResLn-N)"]
+    assert table.index.tolist() == ["mixing ratio (AttnResLn-N)", "signed share of other tokens (AttnResLn-N)"]
 
 
 def test_seeds_are_one_column():

@@ -12,6 +12,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
+from normscope.reporting.comparison.effects import of_shares
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.run_comparison import RunComparison, Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
@@ -74,7 +75,12 @@ def _told(comparison: RunComparison) -> list[Section]:
     """The verdict, and the runs that failed."""
     sentences = [Finding(sentence) for sentence in verdict(comparison)]
     curves = [Measure([figure_element(story.figure(), "story")]) for story in stories(comparison)[:1]]
-    told = [Section("verdict", "Verdict", findings=sentences, measures=curves, ordered=True)] if sentences else []
+    note = of_shares(sentence.text for sentence in sentences)
+    told = (
+        [Section("verdict", "Verdict", findings=sentences, note=note, measures=curves, ordered=True)]
+        if sentences
+        else []
+    )
     if comparison.failures:
         told.append(Section("failed", "Failed runs", remarks=comparison.failures))
     return told
