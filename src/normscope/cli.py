@@ -39,7 +39,7 @@ from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
-from normscope.streams import open_streams
+from normscope.streams import open_streams, wrapped
 from normscope.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _show_job(number: int, overrides: Sequence[str], result: "Result") -> None:
     """Print the line of a job."""
     from normscope.reporting.comparison.in_terminal import line
 
-    print(f"{_job(number, overrides)}: {line(result)}", flush=True)
+    print(wrapped(f"{_job(number, overrides)}: {line(result)}"), flush=True)
 
 
 def _job(number: int, overrides: Sequence[str]) -> str:

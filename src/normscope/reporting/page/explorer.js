@@ -187,7 +187,7 @@ class Explorer {
     this.colours = palette(this.root, this.signed ? "--diverging" : "--sequential");
     this.scale = this.scaleOf(this.map);
     if (side) this.drawHeads();
-    else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
+    else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours), !this.beside.hidden);
     if (!this.beside.hidden) this.drawBeside();
     this.drawStrip();
     this.drawLegend();
@@ -206,7 +206,7 @@ class Explorer {
     const map = mapOf(this.data, selection);
     const colours = palette(this.root, isSigned(this.data, selection) ? "--diverging" : "--sequential");
     const scale = this.scaleOf(map, selection);
-    this.other.show(map, (canvas) => paint(canvas, map, scale, colours));
+    this.other.show(map, (canvas) => paint(canvas, map, scale, colours), true);
     this.otherLegend.replaceChildren(...this.legendOf(map, scale, colours, this.data.measures[selection.measure]));
   }
 

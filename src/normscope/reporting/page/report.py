@@ -164,8 +164,8 @@ def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Se
     drawn = {full: figure for full, figure in figures.items() if not _is_pair(figure)}
     answer = findings[0].figure if findings else ""
     order = sorted(drawn, key=lambda full: full != answer)  # that of the finding, if it has one
-    measures = [Measure([figure_element(drawn[full], full)]) for full in order]
     first = 0 if pair else 1
+    measures = [Measure([figure_element(drawn[full], full, first=place < first)]) for place, full in enumerate(order)]
     return Section(
         name,
         title(name),
