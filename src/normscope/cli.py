@@ -304,8 +304,15 @@ def _job(number: int, overrides: Sequence[str]) -> str:
     except InputError:  # a launcher's process was started with other words
         given = set()
     # What all jobs have stands in the command as it is.
-    own = [text for text in overrides if text.lower() not in given]
+    own = [_without_folders(text) for text in overrides if text.lower() not in given]
     return escaped(f"job {number}: {' '.join(own)}" if own else f"job {number}")
+
+
+def _without_folders(override: str) -> str:
+    """An override without the folders of an absolute path, which the jobs of a sweep mostly share."""
+    key, _, value = override.partition("=")
+    path = value.strip("'\"")
+    return f"{key}={Path(path).name}" if path.startswith("/") else override
 
 
 def _process_began() -> float:

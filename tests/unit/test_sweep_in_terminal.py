@@ -95,6 +95,6 @@ def test_seeds_are_one_column():
 
 def test_a_run_of_several_is_a_line_with_one_measure():
     metrics = {LEAST: 0.1, OTHER: 5.0, SHARE: 0.125, MEAN: 0.25}
-    assert line(Result(metrics=metrics)) == f"{RATIO} 25.0%"
-    assert line(Result(metrics={OTHER: 5.0, SHARE: 0.125})) == f"{OF_OTHERS} 12.5%"
+    assert line(Result(metrics=metrics)) == "mixing ratio (AttnResLn-N) 25.0%"
+    assert line(Result(metrics={OTHER: 5.0, SHARE: 0.125})) == "signed share of other tokens (AttnResLn-N) 12.5%"
     assert line(Result(metrics={OTHER: 5.0})) == "completed"

@@ -35,7 +35,7 @@ def line(result: Result) -> str:
     """What one run of several has found: the measure of the attention block, or the first that has a curve."""
     named = [name for name in result.metrics if has_curve(name) and not is_extreme(name)]
     metric = BLOCK if BLOCK in named else next(iter(named), "")
-    return f"{metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
+    return f"{short_metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
 
 
 def most_different(comparison: RunComparison) -> pd.DataFrame:
