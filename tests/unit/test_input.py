@@ -18,8 +18,8 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
 from normscope.models.options import ModelOptions
+from normscope.reporting.viewing import command
 from normscope.running.options import SCHEMA, RunOptions, check
-from normscope.viewing import command
 
 
 def strings() -> list[str]:

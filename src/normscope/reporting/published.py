@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -135,7 +135,7 @@ def published(paper: str) -> list[dict[str, Any]]:
     return groups
 
 
-def file_of(paper: str) -> Path:
+def file_of(paper: str) -> Traversable:
     """The file of a paper's published numbers.
 
     Raises:

@@ -28,7 +28,7 @@ class SinkInput(enum.StrEnum):
 class SinksOptions(AnalysisConfig):
     """Attention sinks and massive activations (Gu et al. 2025, Sun et al. 2024)."""
 
-    inputs: SomeOf[SinkInput] = dataclasses.field(default_factory=lambda: list(SinkInput))
+    inputs: SomeOf[SinkInput] = dataclasses.field(default_factory=[*SinkInput].copy)
     """What to measure sink rates on: sequences of the corpus (`text`), random tokens in their place (`random`), or one random
     token in place of all others (`repeat`)."""
     length: Annotated[int, Field(ge=2)] = 64
@@ -62,7 +62,7 @@ class SinksOptions(AnalysisConfig):
             InputError: If `dataset.max_length` cuts every sequence below `length`.
         """
         longest = run.dataset.max_length
-        if self.enabled and longest is not None and longest < self.length:
+        if longest is not None and longest < self.length:
             raise InputError(
                 f"analysis.sinks.length={self.length}: expected at most dataset.max_length={longest}, to which all sequences "
                 "are cut"

@@ -25,7 +25,7 @@ from normscope.results.findings import Sentence, ranked
 from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
 from normscope.rounding import begun, counted, duration, number
-from normscope.shell import shell_word
+from normscope.streams import shell_word
 
 _OURS = f"""@software{{normscope,
   title = {{normscope: what the attention blocks of a Transformer really do}},

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, cut, escaped, one_line, printable
+from normscope.live.texts import as_given
 from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
 from normscope.reporting.page.explorer import attention_page
@@ -18,7 +19,6 @@ from normscope.results.maps import TokenMap
 from normscope.rounding import begun, counted, number
 from normscope.running.options import RunOptions
 from normscope.streams import wrapped
-from normscope.typed_texts import as_given
 from normscope.untrusted.writing import write_file
 
 PAGE, TABLE = "attention.html", "attention.parquet"
@@ -57,7 +57,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     Args:
         options: The model, the device, `layers` and `dataset.chat_template`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
-            `typed_texts`).
+            `live.texts`).
         asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as typed; see `normscope.attention`.
         folder: The folder to write to, created if needed.
 
