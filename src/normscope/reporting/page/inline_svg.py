@@ -47,7 +47,7 @@ def figure_element(figure: Figure, name: str, *, first: bool = False) -> Markup:
     Args:
         figure: What to draw.
         name: The name of the element.
-        first: Whether the figure has its place beside text. A tall one is then drawn a second time, in as many panels across as
+        first: Whether the figure is seen without unfolding. A tall one is then drawn a second time, in as many panels across as
             the page is wide; the page's style shows it where there is room.
     """
     caption = caption_of(figure)
