@@ -22,7 +22,7 @@ from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import Throughput, say, say_detail
 from normscope.reporting.weights_and_biases import Tracker, no_tracker
-from normscope.rounding import counted, numbered
+from normscope.rounding import counted, number, numbered
 from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.memory import BatchRunner, explain_out_of_memory
 from normscope.running.options import RunOptions
@@ -243,7 +243,7 @@ def _announce(plan: Plan) -> None:
         f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
         *(["random weights"] if plan.options.model.random_init else []),
         *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
-        f"matches the untouched model to {plan.verification.error:.1e}",
+        f"matches the untouched model to {number(plan.verification.error, digits=2)}",
     )
 
 

@@ -17,7 +17,6 @@ from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted, text_wid
 from normscope.reporting.figures.style import SMALL, points
 from normscope.reporting.palette import DIVERGING, FAINT, ON_LITTLE, ON_MUCH
 from normscope.results.figures import ColouredText
-from normscope.rounding import MINUS
 
 _NUMBERED = 5
 """Tokens of each text whose values are written below them: those with the largest."""
@@ -63,7 +62,7 @@ def coloured_text(figure: ColouredText, width: float) -> Canvas:
         _draw(axes, token, largest, line)
     taken: list[tuple[float, float, float]] = []
     for token in sorted(numbered, key=lambda token: -abs(token.value)):
-        text = f"{token.value:.2g}".replace("-", MINUS)
+        text = number(token.value, digits=2)
         middle, half = token.left + token.width / 2, text_width(text, small) / 2
         if any(top == token.top and abs(middle - other) < half + reach for top, other, reach in taken):
             continue  # it would overlap that of a larger value
