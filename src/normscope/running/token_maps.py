@@ -213,9 +213,13 @@ def _sentence(
     on_device = batch.to(model.device)
     found = pair_maps(observer, on_device, heads, feed_forward=feed_forward, in_double=False)
     maps = {name: values.float().numpy() for name, values in found.items()}
-    weights, vectors = maps.pop("head_w", None), maps.pop("head_n", None)
-    head_maps = {"attn_w": weights, **({"attn_n": vectors} if words else {})} if single_heads else {}
-    norms = None if words else vectors
+    head_maps, norms = {}, None
+    if single_heads:
+        head_maps["attn_w"], vectors = maps.pop("head_w"), maps.pop("head_n")
+        if words:
+            head_maps["attn_n"] = vectors
+        else:
+            norms = vectors
     about = without_values(model, batch)
     title = f"{about.title} …" if text.cut else about.title
     return dataclasses.replace(about, title=title, layers=tuple(layers), maps=maps, head_maps=head_maps, norms=norms)
