@@ -61,8 +61,8 @@ _ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"}
 
 
 def wrapped(text: str) -> str:
-    """A text in lines that fit into a terminal."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    """A text in lines that fit into a terminal; a path or an address that is longer than a line stays whole."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def shell_word(text: str) -> str:

@@ -20,12 +20,12 @@ from normscope.reporting.comparison.compare import compared
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.layer_charts import layer_charts
-from normscope.reporting.measures import cell_title, metric_title
 from normscope.reporting.options import Verbosity
 from normscope.reporting.page.report import page
 from normscope.reporting.published import COLUMNS, COMPARISON
 from normscope.reporting.terminal import set_verbosity, show
 from normscope.results.codes import SPECIAL_TOKENS, in_words
+from normscope.results.measures import cell_title, metric_title
 from normscope.results.parts import joined
 from normscope.results.result import Result
 from normscope.running.options import RunOptions

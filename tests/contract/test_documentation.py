@@ -219,6 +219,7 @@ def test_the_readme_is_short():
     assert max(map(len, lines)) <= 180
 
 
+@pytest.mark.draws
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     monkeypatch.chdir(tmp_path)

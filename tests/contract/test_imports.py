@@ -1,4 +1,4 @@
-"""Imports point one way (CONTRIBUTING.md, 'Architecture')."""
+"""Imports point one way (CONTRIBUTING.md, 'The house')."""
 
 import ast
 import functools

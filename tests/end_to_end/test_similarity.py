@@ -80,7 +80,7 @@ def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, save
     assert result["metrics"]["similarity/cosine"] == pytest.approx(pairs["value"].mean())
     assert found["similarity_by_category"]["contribution"].sum() == pytest.approx(pairs["value"].mean(), abs=1e-5)
     assert result["metrics"]["similarity/gold/count"] == 4
-    ranks = pairs.dropna()[["value", "gold"]].rank()
+    ranks = pairs.dropna(subset="gold")[["value", "gold"]].rank()
     assert result["metrics"]["similarity/gold/spearman"] == pytest.approx(ranks.corr().iloc[0, 1])
     skipped = result["facts"]["skipped"]
     assert skipped == {"without a second text (dataset.pair_column)": 1, "empty": 1}
@@ -277,17 +277,31 @@ def test_documents_are_ranked_with_the_prompts_of_the_model(command, encoder, tm
         values = made.similarity(made.encode_query(row["query"]), made.encode_document(documents))[0].tolist()
         places = sorted(range(len(values)), key=lambda place: -values[place])
         expected += [(number, place + 1, rank, values[place]) for rank, place in enumerate(places, start=1)]
-    rankings = found["similarity_rankings"]
+    rankings = found["similarity_pairs"]
     columns = ["query", "document", "rank"]
     assert rankings[columns].to_numpy().tolist() == [list(each[:3]) for each in expected]
     assert rankings["value"].tolist() == pytest.approx([each[3] for each in expected], abs=1e-5)
-    assert found["similarity_pairs"]["gold"].fillna(-1).tolist() == [2, 0, 3, -1, -1]
-    spans = found["similarity_by_span"].set_index(["text", "span"])
-    assert spans["contribution"].sum() == pytest.approx(rankings["value"].mean(), abs=1e-5)
-    tokenizer = made.tokenizer
-    prompt = len(tokenizer("search query: ", add_special_tokens=False)["input_ids"])
-    assert spans.loc[("first", "prompt"), "count"] == prompt * 5
+    assert rankings.sort_values("row")["gold"].fillna(-1).tolist() == [2, 0, 3, -1, -1]
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    spans = {name: value for name, value in metrics.items() if name.startswith("similarity/span/")}
+    assert {name.rpartition("/")[2] for name in spans} == {"special", "prompt", "text", "bias"}
+    assert sum(spans.values()) == pytest.approx(rankings["value"].mean(), abs=1e-5)
+    assert spans["similarity/span/prompt"] == pytest.approx(sum(of_prompts(made)) / 5, abs=1e-5)
     assert ("similarity_by_category" in found) == (sums == "false")
+
+
+def of_prompts(encoder):
+    """What the prompts add to the similarity of each query and document, from the pairs of tokens."""
+    lengths = [
+        len(encoder.tokenizer(encoder.prompts[name], add_special_tokens=False)["input_ids"])
+        for name in ("query", "document")
+    ]
+    model = normscope.wrap(encoder)
+    for row in RANKINGS:
+        for document in row["documents"]:
+            texts = row["query"], document["text"] if isinstance(document, dict) else document
+            matrix = normscope.similarity(model, *texts, prompts=("query", "document")).matrix
+            yield sum(matrix.sum(axis=1 - side)[1 : 1 + length].sum() for side, length in enumerate(lengths)) / 2
 
 
 @pytest.mark.slow
@@ -300,7 +314,7 @@ def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp
     assert 'id="ranking-root"' in page
     assert 'id="explorer-root"' not in page
     (pairs,) = re.findall(r'id="pairs-data">(.*?)</script>', page)
-    rankings = tables(folder)["similarity_rankings"].query("query == 1")
+    rankings = tables(folder)["similarity_pairs"].query("query == 1")
     sums = [sum(pair["values"]) for pair in json.loads(pairs)["similarity"]]
     assert sums == pytest.approx(rankings["value"].tolist(), abs=1e-4)
 
@@ -398,6 +412,6 @@ def test_thousands_of_documents_are_read_a_window_at_a_time(command, encoder, tm
     outcome, folder = ranked(command, encoder, tmp_path, "analysis.similarity.sums=true", rows=rows)
     assert outcome.status == 0, outcome.err
     assert sizes == [LOOKAHEAD, LOOKAHEAD, 100]
-    rankings = tables(folder)["similarity_rankings"]
+    rankings = tables(folder)["similarity_pairs"]
     assert rankings["document"].nunique() == len(documents)
     assert rankings["value"].is_monotonic_decreasing

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.stats
 import torch
 
-from normscope.analyses.similarity.options import SimilarityOptions
+from normscope.analyses.declarations.similarity import SimilarityOptions
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
@@ -120,13 +120,13 @@ def expected(
     if len(scored) >= 3:
         metrics["gold/spearman"] = scipy.stats.spearmanr(*zip(*scored, strict=True)).statistic
     metrics |= _gold_parts(parts, specimen.gold)
-    spans, tokens = _spans(pairs, matrices), _tokens(specimen, pairs, matrices)
     friends = _false_friends(specimen, pairs, matrices)
-    for name in ("special", "text", "bias"):
-        metrics[f"span/{name}"] = sum(row["contribution"] for (_, span), row in spans.items() if span == name)
-        metrics[f"span_share/{name}"] = metrics[f"span/{name}"] / np.mean(values)
+    for name, added in _spans(pairs, matrices).items():
+        metrics |= {f"span/{name}": added / len(pairs), f"span_share/{name}": added / sum(values)}
+    ranked = _rankings(specimen, values)
     rows = [
         {"row": number, "value": value, "bias_share": bias / value, "gold": np.nan if gold is None else gold}
+        | ranked.get(number, dict.fromkeys(("query", "document", "rank"), np.nan))
         for number, (value, bias, gold) in enumerate(zip(values, with_bias, specimen.gold, strict=True), start=1)
     ]
     by_category = table(
@@ -135,26 +135,22 @@ def expected(
     )
     tables = {
         "pairs": table(["row"], rows),
-        "by_span": table(["text", "span"], [{"text": a, "span": b, **row} for (a, b), row in spans.items()]),
-        "by_token": table(["token", "token_id"], tokens),
+        "by_token": table(["token", "token_id"], _tokens(specimen, pairs, matrices, friends)),
     }
-    if specimen.ranked:
-        tables["rankings"] = table(["query", "document"], _rankings(specimen, values))
-    if friends is not None:
-        tables["false_friends"] = table(["token", "token_id"], friends, ["total", "mean", "count"])
     drawn = _drawn(specimen, pairs, values, options)
     figures = _figures(pairs, matrices, values, parts, shown, drawn)
     sentences = _sentences(metrics, friends)
     if options.sums:
         figures = {name: figure for name, figure in figures.items() if name == "by_similarity"}
-        summary = tables["by_span"].reset_index().pivot(index="span", columns="text", values="contribution")
+        of_categories = {spoken(name): {"contribution": np.mean(values_of)} for name, values_of in parts.items()}
+        summary = table(["category"], [{"category": name, **row} for name, row in of_categories.items()])
     else:
         tables["by_category"] = by_category
         summary = by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution")
-        ranked = specimen.ranked if options.rows is None else ()
-        sentences = [*(_similar(ranked, row, pairs, matrices, values) for row in drawn[:1]), *sentences]
+        of_query = specimen.ranked if options.rows is None else ()
+        sentences = [*(_similar(of_query, row, pairs, matrices, values) for row in drawn[:1]), *sentences]
     if specimen.ranked:
-        first = tables["rankings"].reset_index().query("query == 1").sort_values("rank")
+        first = tables["pairs"].query("query == 1").sort_values("rank")
         summary = first.set_index("rank")[["document", "value"]].rename(columns={"value": "cosine"})
     return Expected(tables, metrics, {}, figures, summary, sentences)
 
@@ -191,19 +187,17 @@ def _similar(ranked, row, pairs, matrices, values) -> str:
     return f"The cosine similarity of {name} is {_digits(values[row - 1])}; {why}"
 
 
-def _rankings(specimen, values) -> list[dict[str, float]]:
-    return [
-        {
+def _rankings(specimen, values) -> dict[int, dict[str, float]]:
+    return {
+        row: {
             "query": query,
             "document": document,
-            "row": row,
             "rank": 1
             + sum(other > value for other, (of, _) in zip(values, specimen.ranked, strict=True) if of == query),
-            "value": value,
         }
         for row, (value, (query, document)) in enumerate(zip(values, specimen.ranked, strict=False), start=1)
         if query
-    ]
+    }
 
 
 def _gold_parts(parts, gold) -> dict[str, float]:
@@ -220,53 +214,49 @@ def _gold_parts(parts, gold) -> dict[str, float]:
 
 
 def _occurrences(pairs, matrices):
-    """Every token and bias of every text: the number of the pair, the side, the token, its category, and half its sum."""
+    """Every token and bias of every text: the number of the pair, the token, its category, and half its sum."""
     for number, (pair, matrix) in enumerate(zip(pairs, matrices, strict=True)):
-        for side, (text, sums) in enumerate(zip(pair, (matrix.sum(axis=1), matrix.sum(axis=0)), strict=True)):
+        for text, sums in zip(pair, (matrix.sum(axis=1), matrix.sum(axis=0)), strict=True):
             for token, category, added in zip([*text.tokens, None], text.categories, sums, strict=True):
-                yield number, side, token, category, added / 2
+                yield number, token, category, added / 2
 
 
-def _spans(pairs, matrices) -> dict[tuple[str, str], dict[str, float]]:
-    total = sum(matrix.sum() for matrix in matrices) / len(matrices)
-    found: dict[tuple[str, str], list[float]] = {}
-    for _, side, token, _, added in _occurrences(pairs, matrices):
+def _spans(pairs, matrices) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for _, token, _, added in _occurrences(pairs, matrices):
         span = "bias" if token is None else "special" if token in SPECIAL else "text"
-        found.setdefault((["first", "second"][side], span), []).append(added)
-    return {
-        key: {
-            "contribution": sum(added) / len(pairs),
-            "share": sum(added) / len(pairs) / total,
-            "count": len(added),
-        }
-        for key, added in found.items()
-    }
+        found[span] = found.get(span, 0.0) + added
+    return found
 
 
-def _by_token(specimen, added: Mapping[str, list[float]], of: str, divided: int) -> list[dict[str, Any]]:
+def _tokens(specimen, pairs, matrices, friends: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    found: dict[str, list[float]] = {}
+    for _, token, _, added in _occurrences(pairs, matrices):
+        if token is not None:
+            found.setdefault(token, []).append(added)
     ids = specimen.loaded.tokenizer.get_vocab()
     return [
-        {"token": token, "token_id": ids[token], of: sum(each) / divided, "mean": np.mean(each), "count": len(each)}
-        for token, each in added.items()
+        {
+            "token": token,
+            "token_id": ids[token],
+            "contribution": sum(added) / len(pairs),
+            "mean": np.mean(added),
+            "count": len(added),
+            "low_gold": sum(friends[token]) if token in friends else np.nan,
+            "low_gold_pairs": len(friends[token]) if token in friends else np.nan,
+        }
+        for token, added in found.items()
     ]
 
 
-def _tokens(specimen, pairs, matrices) -> list[dict[str, Any]]:
-    found: dict[str, list[float]] = {}
-    for _, _, token, _, added in _occurrences(pairs, matrices):
-        if token is not None:
-            found.setdefault(token, []).append(added)
-    return _by_token(specimen, found, "contribution", len(pairs))
-
-
-def _false_friends(specimen, pairs, matrices) -> list[dict[str, Any]] | None:
-    """The three words that add most to each pair with a gold score in the lowest quarter."""
+def _false_friends(specimen, pairs, matrices) -> dict[str, list[float]]:
+    """What the three words add that add most to a pair, for each pair with a gold score in the lowest quarter."""
     scored = [score for score in specimen.gold if score is not None]
     if len(scored) < 3:
-        return None
+        return {}
     low = {n for n, score in enumerate(specimen.gold) if score is not None and score <= np.quantile(scored, 0.25)}
     words: dict[int, dict[str, float]] = {}
-    for number, _, token, category, added in _occurrences(pairs, matrices):
+    for number, token, category, added in _occurrences(pairs, matrices):
         if number in low and token is not None and token not in SPECIAL and category not in ("punctuation", "first"):
             of_pair = words.setdefault(number, {})
             of_pair[token] = of_pair.get(token, 0.0) + added
@@ -275,7 +265,7 @@ def _false_friends(specimen, pairs, matrices) -> list[dict[str, Any]] | None:
         for token in sorted(of_pair, key=lambda each: -of_pair[each])[:3]:
             if of_pair[token] > 0:
                 found.setdefault(token, []).append(of_pair[token])
-    return _by_token(specimen, found, "total", 1)
+    return found
 
 
 def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
@@ -381,34 +371,33 @@ def _figures(pairs, matrices, values, parts, shown, drawn) -> dict[str, Picture]
     return figures
 
 
-def _sentences(metrics: Mapping[str, Any], friends: list[dict[str, Any]] | None) -> list[str]:
+def _sentences(metrics: Mapping[str, Any], friends: Mapping[str, list[float]]) -> list[str]:
     with_bias, cosine = metrics["with_bias"], metrics["cosine"]
     verbs = ["subtract" if part < 0 else "add" for part in (cosine - with_bias, with_bias)]
     categories = {name[len("category/") :]: value for name, value in metrics.items() if name.startswith("category/")}
     del categories["bias"]
     first = max(categories, key=categories.__getitem__)
-    sentences = [
+    made = (
         f"The mean cosine similarity of {metrics['pairs']} pairs of texts is {_digits(cosine)}: pairs of tokens {verbs[0]} "
         f"{_digits(abs(cosine - with_bias))}, and pairs with the model's biases on at least one side {verbs[1]} "
-        f"{_digits(abs(with_bias))}.",
-    ]
+        f"{_digits(abs(with_bias))}."
+    )
     if len(categories) > 1 and categories[first] > 0:
         most = [name for name in categories if name == first or not visibly_apart(categories[name], categories[first])]
         kinds = " and ".join({"other": "ordinary"}.get(name, spoken(name)) for name in most)
         amount = _digits(categories[first]) if len(most) == 1 else f"about {_digits(categories[first])} each"
-        sentences.append(f"{kinds[0].upper()}{kinds[1:]} tokens add most to the mean cosine: {amount}.")
-    if "gold/spearman" in metrics:
-        sentences.append(
-            f"Spearman's ρ between the cosines and the gold scores of {metrics['gold/count']} pairs is "
-            f"{three_digits(metrics['gold/spearman'])}."
-        )
+        made += f" {kinds[0].upper()}{kinds[1:]} tokens add most to it: {amount}."
+    if "gold/spearman" not in metrics:
+        return [made]
+    beside = (
+        f"Spearman's ρ between the cosines and the gold scores of {metrics['gold/count']} pairs is "
+        f"{three_digits(metrics['gold/spearman'])}"
+    )
     if friends:
-        first = [f"“{row['token']}”" for row in sorted(friends, key=lambda row: -row["total"])[:3]]
-        listed = first[0] if len(first) == 1 else f"{', '.join(first[:-1])} and {first[-1]}"
-        sentences.append(
-            f"In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: {listed}."
-        )
-    return sentences
+        words = [f"“{word}”" for word in sorted(friends, key=lambda word: -sum(friends[word]))[:3]]
+        listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+        beside += f"; in the quarter with the lowest gold scores, these words add most: {listed}"
+    return [made, f"{beside}."]
 
 
 def _digits(value: float) -> str:

@@ -15,10 +15,10 @@ from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
+from normscope.analyses.declarations.similarity import SimilarityOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.frequency import FREQUENCIES
-from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies

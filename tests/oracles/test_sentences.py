@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from normscope.analyses.drawn_pairs import DrawnPair
 from normscope.analyses.registry import analyses
-from normscope.analyses.similarity.pair_maps import DrawnPair
 from normscope.results.figures import TextPair
 
 MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
@@ -188,28 +188,27 @@ CASES = {
                 "model's biases on at least one side subtract 0.10.",
             ],
         ),
-        ({"category/cls": 0.2, "category/bias": 0.4}, []),  # the only category of tokens is not the first of several
-        (
-            {"category/cls": 0.2, "category/other": 0.1, "category/bias": 0.4},
-            ["[CLS] tokens add most to the mean cosine: 0.20."],
+        *(
+            (
+                {"pairs": 2.0, "cosine": 0.5, "with_bias": -0.1, "category/bias": 0.4} | categories,
+                [
+                    "The mean cosine similarity of 2 pairs of texts is 0.50: pairs of tokens add 0.60, and pairs with the "
+                    f"model's biases on at least one side subtract 0.10.{most}"
+                ],
+            )
+            for categories, most in (
+                ({"category/cls": 0.2}, ""),  # the only category of tokens is not the first of several
+                ({"category/cls": 0.2, "category/other": 0.1}, " [CLS] tokens add most to it: 0.20."),
+                (
+                    {"category/cls": 0.2, "category/punctuation": 0.2001},
+                    " [CLS] and punctuation tokens add most to it: about 0.20 each.",
+                ),
+                ({"category/cls": 0.2, "category/punctuation": 0.2011}, " Punctuation tokens add most to it: 0.20."),
+                ({"category/cls": 0.2, "category/other": 0.3}, " Ordinary tokens add most to it: 0.30."),
+                ({"category/cls": 0.001, "category/other": -0.1}, " [CLS] tokens add most to it: 0.0010."),
+                ({"category/cls": 0.0, "category/other": -0.1}, ""),
+            )
         ),
-        (
-            {"category/cls": 0.2, "category/punctuation": 0.2001},
-            ["[CLS] and punctuation tokens add most to the mean cosine: about 0.20 each."],
-        ),
-        (
-            {"category/cls": 0.2, "category/punctuation": 0.2011},
-            ["Punctuation tokens add most to the mean cosine: 0.20."],
-        ),
-        (
-            {"category/cls": 0.2, "category/other": 0.3},
-            ["Ordinary tokens add most to the mean cosine: 0.30."],
-        ),
-        (
-            {"category/cls": 0.001, "category/other": -0.1},
-            ["[CLS] tokens add most to the mean cosine: 0.0010."],
-        ),
-        ({"category/cls": 0.0, "category/other": -0.1}, []),
         (
             {"pairs": 2.0, "cosine": -0.25, "with_bias": -0.2, "gold/count": 2.0},
             [
@@ -241,11 +240,11 @@ CASES = {
             ],
         ),
         (
-            {},
+            {"gold/spearman": 0.8123, "gold/count": 12.0},
             {"friends": ["dog", "man", "cut", "cat"]},
             [
-                "In the quarter of the pairs with the lowest gold scores, these words add most to the cosines: “dog”, “man” "
-                "and “cut”."
+                "Spearman's ρ between the cosines and the gold scores of 12 pairs is +0.81; in the quarter with the lowest "
+                "gold scores, these words add most: “dog”, “man” and “cut”."
             ],
         ),
     ],

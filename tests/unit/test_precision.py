@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from normscope.analyses import feedforward, massive_activations, samples, score, sinks
-from normscope.analyses.attribution import sample
+from normscope.analyses import feedforward, samples, score, sinks
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
@@ -100,12 +99,6 @@ def test_the_documented_coverage_is_that_of_simulations():
 
 LAYERS, CATEGORIES = [1, 3], ["punctuation", "other", "all"]
 VARIANTS = [(inputs, "without_bos") for inputs in SinkInput]
-MODULES = {
-    "score": [samples],
-    "sinks": [massive_activations, sinks],
-    "feedforward": [samples],
-    "attribution": [sample],
-}
 HEADLINES = {"score": score, "sinks": sinks, "feedforward": feedforward}
 ENDS = {
     "score": (
@@ -125,8 +118,7 @@ ENDS = {
 
 def findings(name, options, monkeypatch, size):
     """What an analysis publishes if it looks at its intervals after so many sequences."""
-    for module in MODULES[name]:
-        monkeypatch.setattr(module, "in_rounds", functools.partial(in_rounds, first=size, size=size))
+    monkeypatch.setattr(samples, "in_rounds", functools.partial(in_rounds, first=size, size=size))
     others = {"options": [OutliersOptions(dimensions=[2, 7])]} if name == "score" else {}
     return getattr(specimens, ENDS[name][0])().findings(name, options, LAYERS, CATEGORIES, **others)
 

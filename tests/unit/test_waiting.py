@@ -15,11 +15,11 @@ from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
 from normscope.analyses.declarations.norms import NormsOptions
+from normscope.analyses.declarations.similarity import SimilarityOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.norms import NormsAnalysis
 from normscope.analyses.registry import analyses
-from normscope.analyses.similarity.analysis import SimilarityAnalysis
-from normscope.analyses.similarity.options import SimilarityOptions
+from normscope.analyses.similarity import SimilarityAnalysis
 from normscope.analyses.syntax import TREEBANK, SyntaxAnalysis
 from normscope.analyses.treebank import Treebank
 from normscope.data.batching import Pairing

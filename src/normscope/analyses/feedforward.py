@@ -14,7 +14,7 @@ import torch
 from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.feedforward import FEEDFORWARD, METHODS, STEP, FeedForwardOptions
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
-from normscope.analyses.samples import batches_until_precise, note_on_length
+from normscope.analyses.samples import note_on_length, steps_until_precise
 from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
@@ -82,8 +82,8 @@ class FeedForwardAnalysis(Analysis):
     def intervene(self, runner: InterventionRunner) -> None:
         """Compare the maps of the sample, sequence by sequence: in a batch, pairs with padding would be computed as well."""
         sample, title = self._sample.compute().tensors, "token maps of feed-forward networks"
-        enough = batches_until_precise(runner, sample, self._maps.half_width, self.options.precision, title)
-        for batch in enough:
+        known, precision = self._maps.half_width, self.options.precision
+        for batch in steps_until_precise(runner, sample, runner.batches, known, precision, title):
             for row in range(batch.sequences):
                 self._maps.observe(runner, batch.part(row, row + 1))
 

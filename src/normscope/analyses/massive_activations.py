@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.declarations.sinks import LOSS, SinksOptions, weight_on
 from normscope.analyses.removals import beside_controls, random_sets, weight_by_category, without_all
+from normscope.analyses.samples import steps_until_precise
 from normscope.data.batching import Batch
 from normscope.maths.massive import MASSIVE, is_massive, massive_activations, median_magnitudes
 from normscope.maths.tensors import host_waits
@@ -23,7 +24,7 @@ from normscope.statistics.accumulator import Accumulator
 from normscope.statistics.intervals import FEWEST
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
-from normscope.statistics.precision import half_width, in_rounds, until_precise
+from normscope.statistics.precision import half_width
 
 VALUES = ("zero", "mean")
 """What massive activations are set to."""
@@ -232,30 +233,26 @@ def _outcomes(
     """
     before, outcomes = _Outcome(), {step: _Outcome() for step in steps}
 
-    def passes(batch: Batch) -> Iterator[None]:
-        """One step for each ablation of a batch."""
-        members, weights = counted.members(batch), list[Tensor]()
-
-        def keep(block: AttentionBlock) -> None:
-            if block.layer >= replacement.start:
-                weights.append(weight_by_category(block, members))
-
-        unchanged = runner.unchanged(batch, keep, [replacement.start])
-        before.add(weights, unchanged.loss)
-        for step, outcome in outcomes.items():
-            weights.clear()
-            loss = runner.ablated(unchanged, keep, replacement.of(*step))
-            outcome.add(weights, loss)
-            yield
+    def passes(part: Sequence[Tensor]) -> "list[tuple[Batch, tuple[str, tuple[int, ...]] | None]]":
+        return list(itertools.product(runner.batches(part), (None, *steps)))  # None: unchanged
 
     def known() -> float:
         return half_width((outcomes[steps[0]].weights - before.weights).numpy())
 
-    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
-    batches = itertools.chain.from_iterable(until_precise(parts, known, precision))
-    every = itertools.chain.from_iterable(map(passes, batches))
-    for _ in runner.progress(every, len(steps) * sum(map(len, parts)), "ablations of massive activations"):
-        pass
+    title = "ablations of massive activations"
+    for batch, step in steps_until_precise(runner, sample, passes, known, precision, title):
+        weights: list[Tensor] = []
+
+        def keep(block: AttentionBlock, batch: Batch = batch, weights: list[Tensor] = weights) -> None:
+            if block.layer >= replacement.start:
+                weights.append(weight_by_category(block, counted.members(batch)))
+
+        if step is None:
+            unchanged = runner.unchanged(batch, keep, [replacement.start])
+            before.add(weights, unchanged.loss)
+        else:
+            loss = runner.ablated(unchanged, keep, replacement.of(*step))
+            outcomes[step].add(weights, loss)
     return before, outcomes
 
 

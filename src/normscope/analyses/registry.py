@@ -14,10 +14,10 @@ from normscope.analyses.declarations.mixing import MIXING
 from normscope.analyses.declarations.norms import NORMS
 from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.declarations.score import SCORE
+from normscope.analyses.declarations.similarity import SIMILARITY
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.analyses.declarations.syntax import SYNTAX
 from normscope.analyses.info import AnalysisInfo
-from normscope.analyses.similarity.options import SIMILARITY
 
 ENTRY_POINTS = "normscope.analyses"
 """Entry point group. Each entry point refers to an `AnalysisInfo`."""

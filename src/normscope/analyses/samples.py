@@ -2,33 +2,38 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from jaxtyping import Int
 from torch import Tensor
 
-from normscope.data.batching import Batch
 from normscope.models.interventions import InterventionRunner
 from normscope.statistics.precision import in_rounds, until_precise
 
+S = TypeVar("S")
+T = TypeVar("T")
 
-def batches_until_precise(
+
+def steps_until_precise(
     runner: InterventionRunner,
-    sample: Sequence[Int[Tensor, "kind _"]],
+    sample: Sequence[S],
+    steps: Callable[[Sequence[S]], Sequence[T]],
     half_width: Callable[[], float],
     precision: float | None,
     title: str,
-) -> Iterator[Batch]:
-    """The batches of a sample, with a progress bar, until its headline is precise enough.
+) -> Iterator[T]:
+    """What is to be done with a sample, step by step with a progress bar, until its headline is precise enough.
 
     Args:
-        sample: Sequences, as `InterventionRunner.batches` takes them.
+        sample: In random order.
+        steps: Returns the steps for a part of the sample, such as its batches (`InterventionRunner.batches`).
         half_width: See `until_precise`.
         precision: The half-width at which the sample ends; None for the whole sample.
         title: Title of the progress bar.
     """
-    parts = [runner.batches(part) for part in in_rounds(sample, precision)]
-    batches = itertools.chain.from_iterable(until_precise(parts, half_width, precision))
-    yield from runner.progress(batches, sum(map(len, parts)), title)
+    parts = [steps(part) for part in in_rounds(sample, precision)]
+    enough = itertools.chain.from_iterable(until_precise(parts, half_width, precision))
+    yield from runner.progress(enough, sum(map(len, parts)), title)
 
 
 def note_on_length(analysis: str, sample: Sequence[Int[Tensor, "kind _"]], tokens: int | None) -> list[str]:

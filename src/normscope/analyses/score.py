@@ -18,7 +18,7 @@ from normscope.analyses.declarations.score import SCORE, ScoreOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.hidden_moments import HiddenMoments
 from normscope.analyses.removals import beside_controls, random_sets, weight_by_category, without_all
-from normscope.analyses.samples import batches_until_precise
+from normscope.analyses.samples import steps_until_precise
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.masks import Mask
@@ -200,10 +200,12 @@ class ScoreAnalysis(Analysis):
             for dimensions in ((), *(dimensions for _, dimensions in removed), *controls)
         }
         changes: list[Float[Tensor, "sequence group"]] = []
-        precision = options.intervention_precision
-        for batch in batches_until_precise(
-            runner, sample, lambda: half_width(torch.cat(changes).numpy()), precision, "interventions on single blocks"
-        ):
+        precision, title = options.intervention_precision, "interventions on single blocks"
+
+        def known() -> float:
+            return half_width(torch.cat(changes).numpy())
+
+        for batch in steps_until_precise(runner, sample, runner.batches, known, precision, title):
             members, of_batch = counted.members(batch), totals[()].new_zeros(batch.sequences, len(counted.categories))
 
             def visit(block: AttentionBlock, members: Tensor = members, of_batch: Tensor = of_batch) -> None:

@@ -18,6 +18,7 @@ from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.sinks import LOSS, NOWHERE, SINKS, SinkInput, SinksOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.massive_activations import MassiveSearch, ablate
+from normscope.analyses.samples import steps_until_precise
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, FIRST
 from normscope.data.token_sequence import fingerprint
@@ -36,7 +37,7 @@ from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
-from normscope.statistics.precision import half_width, in_rounds, until_precise
+from normscope.statistics.precision import half_width
 from normscope.statistics.tidy import tidy
 
 _WORDS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
@@ -119,10 +120,14 @@ class SinksAnalysis(Analysis):
         begins = (True, False) if context.vocabulary.first is not None else (False,)
         variants = itertools.starmap(Variant, itertools.product(map(SinkInput, options.inputs), begins))
         every = [SinkRates(variant, context, options) for variant in variants]
-        parts = in_rounds(sample, options.precision)
-        enough = until_precise(parts, lambda: max(rates.half_width() for rates in every), options.precision)
-        steps = ((part, rates) for part in enough for rates in every)
-        for part, rates in runner.progress(steps, len(parts) * len(every), "sink rates"):
+
+        def passes(part: Sequence[Tensor]) -> list[tuple[Sequence[Tensor], SinkRates]]:
+            return [(part, rates) for rates in every]
+
+        def known() -> float:
+            return max(rates.half_width() for rates in every)
+
+        for part, rates in steps_until_precise(runner, sample, passes, known, options.precision, "sink rates"):
             rates.measure(runner, runner.batches(sequences_of(rates.variant, part, options, context)))
         self._rates = [rates for rates in every if rates.sequences]
         if options.ablation:

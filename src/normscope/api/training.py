@@ -18,9 +18,9 @@ from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, is_ids
-from normscope.reporting.measures import metric_title
 from normscope.reporting.weights_and_biases import log_to_active_run
 from normscope.results.figures import Lines
+from normscope.results.measures import metric_title
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
 from normscope.untrusted.plain_data import MIB, text

@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from normscope.data.options import Level
 from normscope.errors import InputError, printable
 from normscope.live.engine import Ask
-
-T = TypeVar("T")
 
 LONGEST_TEXT = 100_000
 """Characters."""
@@ -96,9 +94,7 @@ class Request:
         return Ask(self.tab or None, self.number)
 
 
-Values = dict[str, Text]
-"""Those of an address."""
-_READERS = {kind: TypeAdapter(kind) for kind in (Request, State, Values)}
+_VALUES, _STATE, _REQUEST = TypeAdapter(dict[str, Text]), TypeAdapter(State), TypeAdapter(Request)
 
 
 def read_request(given: object, models: int) -> tuple[Request, State]:
@@ -111,7 +107,7 @@ def read_request(given: object, models: int) -> tuple[Request, State]:
     Raises:
         InputError: If it is invalid.
     """
-    request = _read(Request, given, "request")
+    request: Request = _read(_REQUEST, given, "request")
     state = read_state(request.state, models)
     if not 0 <= request.side < len(state.sides):
         raise InputError(f"side={request.side}: expected a number below {len(state.sides)}")
@@ -128,8 +124,8 @@ def read_state(given: object, models: int) -> State:
     Raises:
         InputError: If a name is unknown, or a value invalid.
     """
-    values = _read(Values, given, "state")
-    state = _read(State, {name: value for name, value in values.items() if name not in VIEW}, "state")
+    values: dict[str, str] = _read(_VALUES, given, "state")
+    state: State = _read(_STATE, {name: value for name, value in values.items() if name not in VIEW}, "state")
     for name, number in (("model", state.model), ("compare", state.compare)):
         if number is not None and not 1 <= number <= models:
             raise InputError(f"{name}={number}: expected a model from 1 to {models}")
@@ -138,12 +134,11 @@ def read_state(given: object, models: int) -> State:
     return state
 
 
-def _read(kind: type[T], given: object, what: str) -> T:
+def _read(reader: TypeAdapter[Any], given: object, what: str) -> Any:
     try:
-        read: T = _READERS[kind].validate_python(given)
+        return reader.validate_python(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = first["msg"]
         where, value = ".".join(map(str, first["loc"])) or what, printable(repr(first["input"]), 40)
         raise InputError(f"{printable(where, 40)}={value}: {message[:1].lower()}{message[1:]}") from error
-    return read

@@ -1,8 +1,8 @@
 """Comparison of a run's results with a paper's published numbers."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -11,7 +11,7 @@ import yaml
 from normscope.config.schema import flat
 from normscope.distribution import folder
 from normscope.errors import InputError
-from normscope.reporting.measures import cell_title, metric_title
+from normscope.results.measures import cell_title, metric_title
 from normscope.results.result import Result
 
 PAPERS = folder("experiments")
@@ -125,9 +125,18 @@ def _pairs(
     return pairs
 
 
-@functools.cache
 def published(paper: str) -> list[dict[str, Any]]:
     """A paper's groups of published numbers.
+
+    Raises:
+        InputError: If the paper has no such file.
+    """
+    groups: list[dict[str, Any]] = yaml.safe_load(file_of(paper).read_text(encoding="utf-8"))
+    return groups
+
+
+def file_of(paper: str) -> Traversable:
+    """The file of a paper's published numbers.
 
     Raises:
         InputError: If the paper has no such file.
@@ -135,5 +144,4 @@ def published(paper: str) -> list[dict[str, Any]]:
     known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
     if paper not in known:
         raise InputError(f"recipe.paper={paper}: it has no published numbers; expected one of {', '.join(known)}")
-    groups: list[dict[str, Any]] = yaml.safe_load((PAPERS / paper / "published.yaml").read_text(encoding="utf-8"))
-    return groups
+    return PAPERS / paper / "published.yaml"

@@ -48,15 +48,15 @@ def set_verbosity(verbosity: Verbosity, *, brief: bool = False) -> None:
 
 
 def say(*sentences: str) -> None:
-    """Print one line to stderr, above any progress bar; nothing if the run is quiet."""
+    """Print a message to stderr, above any progress bar, in lines that fit into a terminal; nothing if the run is quiet."""
     global _spoke
     _spoke = time.monotonic()
     if not _quiet:
-        tqdm.write(escaped(", ".join(sentences)), file=sys.stderr)
+        tqdm.write(wrapped(escaped(", ".join(sentences))), file=sys.stderr)
 
 
 def say_detail(*sentences: str) -> None:
-    """Print one line to stderr about a run that has the terminal to itself."""
+    """Print a message to stderr about a run that has the terminal to itself."""
     if not _brief:
         say(*sentences)
 

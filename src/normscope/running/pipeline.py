@@ -19,7 +19,7 @@ from normscope.errors import InputError, Terminated
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.publish import print_results, publish
-from normscope.reporting.published import published, with_published
+from normscope.reporting.published import file_of, with_published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
 from normscope.reporting.tracking import with_environment
@@ -165,7 +165,7 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     with group.agreeing():
         check(options)
         if options.recipe.paper is not None:
-            published(options.recipe.paper)  # fail before the run if it is missing
+            file_of(options.recipe.paper)  # fail before the run if it is missing
         results = RunFolder(folder, resumed=options.resume is not None, fresh=fresh) if group.is_main else None
     try:
         yield results

@@ -14,6 +14,7 @@ from normscope.analyses.attribution.erasures import by_score, random_orders, wit
 from normscope.analyses.attribution.faithfulness import Faithfulness
 from normscope.analyses.attribution.options import AttributionOptions, Erasure
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.samples import steps_until_precise
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod, MapStage, defined_methods
 from normscope.attribution.model_maps import ModelMaps, model_maps
@@ -26,7 +27,6 @@ from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
 from normscope.results.maps import TokenMap
-from normscope.statistics.precision import in_rounds, until_precise
 
 _DRAWN, _DRAWN_TOKENS = 2, 40
 """Number of sequences whose maps are drawn: the shortest that have at most so many tokens."""
@@ -111,10 +111,10 @@ class SampleAttribution:
                 "analysis.attribution.target=answer: in every sampled pair, the text or its answer has no tokens, or together "
                 "they exceed the model's maximum length"
             )
-        precision = self._options.precision
-        parts = until_precise(in_rounds(texts, precision), self.faithfulness.half_width, precision)
-        enough = itertools.chain.from_iterable(parts)
-        for batch, answer in self._runner.progress(enough, len(texts), "attribution of a sample"):
+        known, precision = self.faithfulness.half_width, self._options.precision
+        for batch, answer in steps_until_precise(
+            self._runner, texts, list, known, precision, "attribution of a sample"
+        ):
             self.noun = "tokens" if batch.units is None else "words"
             of_tokens, maps = self._maps(batch, keep=False)
             self._add_maps(batch, maps)

@@ -120,7 +120,7 @@ PUBLISHED = Published(
             of="by_head.share",
             how="count",
             where={"category": "all"},
-            label="heads",
+            label="number of heads",
         ),
         Rollup(
             "spearman/<category>",

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.measures import panel_of
 from normscope.results.declare import Panel, unitless
+from normscope.results.measures import panel_of
 
 
 @dataclasses.dataclass

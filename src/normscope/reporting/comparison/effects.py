@@ -1,7 +1,7 @@
 """The size of a difference beside the natural range of its measure."""
 
-from normscope.reporting.measures import panel_of
 from normscope.results.declare import is_percentage
+from normscope.results.measures import panel_of
 
 COUNTS = 0.1
 """The part of a measure's natural range below which a difference counts as nothing."""

@@ -7,8 +7,8 @@ from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.story import BLOCK, stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
-from normscope.reporting.measures import has_curve, metric_title, short_metric_title
 from normscope.reporting.terminal import show_sentence, show_table
+from normscope.results.measures import has_curve, metric_title, short_metric_title
 from normscope.results.result import Result
 from normscope.streams import WIDTH
 

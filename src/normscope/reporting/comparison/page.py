@@ -19,11 +19,11 @@ from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.comparison.training_figures import maps_over_steps
 from normscope.reporting.comparison.verdict import verdict
-from normscope.reporting.measures import metric_title
 from normscope.reporting.page.elements import table, table_data
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.run_folder import REPORT
+from normscope.results.measures import metric_title
 from normscope.rounding import counted, duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
 

@@ -9,9 +9,9 @@ from normscope.reporting.comparison.effects import COUNTS, effect, is_part
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.swept import SEED, short_keys
-from normscope.reporting.measures import has_curve, metric_title, panel_of
 from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import Lines
+from normscope.results.measures import has_curve, metric_title, panel_of
 from normscope.rounding import begun, brief, brief_share, compared
 
 FEWEST = 3

@@ -12,9 +12,9 @@ from typing import Any
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.errors import InputError, one_line
 from normscope.reporting.layer_charts import figure_key, layer_charts
-from normscope.reporting.measures import panel_of
 from normscope.results.codes import in_prose
 from normscope.results.declare import Published, Rollup, declared
+from normscope.results.measures import panel_of
 from normscope.results.result import Result
 
 _WIDTH, _HEIGHT = 12, 8

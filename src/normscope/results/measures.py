@@ -4,21 +4,23 @@ from collections.abc import Mapping
 
 from normscope.analyses.registry import analyses
 from normscope.results.codes import in_words
-from normscope.results.declare import Panel, unitless
+from normscope.results.declare import Panel, Published, unitless
 
 
 def metric_title(metric: str) -> str:
     """A number or curve in words: `mixing ratio (AttnResLn-N: the attention block)`.
 
     Args:
-        metric: Its full name, `<analysis>/<name>`. If no analysis describes it, this is written with spaces.
+        metric: Its full name, `<analysis>/<name>`. It is returned if no analysis describes it.
     """
-    return panel_of(metric).words
+    panel = panel_of(metric)
+    return panel.words if panel.label else metric
 
 
 def short_metric_title(metric: str) -> str:
     """The same with its method's abbreviation alone: `mixing ratio (AttnResLn-N)`."""
-    return panel_of(metric).short_words
+    panel = panel_of(metric)
+    return panel.short_words if panel.label else metric
 
 
 def cell_title(table: str, column: str, at: Mapping[str, object]) -> str:
@@ -44,6 +46,4 @@ def has_curve(metric: str) -> bool:
 def panel_of(metric: str) -> Panel:
     """How a number or curve is shown."""
     owner, _, name = metric.partition("/")
-    if owner in analyses():
-        return analyses()[owner].published.panel(name)
-    return Panel(" ".join(map(in_words, metric.split("/"))), "")
+    return (analyses()[owner].published if owner in analyses() else Published()).panel(name)

@@ -1,4 +1,4 @@
-"""Token-by-token maps of a few pairs of texts."""
+"""Token-by-token maps of a few pairs of texts, for the analysis of similarity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

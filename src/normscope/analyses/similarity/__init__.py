@@ -1,1 +1,0 @@
-"""Which categories of tokens the similarity of texts comes from."""
