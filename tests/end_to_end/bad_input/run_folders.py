@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from normscope.analyses.registry import analyses
-from normscope.running.checkpoint import checksum
+from normscope.untrusted.tensor_files import checksum
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.spoil import as_json
 from tests.end_to_end.bad_input.stock import Stock, succeed
