@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from normscope.alignment.options import AlignmentOptions
-from normscope.analyses.attribution.options import AttributionOptions
-from normscope.analyses.attribution.sampled_pairs import PAIRS
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
@@ -23,6 +22,7 @@ from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
+from normscope.analyses.sampled_pairs import PAIRS
 from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
-from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
+from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.norms import NormsOptions

@@ -29,6 +29,7 @@ from normscope.results.rollups import roll_up
 from normscope.rounding import brief, brief_share, compared, differ
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.precision import half_width
+from normscope.statistics.rank_correlation import correlation
 
 STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
     "ff": (LayerStage.BLOCK, LayerStage.NETWORK),
@@ -176,9 +177,9 @@ class MapComparison:
             if before not in ranks or after not in ranks:
                 continue
             changes = self._changes.setdefault((layer, step), [])
-            correlation = _correlation(ranks[before], ranks[after])
-            if correlation is not None:
-                changes.append(1 - correlation)
+            spearman = correlation(ranks[before], ranks[after])
+            if spearman is not None:
+                changes.append(1 - spearman)
                 if step == "ff":
                     self._by_network[-1].append(changes[-1])
 
@@ -211,13 +212,6 @@ class MapComparison:
         if query == key:
             return "same token"
         return "adjacent" if distance == 1 and not batch.is_cross_attention else "other"
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float | None:
-    """The correlation of two lists of ranks; None if either is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
-    return float(one @ other) / size if size else None
 
 
 def _shares(norms: np.ndarray, seen: np.ndarray) -> np.ndarray:

@@ -42,6 +42,7 @@ from normscope.rounding import begun, brief, compared, counted, differ, enumerat
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans, KeyedSummary
 from normscope.statistics.mean import Mean, MeanSummary
+from normscope.statistics.rank_correlation import FEWEST_PAIRS, correlation
 from normscope.statistics.tidy import tidy
 
 BIAS = "bias"
@@ -58,9 +59,6 @@ _NO_WORDS = (*CATEGORIES[:-1], FIRST)
 
 _LISTED = 10
 """Documents in the terminal."""
-
-_FEWEST = 3
-"""Pairs below which a rank correlation says nothing."""
 
 _LOW = 0.25
 """The share of pairs whose gold scores are low."""
@@ -387,7 +385,7 @@ def false_friends(kept: Float[Tensor, "pair column"], columns: PairColumns) -> p
     gold, friends = columns.of(kept, "gold"), columns.friends(kept)
     scored = gold[~np.isnan(gold)]
     low = np.zeros_like(gold, dtype=bool)
-    if len(scored) >= _FEWEST and scored.min() < scored.max():
+    if len(scored) >= FEWEST_PAIRS and scored.min() < scored.max():
         low = gold <= np.quantile(scored, _LOW)
     groups = friends[low[friends["pair"]]].groupby("token_id", sort=True)["added"]
     return groups.agg(["sum", "count"]).set_axis(["low_gold", "low_gold_pairs"], axis="columns")
@@ -456,16 +454,11 @@ def gold_correlation(pairs: pd.DataFrame, parts: pd.DataFrame) -> dict[str, floa
         return {}
     gold, metrics = pairs["gold"][scored], {"gold/count": float(scored.sum())}
     sides = {"gold/spearman": pairs["value"], **{f"gold/category/{name}": parts[name] for name in parts}}
-    found = {name: _spearman(values[scored], gold) for name, values in sides.items()}
+    if len(gold) < FEWEST_PAIRS:
+        return metrics
+    ranks = gold.rank().to_numpy()
+    found = {name: correlation(values[scored].rank().to_numpy(), ranks) for name, values in sides.items()}
     return metrics | {name: value for name, value in found.items() if value is not None}
-
-
-def _spearman(values: pd.Series, gold: pd.Series) -> float | None:
-    import scipy.stats  # slow to import
-
-    if len(gold) < _FEWEST or gold.nunique() < 2 or values.nunique() < 2:
-        return None
-    return float(scipy.stats.spearmanr(values, gold).statistic)
 
 
 def describe_figures(
