@@ -1,6 +1,7 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
 import gc
+import importlib
 import itertools
 import os
 import shutil
@@ -34,17 +35,21 @@ from hypothesis import settings
 settings.register_profile("normscope", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("normscope")
 
+LIBRARIES = [
+    *("hydra.main", "pandas", "pyarrow.parquet", "scipy.stats", "matplotlib.figure", "wandb", "torch.distributed"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+    *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
+]
+"""What a run imports of other people's."""
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import libraries in the processes that run tests, before our code does: the hook would compile them again, unmarked."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        from tests.end_to_end.forks import import_libraries, start_server
-
-        import_libraries()
-        start_server()
         gc.disable()  # until all tests are collected
+        for library in LIBRARIES:
+            importlib.import_module(library)
 
 
 def pytest_collection_finish() -> None:
@@ -65,9 +70,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure() -> None:
-    from tests.end_to_end.forks import stop_server
-
-    stop_server()
     _HUB.cleanup()
 
 
@@ -91,17 +93,6 @@ def nothing_left_behind(temporary_directory) -> Iterator[None]:
     for path in left:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert not left, f"left in the temporary directory: {sorted(path.name for path in left)}"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_configs() -> Iterator[None]:
-    """Hydra does nothing twice."""
-    from tests.end_to_end.quick_configs import PATCHES
-
-    with pytest.MonkeyPatch.context() as patch:
-        for replaced in PATCHES:
-            patch.setattr(*replaced, raising=False)
-        yield
 
 
 @pytest.fixture(autouse=True)

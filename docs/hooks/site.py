@@ -4,6 +4,7 @@ formulas into MathML, so that no page needs a script."""
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -20,6 +21,14 @@ from docs.hooks import (
     python_reference,
 )
 
+_CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+def _contributing() -> str:
+    """The page that the repository shows, with links from the documentation's folder."""
+    return _CONTRIBUTING.read_text().replace("](docs/", "](")
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "gallery.md": gallery.page,
     "reference/keys.md": config_keys.page,
@@ -27,6 +36,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/models.md": models.page,
     "reference/python.md": python_reference.page,
     "guides/papers.md": citations.page,
+    "contributing.md": _contributing,
 }
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.S)

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
         wrap,
     )
     from normscope.live.notebook import LivePage, explore
+    from normscope.reporting.viewing import compare, page
     from normscope.results.result import Result
-    from normscope.viewing import compare, page
 
     read = Result.read
 
@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
 
         return Result if name == "Result" else Result.read
     if name in ("compare", "page"):  # nor do they
-        from normscope import viewing
+        from normscope.reporting import viewing
 
         return getattr(viewing, name)
     # Importing torch and transformers takes seconds, which `--help` should not.

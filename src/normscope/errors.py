@@ -54,12 +54,19 @@ def message(error: BaseException) -> str:
 
 
 def printable(text: str, longest: int) -> str:
-    """Text on one line, with control characters escaped, truncated if it is too long.
+    """Text on one line, with control characters escaped, cut if it is too long.
 
     Messages quote names and values from files, which may contain anything.
     """
-    shown = escaped(text[: longest + 1])
-    return shown if len(shown) <= longest else shown[:longest] + "…"
+    return cut(escaped(cut(text, longest)), longest)
+
+
+def cut(text: str, longest: int) -> str:
+    """A text without its middle if it has more characters: names that begin alike may end differently."""
+    if len(text) <= longest:
+        return text
+    end = (longest - 1) // 2
+    return f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"
 
 
 _JOINERS = "\u200c\u200d"

@@ -10,6 +10,7 @@ import io
 import locale
 import os
 import select
+import shlex
 import sys
 import textwrap
 from typing import Any, TextIO
@@ -56,10 +57,34 @@ _UP = "\x1b[A"
 _BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
 """Bytes of names that are no text, as Python reads them."""
 
+_ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"}
+
 
 def wrapped(text: str) -> str:
-    """A text in lines that fit into a terminal."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    """A text in lines that fit into a terminal; a path or an address that is longer than a line stays whole."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def shell_word(text: str) -> str:
+    """A text as one word of a shell, without characters that a terminal acts on when they are pasted.
+
+    Inside quotes they would still end the paste, delete what was typed or press Enter: the terminal reads them before the shell
+    does. `$'…'` writes them as escapes (bash, zsh, ksh, POSIX 2024).
+
+    Args:
+        text: Anything but NUL, which no argument can hold.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_shell_escaped, text)) + "'"
+
+
+def _shell_escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable() and character not in "'!":  # ! would begin a word of the shell's history
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode())
 
 
 def open_streams() -> None:

@@ -26,8 +26,6 @@ from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import COLUMN, PAGE, SCREEN
 from normscope.results.figures import Figure, Lines
-from tests.oracles import specimens
-from tests.oracles.specimens import Specimen
 from tests.oracles.test_outputs import everything
 
 
@@ -160,16 +158,11 @@ def unknown_symbols(caption: str, texts: list[str]) -> list[str]:
     return absent
 
 
-@pytest.fixture(scope="module")
-def bert() -> Specimen:
-    return specimens.bert()
-
-
 @pytest.mark.slow
 @pytest.mark.draws
 @pytest.mark.parametrize("name", analyses())
-def test_captions_name_what_is_drawn_at_every_width(name, bert):
-    figures: Mapping[str, Figure] = everything(name, bert).figures
+def test_captions_name_what_is_drawn_at_every_width(name):
+    figures: Mapping[str, Figure] = everything(name).figures
     wrong = {}
     for (title, figure), width in itertools.product(figures.items(), (COLUMN, PAGE, SCREEN)):
         with styled():

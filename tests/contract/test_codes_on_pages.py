@@ -1,4 +1,4 @@
-"""Nobody reads the name of a column or the code of a value on a page: what stands for something is written in words."""
+"""Nobody reads the name of a column or a number, or the code of a value: pages and the terminal write it in words."""
 
 import dataclasses
 import html
@@ -6,6 +6,8 @@ import json
 import re
 import zlib
 from base64 import b64decode
+from collections.abc import Iterable
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,12 +15,21 @@ import pytest
 from normscope.analyses.registry import analyses
 from normscope.config.schema import plain
 from normscope.models.options import ModelOptions
+from normscope.reporting.comparison import in_terminal
+from normscope.reporting.comparison.compare import compared
+from normscope.reporting.comparison.page import comparison_page
+from normscope.reporting.comparison.verdict import verdict
+from normscope.reporting.layer_charts import layer_charts
+from normscope.reporting.options import Verbosity
 from normscope.reporting.page.report import page
+from normscope.reporting.published import COLUMNS, COMPARISON
+from normscope.reporting.terminal import set_verbosity, show
 from normscope.results.codes import SPECIAL_TOKENS, in_words
+from normscope.results.measures import cell_title, metric_title
 from normscope.results.parts import joined
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
-from tests.oracles import specimens
+from normscope.streams import WIDTH
 from tests.oracles.test_outputs import everything
 
 CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL_TOKENS, 'alpha'])})(?![\w\]])")
@@ -27,11 +38,6 @@ CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL
 OWN = re.compile(r"<(script|style|pre)\b.*?</\1>", re.DOTALL)
 """What is no text, and what users type themselves: config and command."""
 FILES = re.compile(r"\btables/\w+\.parquet\b")
-
-
-@pytest.fixture(scope="module")
-def bert():
-    return specimens.bert()
 
 
 def reported(name: str, part: Result) -> Result:
@@ -59,18 +65,73 @@ def read(content: str, of_texts: set[str]) -> list[str]:
     return [FILES.sub("", html.unescape(text)) for text in texts]
 
 
+def codes(texts: Iterable[str]) -> dict[str, str]:
+    """The codes in texts, each with the text that has it."""
+    return {found[0]: text for text in texts if (found := CODE.search(text))}
+
+
+@pytest.fixture(scope="module", params=analyses())
+def result(request) -> Result:
+    """The results of an analysis, beside published numbers for all of them, and a table of which a paper has a row."""
+    name = request.param
+    result = reported(name, everything(name))
+    rows = [
+        (metric, metric_title(metric), value, value, 0.0, 1.0, True, "", "x")
+        for metric, value in result.metrics.items()
+    ]
+    if name == "score":
+        at = {"layer": 2, "dimension": 308, "category": "cls", "head": 1}
+        rows.append(("score_contributions", cell_title("score_contributions", "mean", at), *rows[0][2:]))
+    return dataclasses.replace(result, tables={**result.tables, COMPARISON: pd.DataFrame(rows, columns=list(COLUMNS))})
+
+
 @pytest.mark.slow
 @pytest.mark.draws
-@pytest.mark.parametrize("name", analyses())
-def test_no_page_shows_a_code(name, bert):
-    result = reported(name, everything(name, bert))
+def test_no_page_shows_a_code(result):
+    (name,) = result.analyses
     tables = analyses()[name].published.tables.values()
     axes = {axis.name: axis for table in tables for axis in table.rows}
     of_corpus = {name for name, axis in axes.items() if axis.of_texts}
     free = {column for table in tables for column, kind in table.kinds.items() if kind == "text"} - axes.keys()
     shown = read(page(result), of_corpus | free)
     assert any("layer" in text for text in shown)
-    assert {found[0]: text for text in shown if (found := CODE.search(text))} == {}
+    assert codes(shown) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.draws
+def test_no_comparison_shows_a_code(result, capsys):
+    other = dataclasses.replace(
+        result,
+        metrics={name: value + 1 for name, value in result.metrics.items()},
+        config={**result.config, "model": {**result.config["model"], "name": "y"}},
+    )
+    comparison = compared({Path("0"): result, Path("1"): other}, [])
+    assert codes(read(comparison_page(comparison), set())) == {}
+    in_terminal.show(comparison)
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) > len(verdict(comparison))
+    assert codes([printed]) == {}
+    assert codes([in_terminal.line(result)]) == {}
+    charts = layer_charts(result.curves)
+    assert codes(text for chart in charts for text in (chart.title, *chart.lines)) == {}
+
+
+@pytest.mark.slow
+def test_the_terminal_shows_no_code_and_no_line_that_is_too_long(result, capsys):
+    set_verbosity(Verbosity.normal)
+    show(result)
+    printed = capsys.readouterr()
+    lines = [*printed.out.splitlines(), *printed.err.splitlines()]
+    assert len(lines) > len(result.metrics)
+    assert codes(line.removeprefix(f"{result.analyses[0]}: ") for line in lines) == {}
+    assert {len(line): line for line in lines if len(line) > WIDTH} == {}
+
+
+def test_every_number_has_a_name_of_its_own(result):
+    titles = [metric_title(metric) for metric in result.metrics]
+    assert len({*titles}) == len(titles)
+    assert codes(titles) == {}
 
 
 def test_codes_are_found():

@@ -19,7 +19,6 @@ from normscope.api import models as api_models
 from normscope.errors import InputError
 from normscope.running.options import RunOptions, check, chosen_categories, enabled_analyses
 from normscope.running.plan import chosen_layers
-from tests.end_to_end import quick_configs
 from tests.tiny import layout_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,26 +48,6 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
 
 def only_names_a_checkpoint(path: Path) -> bool:
     return path.parent.name == "model" and set(yaml.safe_load(path.read_text())) == {"name"}
-
-
-@pytest.mark.parametrize("overrides", [["analysis=[mixing,norms]", "seed=3"], ["experiment=kobayashi2021_mixing"]])
-def test_configs_are_composed_as_by_hydra_alone(monkeypatch, overrides):
-    """Tests compose hundreds of configs, and remember parts of them."""
-
-    def whole() -> DictConfig:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("config", overrides=overrides, return_hydra_config=True)
-
-    remembered = [whole(), whole()]
-    for patch in quick_configs.HYDRAS:
-        monkeypatch.setattr(*patch)
-    alone = whole()
-    for config in remembered:
-        assert config == alone
-        assert config.keys() == alone.keys()
-        assert [config._get_node(key)._metadata.object_type for key in config] == [
-            alone._get_node(key)._metadata.object_type for key in alone
-        ]
 
 
 @pytest.mark.parametrize(
@@ -247,10 +226,10 @@ def test_conda_users_get_what_pip_users_get():
 
 
 def test_every_dependency_has_a_reason_and_a_pinned_version():
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    reasons = (ROOT / "docs/development/dependencies.md").read_text()
     constraints = (ROOT / "constraints.txt").read_text()
     for name in _requirements():
-        assert f"`{name}`" in contributing, f"{name} has no reason in CONTRIBUTING.md"
+        assert f"`{name}`" in reasons, f"{name} has no reason in the documentation"
         assert re.search(rf"^{name.replace('-', '[-_]')}==", constraints, re.MULTILINE | re.IGNORECASE), name
 
 

@@ -15,10 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from normscope import viewing
 from normscope.analyses.registry import analyses
-from normscope.command_line import ATTENTION, translate_command
+from normscope.cli.command_line import ATTENTION, translate_command
 from normscope.maths.mixing import Method
+from normscope.reporting import viewing
 from normscope.reporting.comparison import wandb_report
 from normscope.results.run_tables import RUN_TABLES
 from normscope.running.options import SCHEMA, check
@@ -219,6 +219,7 @@ def test_the_readme_is_short():
     assert max(map(len, lines)) <= 180
 
 
+@pytest.mark.draws
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     monkeypatch.chdir(tmp_path)

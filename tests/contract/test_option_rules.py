@@ -1,6 +1,7 @@
 """What annotations of options expect: each is checked, and a wrong value is answered with one line."""
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,8 +98,11 @@ def options() -> RunOptions:
     return options
 
 
+VALID = plain(options())
+
+
 def with_value(key: str, value: Any) -> dict[str, Any]:
-    values = plain(options())
+    values = copy.deepcopy(VALID)
     *sections, last = key.split(".")
     section = values
     for name in sections:
@@ -111,7 +115,6 @@ def test_defaults_are_accepted():
     check_run(options())
 
 
-@pytest.mark.spread(72)
 @pytest.mark.parametrize(("key", "value"), CASES, ids=str)
 def test_a_wrong_value_is_one_line_that_names_the_key(key, value):
     with pytest.raises(InputError) as error:

@@ -31,7 +31,7 @@ CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib", "huggingface
 EXTRAS = {name: [*map(Requirement, lines)] for name, lines in PROJECT["optional-dependencies"].items()}
 DEPENDENCIES = [*map(Requirement, PROJECT["dependencies"])]
 
-# What other libraries import for us (CONTRIBUTING.md has the reasons), and what is data or a command.
+# What other libraries import for us (docs/development/dependencies.md has the reasons), and what is data or a command.
 NOT_IMPORTED = {"sacremoses", "sentencepiece"}
 # Distributions whose name is not their module's.
 MODULES = {

@@ -62,7 +62,7 @@ def searched(example) -> str:
 
 def test_the_documentation_shows_the_example():
     toml, code = re.search(
-        r"```toml\n(.*?)```.*?```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S
+        r"```toml\n(.*?)```.*?```python\n(.*?)```", (ROOT / "docs/tutorials/own-analysis.md").read_text(), re.S
     ).groups()
     assert code == (EXAMPLE / "normscope_input_length.py").read_text()
     assert len(code.splitlines()) < 50

@@ -8,25 +8,17 @@ import pytest
 
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError
-from normscope.reporting.drawing import svg
+from normscope.results.figures import Figure
 from normscope.results.findings import Sentence
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.results.parts import joined
 from normscope.results.result import Result
-from tests.oracles import specimens
-from tests.oracles.comparison import picture_of
 from tests.oracles.test_outputs import everything
 
 
-@pytest.fixture(scope="module")
-def bert():
-    return specimens.bert()
-
-
 @pytest.mark.parametrize("name", analyses())
-def test_what_an_analysis_returns_is_saved_and_read(name, bert, tmp_path):
-    """Also if figures are drawn from what was read."""
-    part = everything(name, bert)
+def test_what_an_analysis_returns_is_saved_and_read(name, tmp_path):
+    part = everything(name)
     result = joined({name: part}, 3)
     assert len(result.figures) == len(part.figures)
     result.save(tmp_path)
@@ -46,8 +38,21 @@ def test_what_an_analysis_returns_is_saved_and_read(name, bert, tmp_path):
         assert str(found.summaries[key]) == str(summary)
     assert list(found.figures) == list(result.figures)
     for key, figure in result.figures.items():
-        assert picture_of(found.figures[key]).axes == picture_of(figure).axes, key
-        assert svg(found.figures[key]) == svg(figure), key
+        assert_same(found.figures[key], figure)
+
+
+def assert_same(found: Figure, figure: Figure) -> None:
+    """What drawings read of two figures is the same; numbers of rows are not kept, and JSON knows no tuples."""
+    assert type(found) is type(figure)
+    for name, value in vars(figure).items():
+        other = getattr(found, name)
+        if isinstance(value, pd.DataFrame):
+            texts = {column: "str" for column, kind in value.dtypes.items() if kind == "category"}
+            pd.testing.assert_frame_equal(other, value.astype(texts).reset_index(drop=True), check_names=False)
+        elif isinstance(value, tuple | list):
+            assert list(other) == list(value), name
+        else:
+            assert other == value, name
 
 
 def text(**changes) -> TokenMap:
@@ -122,7 +127,7 @@ def test_a_failed_run_has_no_numbers(tmp_path):
 
 
 def test_what_is_damaged_is_named(tmp_path):
-    figure = everything("mixing", specimens.bert()).figures["by_layer"]
+    figure = everything("mixing").figures["by_layer"]
     Result(figures={"mixing_by_layer": figure}, maps=[text()]).save(tmp_path)
     (tmp_path / "figures" / "mixing_by_layer.parquet").write_bytes(b"PAR1")
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "maps.parquet")

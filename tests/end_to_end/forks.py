@@ -1,17 +1,14 @@
-"""Processes forked from one that has already imported what a run imports.
+"""Commands in processes of their own, forked from that of the tests, which has imported what they import.
 
-A new interpreter spends more time on those imports than on all the rest of a small run. A forked process is a process like any
-other, with its own signals, exit status and environment. It draws no figures.
-
-The one that they are forked from is itself forked from the tests' own process, as soon as that has imported the libraries and
-before it has run a test. It imports our code, whose shapes it does not check, when it is first needed.
+A new interpreter spends more time on those imports than on all the rest of a small run. A forked process is one like any other,
+with its own signals, exit status and environment; what a test has replaced is replaced there too. It draws no figures.
 """
 
 import atexit
-import contextlib
 import dataclasses
-import importlib
+import functools
 import io
+import logging
 import multiprocessing
 import os
 import runpy
@@ -23,86 +20,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-
-from normscope.quick_imports import quick_imports
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = [
-    *("hydra.main", "pandas", "pyarrow.parquet", "scipy.stats", "matplotlib.figure", "wandb", "torch.distributed"),
-    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
-    *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
-]
-"""What a run imports of other people's."""
-PRELOADED = "tests.end_to_end.preloaded"
 PATIENCE_SECONDS = 300
 """How long a process may take: a hundred times what the longest takes, so that one that hangs does not take CI with it."""
 _FORK = multiprocessing.get_context("fork")
-_server: list[tuple[Any, Connection]] = []
-"""The process that others are forked from, once there is one, and the end of a pipe to it."""
-
-
-def import_libraries() -> None:
-    """Import them as the command line does."""
-    with quick_imports():
-        for library in LIBRARIES:
-            importlib.import_module(library)
-
-
-def start_server() -> None:
-    """Start the process that others are forked from. Libraries must have been imported, and no thread may hold a lock."""
-    ours, its = _FORK.Pipe()
-    process = _FORK.Process(target=_serve, args=(its, ours))
-    process.start()
-    its.close()
-    _server[:] = [(process, ours)]
-
-
-def stop_server() -> None:
-    """End it: it sees that nobody can ask for anything any more."""
-    for process, pipe in _server:
-        pipe.close()
-        process.join(PATIENCE_SECONDS)
-        process.kill()
-    _server.clear()
-
-
-def _serve(requests: Connection, other_end: Connection) -> None:
-    """Start processes and report their exit statuses, until the tests have closed the other end of the pipe."""
-    other_end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the tests
-    processes: dict[int, Any] = {}
-    with contextlib.suppress(EOFError):
-        while True:
-            number, *given = requests.recv()
-            if number is None:
-                _import_ours()
-                process = _FORK.Process(target=_run, args=given)
-                process.start()
-                processes[process.pid] = process
-                requests.send(process.pid)
-                continue
-            (seconds,) = given
-            processes[number].join(seconds)
-            requests.send(processes[number].exitcode)
-    for process in processes.values():  # of tests that failed while it ran: multiprocessing would wait for them
-        process.kill()
-
-
-def _import_ours() -> None:
-    """Import our code as a run does, without the checks of shapes."""
-    if PRELOADED in sys.modules:
-        return
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
-    _forget_ours()
-    importlib.import_module(PRELOADED)
-
-
-def _forget_ours() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "normscope"]:
-        del sys.modules[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,28 +38,33 @@ class Outcome:
 
 
 class Fork:
-    """`python PROGRAM ARGUMENTS ...` in a forked process, from the root of the repository."""
+    """`python PROGRAM ARGUMENTS ...` in a forked process, from the root of the repository; `program` may name a module.
 
-    def __init__(self, *arguments: str, program: str | Path = "run.py", **environment: str) -> None:
+    `first` is called in the process before anything else.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        program: str | Path = "run.py",
+        cwd: Path = ROOT,
+        first: Callable[[], object] = lambda: None,
+        **environment: str,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tmp-fork-")
-        # The service that wandb has started for the tests' own process is not for others.
-        inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-        self._number = self._ask(None, str(program), arguments, inherited | environment, self._folder.name)
-
-    @staticmethod
-    def _ask(*request: Any) -> Any:
-        ((_, pipe),) = _server
-        pipe.send(request)
-        assert pipe.poll(2 * PATIENCE_SECONDS), "the process that others are forked from does not answer"
-        return pipe.recv()
+        self._process = _FORK.Process(
+            target=_run, args=(str(program), arguments, environment, cwd, first, Path(self._folder.name))
+        )
+        self._process.start()
 
     def poll(self) -> int | None:
         """The exit status; None while the process runs."""
-        return self._ask(self._number, 0)
+        return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
-        os.kill(self._number, number)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds, also on a busy machine; fails if the process ends first."""
@@ -148,17 +76,18 @@ class Fork:
 
     def wait(self) -> Outcome:
         """Wait for the end of the process. May be called once."""
-        status = self._ask(self._number, PATIENCE_SECONDS)
-        assert status is not None, self._give_up()
-        out, err = (Path(self._folder.name, name).read_text(errors="replace") for name in ("out", "err"))
+        self._process.join(PATIENCE_SECONDS)
+        assert self._process.exitcode is not None, self._give_up()
+        out, err = (self._said(name) for name in ("out", "err"))
         self._folder.cleanup()
-        return Outcome(status, out, err)
+        return Outcome(self._process.exitcode, out, err)
 
     def _give_up(self) -> str:
-        os.kill(self._number, signal.SIGKILL)
-        return f"not ended after {PATIENCE_SECONDS} seconds: " + Path(self._folder.name, "err").read_text(
-            errors="replace"
-        )
+        self._process.kill()
+        return f"not ended after {PATIENCE_SECONDS} seconds: {self._said('err')}"
+
+    def _said(self, stream: str) -> str:
+        return Path(self._folder.name, stream).read_text(errors="replace")
 
 
 def run(*arguments: str, program: str | Path = "run.py", **environment: str) -> Outcome:
@@ -181,44 +110,64 @@ def run_several(
 
 def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
-    from matplotlib.figure import Figure
-
-    from normscope.reporting import publish
+    from normscope.reporting import drawing, publish
     from normscope.reporting.page import inline_svg
 
-    def drawn(_figure: object, formats: Sequence[str], _look: object) -> list[bytes]:
-        streams = [io.BytesIO() for _ in formats]
-        for stream, extension in zip(streams, formats, strict=True):
-            Figure((1, 1)).savefig(stream, format=extension)
-        return [stream.getvalue() for stream in streams]
-
-    publish.drawn = drawn
+    drawing.drawn = publish.drawn = lambda _figure, formats, _look: [_empty(extension) for extension in formats]
     inline_svg.svg = lambda _figure: '<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt" version="1.1"/>'
 
 
-def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+@functools.cache
+def _empty(extension: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    Figure((1, 1)).savefig(stream := io.BytesIO(), format=extension)
+    return stream.getvalue()
+
+
+def _run(
+    program: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    first: Callable[[], object],
+    folder: Path,
+) -> None:
     # What is to be done at the exit of the processes before this one is for them to do: it removes temporary directories.
     atexit._clear()
     weakref.finalize._registry.clear()
     weakref.finalize._registered_with_atexit = False
     for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
-    if environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):  # plug-ins are imported with our code
+    if "PYTHONPATH" in environment:  # plug-ins are imported with our code
         _forget_ours()
-    os.environ.clear()
+    os.environ.pop("WANDB_SERVICE", None)  # the service that wandb has started for the tests' own process
     os.environ.update(environment)
     tempfile.tempdir = None
-    os.chdir(ROOT)
+    os.chdir(cwd)
     # As Python sets it up for a program.
     own = [str(Path(program).resolve().parent), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = [*filter(None, own), *sys.path]
     sys.argv = [program, *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger().handlers.clear()  # pytest's
     draw_nothing()
+    first()
     try:
-        runpy.run_path(program, run_name="__main__")
+        if program.endswith(".py"):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        else:
+            sys.modules.pop(program, None)
+            runpy.run_module(program, run_name="__main__")
     finally:
         # As at the end of an interpreter: joblib's workers are told to end, for which multiprocessing would wait for minutes.
         threading._shutdown()
         atexit._run_exitfuncs()  # before Python 3.13, multiprocessing skips them
+
+
+def _forget_ours() -> None:
+    """Have our code imported again, without the checks of shapes."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "normscope"]:
+        del sys.modules[name]

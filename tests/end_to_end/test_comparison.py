@@ -357,11 +357,11 @@ def test_minima_and_maxima_are_folded_away(tmp_path):
     runs = [_run(seed=seed, metrics=metrics) for seed in range(2)]
     page = compare_runs.write(_compared(tmp_path, *runs), tmp_path).read_text()
     rows = {
-        name: next(column["values"] for column in table["columns"] if column["name"] == "metric")
+        name: next(column["values"] for column in table["columns"] if column["name"] == "measure")
         for name, table in _tables_of(page).items()
     }
-    assert rows["table_metrics"] == ["norms/f/mean", "norms/minute"]
-    assert rows["table_metrics_extremes"] == ["norms/f/cv_max", "mixing/min"]
+    assert rows["table_metrics"] == ["mean ‖f(x)‖", "norms/minute"]
+    assert rows["table_metrics_extremes"] == ["largest coefficient of variation of ‖f(x)‖", "mixing/min"]
     assert '<details id="table_metrics_extremes" data-table="table_metrics_extremes">' in page
 
 

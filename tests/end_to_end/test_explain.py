@@ -16,7 +16,7 @@ from transformers import (
 
 import normscope
 from normscope.live import answers
-from normscope.predictions import prediction_of
+from normscope.live.predictions import prediction_of
 from normscope.rounding import number, percentage
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here

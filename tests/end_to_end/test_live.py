@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM
 
 import normscope
 from normscope.live.connections import Server
-from normscope.live.openings import opening
 from normscope.live.server import TOKEN_HEADER, Access, address, bound
 from normscope.live.session import Session
+from normscope.live.texts import opening
 from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start

@@ -164,7 +164,7 @@ def test_help_does_not_wait_for_torch():
     assert "hydra" in imported(err)
     assert not {"torch", "transformers", "wandb", "pandas"} & imported(err)
     assert out.startswith("python run.py [analysis=NAME]")
-    assert "import torch" not in (ROOT / "src/normscope/cli.py").read_text()
+    assert "import torch" not in (ROOT / "src/normscope/cli/__init__.py").read_text()
 
 
 @pytest.mark.slow

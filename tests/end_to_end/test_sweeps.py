@@ -159,17 +159,20 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     assert kinds == {"RunComparer", "CustomChart", "BarPlot", "MediaBrowser", "WeavePanelSummaryTable"}
     metrics = json.loads((tmp_path / "0/results.json").read_text())["metrics"]
     bars = {panel.title: panel.metrics for panel in panels if isinstance(panel, wr.BarPlot)}
-    assert set(bars) == {f"<method>/{name}" for name in ("mean", "max", "min", "share", "own", "residual", "bias")}
+    shares = {
+        f"share of {what} (%)" for what in ("other tokens", "the token itself", "the residual connection", "biases")
+    }
+    assert set(bars) == {"mixing ratio (%)", "largest mixing ratio (%)", "smallest mixing ratio (%)", *shares}
     assert {getattr(name, "name", name) for names in bars.values() for name in names} == set(metrics)
     charts = [panel for panel in panels if isinstance(panel, wr.CustomChart)]
     assert [chart.query["summaryTable"]["tableKey"] for chart in charts] == [
         f"Custom Chart Tables/mixing/{name} by layer_table" for name in ("mean", "share")
     ]
-    assert charts[0].chart_strings == {"title": "mixing: mixing ratio (%)", "xname": "layer"}
+    assert charts[0].chart_strings == {"title": "Mixing ratios: mixing ratio (%)", "xname": "layer"}
     assert all("Group" in str(block.runsets[0].filters) for block in built.blocks if isinstance(block, wr.PanelGrid))
     texts = "\n".join(block.text for block in built.blocks if isinstance(block, wr.MarkdownBlock))
     for part in (
-        "`<method>/mean`: Mean mixing ratio of all tokens in all chosen layers.",
+        "- mixing ratio (%): Mean mixing ratio of all tokens in all chosen layers.",
         "`mixing_by_layer`: one row per layer, method and category",
     ):
         assert part in texts

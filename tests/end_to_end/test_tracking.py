@@ -235,7 +235,7 @@ def test_long_names_are_shortened():
     run.model.name = run.dataset.name = "n" * 300
     description = describe(run, "normscope", "bert")
     assert len(description.name) == 60
-    assert description.name.endswith("… · seed 0")
+    assert description.name.endswith("…" + "n" * 17 + " · seed 0")
     assert 100 < len(description.slug) <= 128
     assert max(len(tag) for tag in description.tags) == 64
 

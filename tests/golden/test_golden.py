@@ -22,6 +22,8 @@ def _slow_if_large(name):
 def test_results_are_those_that_were_kept(name, prepared, tmp_path):
     outcome = run_once(*prepared[name].arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
+    pictures = {path.read_bytes() for path in (tmp_path / "run" / "figures").glob("*.png")}
+    assert len(pictures) <= 1, "tests draw figures, which takes longer than all the rest of a run"
     found = differences(
         pd.read_parquet(FOLDER / f"{name}.parquet"), published(tmp_path / "run"), prepared[name].tolerance
     )

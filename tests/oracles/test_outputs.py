@@ -1,6 +1,7 @@
 """Every table, column, metric and curve that an analysis publishes is described, and nothing else is."""
 
 import dataclasses
+import functools
 import io
 import re
 from collections.abc import Iterable, Mapping
@@ -41,18 +42,17 @@ from tests.oracles import (
     syntax_oracle,
     test_alignment_published,
 )
-from tests.oracles.specimens import Specimen
 
 CHOSEN = OutliersOptions(dimensions=[2, 7])
 
 
-@pytest.fixture(scope="module")
-def bert() -> Specimen:
-    return specimens.bert()
+_bert = functools.cache(specimens.bert)
 
 
-def everything(name: str, bert: Specimen) -> Result:
-    """Everything that an analysis can publish, on a tiny model."""
+@functools.cache
+def everything(name: str) -> Result:
+    """Everything that an analysis can publish, on a tiny model. Tests share it, and change nothing in it."""
+    bert = _bert()
     categories = [*bert.names, "all"]
     match name:
         case "mixing":
@@ -98,8 +98,8 @@ def everything(name: str, bert: Specimen) -> Result:
 
 
 @pytest.mark.parametrize("name", analyses())
-def test_what_an_analysis_publishes_is_described(name, bert):
-    findings, outputs = everything(name, bert), analyses()[name].published
+def test_what_an_analysis_publishes_is_described(name):
+    findings, outputs = everything(name), analyses()[name].published
     metrics, curves = ({one.name: one.meaning for one in group} for group in (outputs.metrics, outputs.curves))
     assert_described(findings.metrics, metrics)
     assert_described(findings.curves, curves)
@@ -113,9 +113,9 @@ def test_what_an_analysis_publishes_is_described(name, bert):
 
 
 @pytest.mark.parametrize("name", analyses())
-def test_what_an_analysis_prints_fits_into_a_terminal(name, bert):
+def test_what_an_analysis_prints_fits_into_a_terminal(name):
     """No column is left out, and no method or measure is called by its code."""
-    for summary in everything(name, bert).summaries.values():
+    for summary in everything(name).summaries.values():
         assert summary.caption
         lines = text_table(summary.table, summary.digits, 80).splitlines()
         assert max(map(len, lines)) <= 80

@@ -31,9 +31,9 @@ from transformers import (
 
 import normscope
 from normscope.errors import InputError
+from normscope.live.predictions import prediction_of
 from normscope.models.loading import load
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
-from normscope.predictions import prediction_of
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 
 # peft uses a deprecated attribute of transformers.

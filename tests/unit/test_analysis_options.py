@@ -23,7 +23,7 @@ from normscope.analyses.registry import analyses
 from normscope.config.schema import check_options
 from normscope.errors import InputError
 from normscope.results.figures import Lines, Scatter
-from normscope.running.options import RunOptions
+from normscope.running.options import RunOptions, check, run_options
 
 ENDS = [
     (AttributionOptions, "sequences", 1, 0),
@@ -67,11 +67,13 @@ def test_the_ends_of_what_is_accepted(kind, key, good, bad):
 def test_sequences_of_sink_rates_must_fit_the_corpus():
     run = RunOptions()
     run.dataset.max_length = 32
-    SinksOptions(length=64, seed=0).validate(run)
-    SinksOptions(enabled=False, length=33, seed=0).validate(run)
-    SinksOptions(enabled=True, length=32, seed=0).validate(run)
+    SinksOptions(length=32, seed=0).validate(run)
     with pytest.raises(InputError, match=re.escape("analysis.sinks.length=33: expected at most dataset.max_length=32")):
-        SinksOptions(enabled=True, length=33, seed=0).validate(run)
+        SinksOptions(length=33, seed=0).validate(run)
+    settings = {"model": {"name": "tiny"}, "dataset": {"kind": "sample", "max_length": 32}}
+    check(run_options(settings | {"analysis": {"mixing": {"enabled": True}}}))
+    with pytest.raises(InputError, match=re.escape("analysis.sinks.length=64: expected at most dataset.max_length=32")):
+        check(run_options(settings | {"analysis": {"sinks": {"enabled": True}}}))
 
 
 def aligned(stack=None, dataset="parallel", **options):

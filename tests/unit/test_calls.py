@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import normscope
-from normscope.api.calls import checked
+from normscope.api.arguments import checked
 from normscope.errors import InputError
 from tests.unit.test_wrapping import TEXT, in_memory
 

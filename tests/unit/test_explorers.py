@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
-from normscope.api import explorers
+from normscope.api import picture
 from normscope.errors import InputError
 from normscope.reporting.page.explorer import payload
 from normscope.results.maps import pairs_table
@@ -270,13 +270,13 @@ def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
 
 def test_the_advice_for_a_page_that_is_too_large_names_what_was_asked(causal, monkeypatch):
     found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
-    monkeypatch.setattr(explorers, "_LARGEST", 20)
+    monkeypatch.setattr(picture, "_LARGEST", 20)
     with pytest.raises(InputError, match=r"fewer targets, or leave \"head\" out of by$"):
         found.explorer()
 
 
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
-    monkeypatch.setattr(explorers, "_LARGEST", 100)
+    monkeypatch.setattr(picture, "_LARGEST", 100)
     with pytest.raises(InputError, match=r"explorer: expected at most 100 values .+, or leave out heads=True"):
         normscope.decompose(model, TEXT, heads=True).explorer()
     with pytest.raises(InputError, match=r"take shorter or fewer texts$"):

@@ -161,7 +161,7 @@ def test_values_of_other_types_are_accepted_or_refused(folder, name):
 # Who reads files by other means, and why.
 _ELSEWHERE = {
     "alignment/aligners.py": "what an aligner that we started has written",
-    "command_line.py": "the standard input",
+    "cli/command_line.py": "the standard input",
     "data/categories.py": "a file that the user has named",
     "data/conllu_file.py": "a corpus",
     "data/examples.py": "examples that another process of ours sends",
@@ -169,7 +169,7 @@ _ELSEWHERE = {
     "data/resources.py": "a checkpoint that has been checked",
     "data/text_files.py": "a corpus",
     "data/token_frequencies.py": "a file that the user has named",
-    "explaining.py": "answers of our own session",
+    "live/explaining.py": "answers of our own session",
     "live/server.py": "requests, whose size is limited",
     "models/files.py": "weights, for their digest",
     "models/loading.py": "the weights of an adapter, for their digest",
@@ -183,7 +183,6 @@ _ELSEWHERE = {
     "testing/test_contract.py": "our own files",
     "translation/toy.py": "our own code",
     "untrusted/plain_data.py": "the reader",
-    "user_cache.py": "the user's own cache",
     "api/training.py": "a text that the reader has read",
 }
 

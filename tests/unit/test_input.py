@@ -18,8 +18,8 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
 from normscope.models.options import ModelOptions
+from normscope.reporting.viewing import command
 from normscope.running.options import SCHEMA, RunOptions, check
-from normscope.viewing import command
 
 
 def strings() -> list[str]:
@@ -131,7 +131,7 @@ def viewing(words: list[str]) -> int:
         (viewing, ["compare", "/nope", "--threshold", "x"], "expected METRIC=VALUE"),
         (viewing, ["compare", "/nope", "--wandb", "me"], "/nope: no run found"),
         (viewing, ["compare", "/nope"], "/nope: no run found"),
-        (viewing, ["compare", "x" * 5000], "xxx…: cannot be read: [Errno 36] File name too long"),
+        (viewing, ["compare", "x" * 5000], "xxx: cannot be read: [Errno 36] File name too long"),
     ],
 )
 def test_the_other_commands_give_one_line_too(capsys, program, arguments, reason):

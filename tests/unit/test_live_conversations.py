@@ -9,10 +9,9 @@ from transformers import AutoModelForCausalLM
 import normscope
 from normscope.errors import InputError
 from normscope.live.session import Session
-from normscope.live.texts import Limit, read, units_of
+from normscope.live.texts import Limit, messages_of, read, units_of
 from normscope.models.text_batches import roles_of
 from normscope.rounding import number
-from normscope.typed_texts import messages_of
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, with_chat_template
 from tests.unit.test_live_server import asked, client_of

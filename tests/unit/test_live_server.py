@@ -23,12 +23,10 @@ from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live import answers
 from normscope.live.answers import CARRIED, CHAINED
-from normscope.live.openings import opening
 from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
-from normscope.live.texts import Limit, read, units_of
+from normscope.live.texts import SEPARATOR, Limit, opening, read, units_of
 from normscope.rounding import brief_share
-from normscope.typed_texts import SEPARATOR
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 
@@ -263,20 +261,20 @@ BAD_BODIES = [
     ("{", "request: expected JSON"),
     ("[" * 100_000, "request: expected JSON"),
     (b"\xff\xfe", "request: expected JSON"),
-    ("[]", "request: expected an object, got list"),
-    ("1", "request: expected an object, got int"),
-    ("null", "request: expected an object, got NoneType"),
-    ("{}", "part=None: expected one of maps"),
-    ('{"part": []}', "part=[]: expected one of maps"),
-    ('{"part": "maps"}', "state: expected an object"),
+    ("[]", "request=[]: input should be a dictionary"),
+    ("1", "request=1: input should be a dictionary"),
+    ("null", "request=None: input should be a dictionary"),
+    ("{}", "part={}: field required"),
+    ('{"part": []}', "part=[]: input should be 'maps'"),
+    ('{"part": "maps"}', "state={'part': 'maps'}: field required"),
     ('{"part": "maps", "state": {"text": ""}}', "text: expected a text, got an empty one"),
     ('{"part": "maps", "state": {"text": " \\n "}}', "text: expected a text, got an empty one"),
     ('{"part": "maps", "state": {"text": "a"}, "side": 1}', "side=1: expected a number below 1"),
-    ('{"part": "maps", "state": {"text": "a"}, "side": true}', "side=True: expected a number"),
-    ('{"part": "maps", "state": {"text": "a"}, "number": 1.5}', "number=1.5: expected a whole number"),
-    ('{"part": "maps", "state": {"text": "a"}, "number": -1}', "number=-1: expected a whole number"),
-    ('{"part": "maps", "state": {"text": "a"}, "tab": "<b>"}', "tab='<b>': expected at most 40 letters and digits"),
-    ('{"part": "maps", "state": {"text": "\\ud800"}}', "a character that no text has"),
+    ('{"part": "maps", "state": {"text": "a"}, "side": true}', "side=True: input should be a valid integer"),
+    ('{"part": "maps", "state": {"text": "a"}, "number": 1.5}', "number=1.5: input should be a valid integer"),
+    ('{"part": "maps", "state": {"text": "a"}, "number": -1}', "number=-1: input should be greater than or equal to 0"),
+    ('{"part": "maps", "state": {"text": "a"}, "tab": "<b>"}', "tab='<b>': string should match pattern"),
+    ('{"part": "maps", "state": {"text": "\\ud800"}}', "unable to parse raw data as a unicode string"),
 ]
 
 
@@ -298,7 +296,7 @@ def test_the_same_error_is_printed_once(client, capsys):
         client.post("/answer", json={"part": "never"})
     assert (
         capsys.readouterr().err
-        == "normscope: part='never': expected one of maps, chained, carried, prediction, heads, pair\n"
+        == "normscope: part='never': input should be 'maps', 'chained', 'carried', 'prediction', 'heads' or 'pair'\n"
     )
 
 

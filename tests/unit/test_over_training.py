@@ -10,10 +10,10 @@ import yaml
 from markupsafe import escape
 
 import normscope
-from normscope import viewing
 from normscope.config.schema import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
+from normscope.reporting import viewing
 from normscope.reporting.comparison import compare, runs, swept
 from normscope.reporting.comparison.curve_figures import over_steps
 from normscope.reporting.comparison.training import crossings, over_training

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from normscope.command_line import expand_checkpoints, quoted_override
+from normscope.cli.command_line import expand_checkpoints, quoted_override
 from tests.end_to_end.shell import run_here
 
 PRINTABLE = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1)

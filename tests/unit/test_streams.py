@@ -155,7 +155,7 @@ def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):
     "word", ["model.name=X", "dataset.limit=4", "experiment=clark2019", "+model.step=1", "model=bert"]
 )
 def test_explaining_an_override_without_a_text_is_refused(monkeypatch, word):
-    from normscope.command_line import text_of
+    from normscope.cli.command_line import text_of
     from normscope.running.options import SCHEMA
 
     monkeypatch.setattr(sys, "argv", ["normscope", "explain", word])

@@ -41,7 +41,17 @@ def test_columns_that_do_not_fit_are_counted(width):
     assert text_table(table.iloc[:, :shown], 2, width).splitlines() == lines
 
 
-def test_long_labels_are_cut_in_the_middle_as_far_as_the_columns_need():
+def test_long_labels_and_texts_take_several_lines():
+    table = pd.DataFrame({"value": [1.0], "differs in": ["model, dataset, mask_fraction, layers and level"]})
+    table.index = ["mixing ratio (AttnResLn-N: the attention block)"]
+    assert text_table(table, 1, 80).splitlines() == [
+        "                                value                             differs in",
+        "mixing ratio (AttnResLn-N: the    1.0  model, dataset, mask_fraction, layers",
+        "attention block)                                                   and level",
+    ]
+
+
+def test_long_words_are_cut_in_the_middle_as_far_as_the_columns_need():
     table = pd.DataFrame({"value": [1.0]}, index=["a" * 60 + "b" * 60])
     assert text_table(table, 1, 80).splitlines() == [" " * 75 + "value", "a" * 36 + "…" + "b" * 36 + "    1.0"]
     narrow = text_table(table.assign(**{f"column{place}": 1.0 for place in range(9)}), 1, 80).splitlines()

@@ -12,7 +12,7 @@ from normscope.data.token_frequencies import _single_characters
 from normscope.data.token_texts import BYTES, TokenTexts
 from normscope.data.words import unit_texts
 from normscope.errors import InputError
-from normscope.predictions import prediction_of
+from normscope.live.predictions import prediction_of
 
 
 def written(data: bytes) -> str:

@@ -135,7 +135,7 @@ def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):
     assert measured.figure(METRIC).description.y_label == "mixing ratio (AttnResLn-N: the attention block)"
     whole = measured.figure("mixing/attnresln_n/max").description
     assert set(whole.table["layer"]) == {"whole model"}
-    assert whole.y_label == "Largest mixing ratio of a token in any chosen layer (AttnResLn-N: the attention block)"
+    assert whole.y_label == "largest mixing ratio (AttnResLn-N: the attention block)"
     assert measured.figure(METRIC, "ours").description.y_label == "ours"
     with pytest.raises(InputError, match="expected one of .*mixing/attn_w"):
         measured.figure("mixing")

@@ -1,11 +1,11 @@
 """Where the user's cache is."""
 
-from normscope.user_cache import folder
+from normscope.translation.toy import _cache
 
 
 def test_the_cache_is_where_the_user_wants_it(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert folder() == tmp_path / "cache" / "normscope"
+    assert _cache() == tmp_path / "cache" / "normscope"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
-    assert folder() == tmp_path / ".cache" / "normscope"
+    assert _cache() == tmp_path / ".cache" / "normscope"

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from normscope.reporting.comparison.effects import effect, title
+from normscope.reporting.comparison.effects import effect
 from normscope.reporting.comparison.story import standstill, stories
 from normscope.reporting.comparison.verdict import significant, verdict
+from normscope.results.measures import metric_title
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
@@ -75,13 +76,15 @@ def test_without_a_test_the_share_that_differs_by_most_points_is_given():
 
 def test_measures_that_an_analysis_describes_come_before_others():
     values = [("base", NORM, 1.0), ("tuned", NORM, 1.5), ("base", "own/tiny", 1e-6), ("tuned", "own/tiny", 2e-6)]
-    assert verdict(comparison(values))[0].endswith(f"relative difference is in {title(NORM)}: 1.5 instead of 1.0.")
+    assert verdict(comparison(values))[0].endswith(
+        f"relative difference is in {metric_title(NORM)}: 1.5 instead of 1.0."
+    )
     assert verdict(comparison(values[2:]))[0].endswith("difference is in own/tiny: 2.0×10⁻⁶ instead of 1.0×10⁻⁶.")
 
 
 def test_shares_that_are_equal_are_not_named():
     values = [("base", MEAN, 0.25), ("tuned", MEAN, 0.25), ("base", NORM, 1.0), ("tuned", NORM, 1.5)]
-    assert title(NORM) in verdict(comparison(values))[0]
+    assert metric_title(NORM) in verdict(comparison(values))[0]
 
 
 def test_equal_groups_are_said_to_agree():
@@ -109,12 +112,12 @@ def test_equal_groups_are_said_to_agree():
         (
             [("base", LEAST, 0.01), ("tuned", LEAST, 0.02)],
             (),
-            "difference is in mixing/attnresln_n/min: 0.020 instead of 0.010.",
+            "points is in smallest mixing ratio (AttnResLn-N: the attention block): 2.0% instead of 1.0%.",
         ),
         (
             [],
             [("1", "base", 0.4), ("2", "base", 0.6), ("1", "tuned", 0.6), ("2", "tuned", 0.4)],
-            "Their measures are equal up to rounding, but cells of heat maps differ, such as those of norms/by_head.",
+            "Their measures are equal up to rounding, but cells of heat maps differ, such as those of Vector norms.",
         ),
     ],
     ids=["a layer", "a minimum", "heads in another order"],
@@ -207,12 +210,12 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
 
 
 def test_a_metric_that_nobody_describes_has_its_name():
-    assert title("own/number") == "own/number"
+    assert metric_title("own/number") == "own/number"
 
 
 def test_a_number_of_its_own_is_no_category():
-    assert title("norms/share/heads") == "norms/share/heads"
-    assert title("norms/share/cls") == "share of the attention output ([CLS])"
+    assert metric_title("norms/share/heads") == "number of heads"
+    assert metric_title("norms/share/cls") == "share of the attention output ([CLS])"
 
 
 def test_a_small_and_precise_difference_does_not_win():
@@ -221,7 +224,7 @@ def test_a_small_and_precise_difference_does_not_win():
     values = [("base", weights, 0.97), ("tuned", weights, 0.98), ("base", SHARE, 0.2), ("tuned", SHARE, 0.4)]
     tests = [("tuned", weights, 0.01, 0.0095, 0.0105, 1e-4), ("tuned", SHARE, 0.2, 0.05, 0.35, 0.01)]
     (sentence,) = verdict(comparison(values, sequence_tests=tests))
-    assert f"above all in {title(SHARE)}: 40% instead of 20%" in sentence
+    assert f"above all in {metric_title(SHARE)}: 40% instead of 20%" in sentence
 
 
 def test_the_size_of_a_difference_is_a_part_of_the_natural_range():

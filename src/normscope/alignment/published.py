@@ -14,10 +14,11 @@ _SETTING = Axis(
     "`awo`: alignment with output; `awi`: alignment with input.",
     titles={"awo": "with output", "awi": "with input"},
 )
+_ERROR_RATE = "alignment error rate"
 _RATES: Mapping[str, Column | str] = {
-    "aer": Column("Alignment error rate, in [0, 1].", label="alignment error rate (%)"),
-    "precision": "Share of the links found that are possible links of the reference.",
-    "recall": "Share of the reference's sure links that are found.",
+    "aer": Column("Alignment error rate, in [0, 1].", label=f"{_ERROR_RATE} (%)"),
+    "precision": Column("Share of the links found that are possible links of the reference.", label="precision (%)"),
+    "recall": Column("Share of the reference's sure links that are found.", label="recall (%)"),
 }
 _SENTENCES = Column("Number of sentence pairs.", kind="whole")
 _ROW = Axis("row", "Row of the corpus, from 1.", noun="sentence pair", kind="whole")
@@ -105,20 +106,34 @@ PUBLISHED = Published(
         ),
     },
     metrics=(
-        Rollup(f"{_NAME}/layer_mean/aer", "Mean error rate over layers.", of="aer.aer", where=_LAYERS),
+        Rollup(
+            f"{_NAME}/layer_mean/aer",
+            "Mean error rate over layers.",
+            of="aer.aer",
+            where=_LAYERS,
+            label=f"mean {_ERROR_RATE} over layers (%)",
+        ),
         Rollup(
             f"{_NAME}/best_layer/layer",
             "The layer with the lowest error rate.",
             of="aer.layer",
             how=_BEST,
             where=_LAYERS,
+            label="best layer",
         ),
         *(
-            Rollup(f"{_NAME}/best_layer/{rate}", meaning, of=f"aer.{rate}", how=_BEST, where=_LAYERS)
-            for rate, meaning in (
-                ("aer", "Its error rate."),
-                ("precision", "Its precision."),
-                ("recall", "Its recall."),
+            Rollup(
+                f"{_NAME}/best_layer/{rate}",
+                f"Its {name}.",
+                of=f"aer.{rate}",
+                how=_BEST,
+                where=_LAYERS,
+                label=f"{label} of the best layer (%)",
+            )
+            for rate, name, label in (
+                ("aer", "error rate", _ERROR_RATE),
+                ("precision", "precision", "precision"),
+                ("recall", "recall", "recall"),
             )
         ),
         Rollup(
@@ -127,17 +142,31 @@ PUBLISHED = Published(
             of="aer.layer",
             how=_BEST,
             where=_HEADS,
+            label="layer of the best head",
         ),
         Rollup(
-            f"{_NAME}/best_head/head", "The head with the lowest error rate.", of="aer.head", how=_BEST, where=_HEADS
+            f"{_NAME}/best_head/head",
+            "The head with the lowest error rate.",
+            of="aer.head",
+            how=_BEST,
+            where=_HEADS,
+            label="best head",
         ),
-        Rollup(f"{_NAME}/best_head/aer", "Its error rate.", of="aer.aer", how=_BEST, where=_HEADS),
+        Rollup(
+            f"{_NAME}/best_head/aer",
+            "Its error rate.",
+            of="aer.aer",
+            how=_BEST,
+            where=_HEADS,
+            label=f"{_ERROR_RATE} of the best head (%)",
+        ),
         Rollup(
             "attn_n/<setting>/largest_norm_layer/layer",
             "The layer with the largest mean norm.",
             of="aer.layer",
             how=_LONGEST,
             where=_LAYERS_BY_NORM,
+            label="layer with the largest mean norm",
         ),
         Rollup(
             "attn_n/<setting>/largest_norm_layer/aer",
@@ -145,6 +174,7 @@ PUBLISHED = Published(
             of="aer.aer",
             how=_LONGEST,
             where=_LAYERS_BY_NORM,
+            label=f"{_ERROR_RATE} of the layer with the largest mean norm (%)",
         ),
         Rollup(
             "attn_n/<setting>/largest_norm_head/layer",
@@ -152,6 +182,7 @@ PUBLISHED = Published(
             of="aer.layer",
             how=_LONGEST,
             where=_HEADS_BY_NORM,
+            label="layer of the head with the largest mean norm",
         ),
         Rollup(
             "attn_n/<setting>/largest_norm_head/head",
@@ -159,6 +190,7 @@ PUBLISHED = Published(
             of="aer.head",
             how=_LONGEST,
             where=_HEADS_BY_NORM,
+            label="head with the largest mean norm",
         ),
         Rollup(
             "attn_n/<setting>/largest_norm_head/aer",
@@ -166,6 +198,7 @@ PUBLISHED = Published(
             of="aer.aer",
             how=_LONGEST,
             where=_HEADS_BY_NORM,
+            label=f"{_ERROR_RATE} of the head with the largest mean norm (%)",
         ),
         Rollup(
             "attn_n/<setting>/heads/spearman_norm_aer",
@@ -173,8 +206,14 @@ PUBLISHED = Published(
             of="aer.aer",
             how=_norm_and_rate,
             where=_HEADS_BY_NORM,
+            label=f"Spearman’s ρ of heads’ mean norms and {_ERROR_RATE}s",
         ),
-        Rollup(f"{_NAME}/<heuristic>/aer", "Error rate of the symmetrised alignment.", of="symmetrised.aer"),
+        Rollup(
+            f"{_NAME}/<heuristic>/aer",
+            "Error rate of the symmetrised alignment.",
+            of="symmetrised.aer",
+            label=f"merged {_ERROR_RATE} (%)",
+        ),
         *(
             Rollup(f"<method>/{rate}", f"{meaning} of another aligner.", of=f"aer.{rate}", where={"layer": 0})
             for rate, meaning in (("aer", "Error rate"), ("precision", "Precision"), ("recall", "Recall"))

@@ -32,7 +32,7 @@ class AnalysisConfig(Options):
     def validate(self, run: RunSettings) -> None:
         """Check how options go together; rules for single values are annotations of their fields (`config.rules`).
 
-        Called before the model is loaded, even if the analysis is disabled.
+        Called before the model is loaded, if the analysis is enabled.
 
         Args:
             run: The config of the run.

@@ -4,16 +4,12 @@ from normscope.api.analysing import run
 from normscope.api.attention_values import AttentionValues, attention
 from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
 from normscope.api.attributed_scores import attribute
-from normscope.api.attribution import Attribution, Attributions
+from normscope.api.attribution import Attribution, Attributions, load_attribution
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
-from normscope.api.embedding_similarity import similarity
-from normscope.api.explorers import Explorer
-from normscope.api.loaded_results import load_attribution
-from normscope.api.models import DEFAULT_MODEL, load, wrap
-from normscope.api.observation import observe
-from normscope.api.picture import Picture, draw
+from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
+from normscope.api.picture import Explorer, Picture, draw
 from normscope.api.recording import record_attention
-from normscope.api.similarities import Similarities, Similarity
+from normscope.api.similarities import Similarities, Similarity, similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
 

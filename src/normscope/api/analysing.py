@@ -13,8 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.api.arguments import in_terms_of_arguments
-from normscope.api.calls import checked
+from normscope.api.arguments import checked, in_terms_of_arguments
 from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError

@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, table_of_effects
-from normscope.api.spans import sums_of_spans
+from normscope.api.regions import sums_of_spans
 from normscope.api.targets import Answer, check_linear, next_token_head
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.passes import HeldPass, held_pass

@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.api.arguments import chosen, in_terms_of_arguments, whole_numbers
-from normscope.api.calls import checked, refuse_overflow
+from normscope.api.arguments import checked, chosen, in_terms_of_arguments, refuse_overflow, whole_numbers
 from normscope.api.regions import Read, Regions, asks_for_words, regions_of
 from normscope.data.batching import Batch
 from normscope.data.options import Level

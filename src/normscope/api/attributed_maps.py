@@ -9,10 +9,8 @@ import pandas as pd
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.arguments import chosen, single_text
-from normscope.api.calls import checked, exclusive
-from normscope.api.explorers import Explorer
-from normscope.api.picture import Picture
+from normscope.api.arguments import checked, chosen, exclusive, single_text
+from normscope.api.picture import Explorer, Picture
 from normscope.api.saved import save_result
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,

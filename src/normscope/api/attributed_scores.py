@@ -10,10 +10,9 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.api.answers import Rules, attributed_answer
-from normscope.api.arguments import chosen, single_text
+from normscope.api.arguments import checked, chosen, exclusive, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
-from normscope.api.calls import checked, exclusive
-from normscope.api.spans import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
+from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
 from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_followed

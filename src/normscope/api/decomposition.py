@@ -13,11 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.api.arguments import chosen, whole_numbers
-from normscope.api.calls import checked, exclusive
-from normscope.api.explorers import Explorer
-from normscope.api.picture import Picture
-from normscope.api.several import Several
+from normscope.api.arguments import checked, chosen, exclusive, whole_numbers
+from normscope.api.picture import Explorer, Picture, Several
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError, escaped

@@ -15,9 +15,8 @@ from transformers import BatchEncoding
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.arguments import checked, in_terms_of_arguments
 from normscope.api.attention_values import Asked, AttentionValues, array_of, asked_of, reduced
-from normscope.api.calls import checked
 from normscope.api.regions import Read, Regions, asks_for_words, image_token, regions_of
 from normscope.data.options import Level
 from normscope.data.words import unit_texts

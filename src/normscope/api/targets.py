@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.api.arguments import chosen, single_text
-from normscope.api.calls import checked
+from normscope.api.arguments import checked, chosen, single_text
 from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.attribution.passes import HeldPass
 from normscope.data.batching import Batch

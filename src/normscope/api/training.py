@@ -12,16 +12,15 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.analyses.registry import analyses
 from normscope.api.analysing import check_names, listed, run
-from normscope.api.calls import checked
+from normscope.api.arguments import checked
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.models.random_state import generators_restored
 from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.weights_and_biases import log_to_active_run
-from normscope.results.declare import declared
 from normscope.results.figures import Lines
+from normscope.results.measures import metric_title
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
 from normscope.untrusted.plain_data import MIB, text
@@ -119,7 +118,7 @@ class Callback(TrainerCallback):
             raise InputError(
                 f"metric={metric!r}: expected one of {names or 'none yet, since nothing has been measured'}"
             )
-        label = label or _in_words(metric)
+        label = label or metric_title(metric)
         shown = table[table["layer"].notna()]
         titles = {layer: f"layer {layer}" for layer in sorted(set(shown["layer"]))}
         if shown.empty:
@@ -205,21 +204,6 @@ class Callback(TrainerCallback):
             (int(step), str(metric), None if pd.isna(layer) else int(layer), float(value))
             for step, metric, layer, value in table.itertuples(index=False)
         ]
-
-
-def _in_words(metric: str) -> str:
-    """What a metric measures; its name if no analysis describes it."""
-    analysis, _, name = metric.partition("/")
-    info = analyses().get(analysis)
-    found = None if info is None else declared((*info.published.curves, *info.published.metrics), name)
-    if info is None or found is None:
-        return metric
-    rollup, axes = found
-    label = info.published.label(rollup).removesuffix(" (%)")  # the values are fractions
-    if label == rollup.name:
-        label = rollup.meaning.replace("`", "").partition(";")[0].removesuffix(".")
-    values = ", ".join(info.published.title(axis, value) for axis, value in axes.items())
-    return f"{label} ({values})" if values else label
 
 
 @contextlib.contextmanager

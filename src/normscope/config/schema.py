@@ -30,6 +30,27 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dotted
 
 
+def lasting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a nested config that numbers depend on, dotted."""
+    return {key: value for key, value in flat(config).items() if key.split(".")[0] not in INCIDENTAL}
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> str:
+    """The first key whose values differ, and how many more: `layers was 'all' then and is [1] now`; empty if none.
+
+    Args:
+        before: Values by key.
+        now: The same, later.
+        when: What the first are those of: `then`.
+    """
+    different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if not different:
+        return ""
+    key, *others = different
+    more = f", and {len(others)} more differ" if others else ""
+    return f"{key} was {before.get(key)!r} {when} and is {now.get(key)!r} now{more}"
+
+
 def nested(key: str, value: Any) -> dict[str, Any]:
     """A config with one key: the opposite of `flat`."""
     above, _, last = key.rpartition(".")

@@ -2,14 +2,19 @@
 
 import dataclasses
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants
 
 from normscope.data.examples import Corpus, Example
 from normscope.data.rows import RowReader
 from normscope.errors import InputError, one_line
-from normscope.network import hub_reachable
+
+_CONNECT_SECONDS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +72,18 @@ class HubDataset(Corpus):
                 f"dataset.path={self.name}: {one_line(error)}; check dataset.path, .config, .split and .revision, or use "
                 "a local file: dataset=text dataset.path=FILE"
             ) from error
+
+
+def hub_reachable() -> bool:
+    """Whether downloads are likely to work. Without a network, each would take half a minute to fail."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    endpoint = urlsplit(constants.ENDPOINT)
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    try:
+        socket.create_connection((endpoint.hostname or "", port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

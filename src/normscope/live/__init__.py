@@ -1,4 +1,4 @@
-"""The live page: type a text, change a word, and see what changes."""
+"""One text at a time: the live page (type a text, change a word, and see what changes), and the commands for one text."""
 
 import importlib
 

@@ -10,15 +10,15 @@ from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
 from normscope.api.decomposition import Decomposition, decompose
-from normscope.api.embedding_similarity import Embedded, compared_embeddings, embedded_text
+from normscope.api.similarities import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
-from normscope.live.state import Side
+from normscope.live.predictions import Prediction, prediction_of
+from normscope.live.request import Side
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
-from normscope.predictions import Prediction, prediction_of
 from normscope.reporting.page.explorer import packed, pairs_payload, scaled
 from normscope.rounding import brief_share, counted, number, percentage
 
@@ -99,18 +99,21 @@ class Answers:
             return "its layers differ in their number of heads"
         return f"{self.limit.name} is too large to show them"
 
-    def through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
-        """Maps from the input up to each layer, by those of some methods that are defined for the model.
+    def chained(self, side: Side, level: Level, _turn: Turn) -> dict[str, Any]:
+        """Maps from the input up to each layer, by those methods that multiply maps of layers.
 
         Raises:
             InputError: If the text is invalid.
         """
-        model = self._model(side)
-        given = self._read(model, side).given
-        if model.layout.reads_target:
-            methods = [method for method in methods if method == "alti"]
-        found, reasons = _maps_up_to(model, given, methods, level)
-        return {"maps": found, "notes": reasons}
+        return self._through(side, level, CHAINED)
+
+    def carried(self, side: Side, level: Level, _turn: Turn) -> dict[str, Any]:
+        """The same by those methods that carry vectors through the layers.
+
+        Raises:
+            InputError: If the text is invalid.
+        """
+        return self._through(side, level, CARRIED)
 
     def prediction(self, side: Side, target: str, against: str, level: Level, turn: Turn) -> dict[str, Any]:
         """What the model predicts, and what each token adds to the prediction that is asked for.
@@ -161,7 +164,7 @@ class Answers:
             "sink": _said_of_sink(parts, weight_of_first) if level is Level.token and model.causal else "",
         }
 
-    def heads(self, side: Side, target: str, against: str) -> dict[str, Any]:
+    def heads(self, side: Side, target: str, against: str, _turn: Turn) -> dict[str, Any]:
         """What each head adds to a prediction, directly and through all later layers: layer, head.
 
         Raises:
@@ -186,14 +189,21 @@ class Answers:
             ],
         }
 
-    def pair(self, side: Side, other: str, turn: Turn) -> dict[str, Any]:
+    def pair(self, side: Side, other: str | None, compare: int | None, turn: Turn) -> dict[str, Any]:
         """What each pair of tokens of two texts adds to the similarity of their embeddings.
 
         The parts of a text's embedding are kept: of two texts, one is changed at a time.
 
+        Args:
+            side: The text and the model.
+            other: The other text.
+            compare: The model that the page compares with, if not the same.
+
         Raises:
-            InputError: If the model's embeddings cannot be followed, or a text is invalid.
+            InputError: If there is no other text, the model's embeddings cannot be followed, or a text is invalid.
         """
+        if other is None or other == side.text or compare not in (None, side.model):
+            raise InputError("part=pair: expected another text in the same model (before)")
         model = self._model(side)
 
         def parts_of(text: str, kind: str) -> Embedded:
@@ -204,6 +214,14 @@ class Answers:
         found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
+
+    def _through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
+        model = self._model(side)
+        given = self._read(model, side).given
+        if model.layout.reads_target:
+            methods = [method for method in methods if method == "alti"]
+        found, reasons = _maps_up_to(model, given, methods, level)
+        return {"maps": found, "notes": reasons}
 
     def _read(self, model: LoadedModel, side: Side) -> Read:
         return model.exclusively(lambda: read(model, side.text, self.limit, chat=side.chat))

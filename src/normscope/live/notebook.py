@@ -12,16 +12,14 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.api.calls import checked
+from normscope.api.arguments import checked
 from normscope.api.decomposition import decompose
-from normscope.api.explorers import Explorer
+from normscope.api.picture import Explorer
 from normscope.errors import InputError
 from normscope.live import require_extra
-from normscope.live.openings import opening
 from normscope.live.session import Session
-from normscope.live.texts import Limit
+from normscope.live.texts import Limit, as_given, opening, typed
 from normscope.models.loaded import LoadedModel
-from normscope.typed_texts import as_given, typed
 
 _HOST = "127.0.0.1"
 _HEIGHT = 900

@@ -28,10 +28,11 @@ from starlette.routing import Route
 
 from normscope.errors import InputError, one_line, printable
 from normscope.live.engine import Busy, Outdated
-from normscope.live.options import LOCAL
 from normscope.live.session import Session
 from normscope.reporting.page.live_page import POLICY, REFUSED, live_page
 
+LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Hosts that only this machine reaches."""
 TOKEN_HEADER = "x-normscope-token"
 LARGEST_BODY = 1_000_000
 """Bytes of a request."""

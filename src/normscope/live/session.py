@@ -1,45 +1,24 @@
-"""One page's models and results: what a request asks for, who waits for it, and what all answers share."""
+"""One page's models and results: who waits for an answer, and what all answers share."""
 
 import contextlib
-import dataclasses
 import functools
 import json
-import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.errors import InputError, message, printable
-from normscope.live.answers import CARRIED, CHAINED, Answers
-from normscope.live.engine import Ask, Compute, Engine
-from normscope.live.openings import opening
-from normscope.live.state import Side, State, parse
-from normscope.live.texts import Limit
+from normscope.errors import InputError, message
+from normscope.live.answers import Answers
+from normscope.live.engine import Engine
+from normscope.live.request import PARTS, read_request, read_state
+from normscope.live.texts import Limit, opening
 from normscope.maths.choices import AttentionRule
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.page.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
 from normscope.results.codes import METHODS
-
-_TAB = re.compile(r"[A-Za-z0-9-]{0,40}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A request for a part of the page."""
-
-    state: State
-    part: str
-    side: int
-    """0 for what is shown, 1 for what it is compared with."""
-    ask: Ask
-
-    @property
-    def shown(self) -> Side:
-        """The text and the model that are asked about."""
-        return self.state.sides[self.side]
 
 
 class Session:
@@ -91,7 +70,7 @@ class Session:
         Raises:
             InputError: If it is invalid.
         """
-        sides = parse(state, len(self.models)).sides
+        sides = read_state(state, len(self.models)).sides
         assert isinstance(state, Mapping)
         answers: dict[str, str] = {}
 
@@ -124,30 +103,10 @@ class Session:
         Raises:
             InputError: If the request is invalid, or too many wait.
         """
-        asked = self.read(body)
-        depends, compute = PARTS[asked.part](self, asked)
-        return self.engine.submit(asked.ask, (asked.part, depends) if self._keeps else object(), compute)
-
-    def read(self, body: object) -> Asked:
-        """A request, checked.
-
-        Raises:
-            InputError: If it is invalid.
-        """
-        if not isinstance(body, Mapping):
-            raise InputError(f"request: expected an object, got {type(body).__name__}")
-        part = body.get("part")
-        if not isinstance(part, str) or part not in PARTS:
-            raise InputError(f"part={printable(repr(part), 40)}: expected one of {', '.join(PARTS)}")
-        tab, number, side = body.get("tab", ""), body.get("number", 0), body.get("side", 0)
-        if not isinstance(tab, str) or not _TAB.fullmatch(tab):
-            raise InputError(f"tab={printable(repr(tab), 40)}: expected at most 40 letters and digits")
-        if type(number) is not int or not 0 <= number < 2**53:
-            raise InputError(f"number={printable(repr(number), 40)}: expected a whole number")
-        state = parse(body.get("state"), len(self.models))
-        if type(side) is not int or not 0 <= side < len(state.sides):
-            raise InputError(f"side={printable(repr(side), 40)}: expected a number below {len(state.sides)}")
-        return Asked(state, part, side, Ask(tab or None, number))
+        request, state = read_request(body, len(self.models))
+        depends = (state.sides[request.side], *(getattr(state, name) for name in PARTS[request.part]))
+        compute = functools.partial(getattr(self.answers, request.part), *depends)
+        return self.engine.submit(request.ask, (request.part, *depends) if self._keeps else object(), compute)
 
     def report(self, error: BaseException) -> None:
         """Print an error, unless it was the last one that was printed: a page asks again with every letter."""
@@ -176,55 +135,3 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,
         "opening": opening(model),
     }
-
-
-Part = tuple[Hashable, Compute]
-"""What a part of the page depends on, and how it is computed."""
-
-
-def _maps(session: Session, asked: Asked) -> Part:
-    return _in_turn(session.answers.maps, asked.shown, asked.state.level)
-
-
-def _chained(session: Session, asked: Asked) -> Part:
-    return _called(session.answers.through, asked.shown, asked.state.level, CHAINED)
-
-
-def _carried(session: Session, asked: Asked) -> Part:
-    return _called(session.answers.through, asked.shown, asked.state.level, CARRIED)
-
-
-def _prediction(session: Session, asked: Asked) -> Part:
-    state = asked.state
-    return _in_turn(session.answers.prediction, asked.shown, state.target, state.against, state.level)
-
-
-def _heads(session: Session, asked: Asked) -> Part:
-    return _called(session.answers.heads, asked.shown, asked.state.target, asked.state.against)
-
-
-def _pair(session: Session, asked: Asked) -> Part:
-    now, *others = asked.state.sides
-    if not others or others[0].model != now.model:
-        raise InputError("part=pair: expected another text in the same model (before)")
-    return _in_turn(session.answers.pair, now, others[0].text)
-
-
-def _in_turn(function: Callable[..., Any], *depends: Hashable) -> Part:
-    """A part that may share what it computes with others of its turn."""
-    return depends, functools.partial(function, *depends)
-
-
-def _called(function: Callable[..., Any], *depends: Hashable) -> Part:
-    return depends, lambda _: function(*depends)
-
-
-PARTS: Mapping[str, Callable[[Session, Asked], Part]] = {
-    "maps": _maps,
-    "chained": _chained,
-    "carried": _carried,
-    "prediction": _prediction,
-    "heads": _heads,
-    "pair": _pair,
-}
-"""All parts of the page."""

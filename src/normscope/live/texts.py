@@ -1,18 +1,96 @@
-"""Texts as they are typed: those that are too long, and where their tokens lie."""
+"""Texts as they are typed into a box or on the command line: read, cut if they are too long, and where their tokens lie."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import batch_from_texts, places_in_messages, roles_of
+from normscope.models.text_batches import (
+    batch_from_texts,
+    is_messages,
+    messages_in,
+    parts_of,
+    places_in_messages,
+    roles_of,
+)
 from normscope.rounding import counted
-from normscope.typed_texts import SEPARATOR, as_given, messages_of
 
+SEPARATOR = " ||| "
+"""Between the two texts of a pair."""
+_ROLE = re.compile(r"^(system|developer|user|tool|assistant):", re.MULTILINE)
 _CHARACTERS = 16
 """Of a token, at most, in a text that is looked at as a whole."""
+
+
+def typed(text: Any) -> tuple[str, bool]:
+    """A text, a pair or a conversation as it is typed, and whether it is a conversation.
+
+    Raises:
+        InputError: If it is anything else, or would be read as something else.
+    """
+    if is_messages(text):
+        written = "\n".join(f"{each.role}: {each.content}" for each in messages_in(text))
+        if [(each.role, each.content) for each in messages_of(written)] != [
+            (each.role, each.content.strip()) for each in messages_in(text)
+        ]:
+            raise InputError(
+                "text: a line of a message begins with a role, such as `user:`, and would be read as another message"
+            )
+        return written, True
+    parts = parts_of(text)
+    if any(SEPARATOR in part for part in parts):
+        raise InputError(f"text: expected no `{SEPARATOR}`, which separates the two texts of a pair")
+    return SEPARATOR.join(parts), False
+
+
+class TypedMessage(NamedTuple):
+    """A message of a conversation that was typed."""
+
+    role: str
+    content: str
+    start: int
+    """Where the content begins in what was typed."""
+
+
+def messages_of(text: str) -> list[TypedMessage]:
+    """The messages of a conversation, each of which begins with its role at the beginning of a line: `user: Hello!`.
+
+    What comes before the first role is what a user says.
+    """
+    roles = [*_ROLE.finditer(text)]
+    parts = [("user", 0), *((found[1], found.end()) for found in roles)]
+    ends = [*(found.start() for found in roles), len(text)]
+    messages = []
+    for number, ((role, start), end) in enumerate(zip(parts, ends, strict=True)):
+        content = text[start:end]
+        if number or content.strip():
+            messages.append(TypedMessage(role, content.strip(), start + len(content) - len(content.lstrip())))
+    return messages
+
+
+def as_given(model: LoadedModel, text: str, *, chat: bool = False) -> Any:
+    """A text, a pair of texts with ` ||| ` between them, or a conversation, as the Python interface takes it.
+
+    Args:
+        chat: Whether the text is a conversation; see `messages_of`.
+
+    Raises:
+        InputError: If it is empty, or the model reads two texts and gets one.
+    """
+    if not text.strip():
+        raise InputError("text: expected a text, got an empty one")
+    if chat:
+        return [{"role": each.role, "content": each.content} for each in messages_of(text)]
+    first, separator, second = text.partition(SEPARATOR)
+    if separator:
+        return first, second
+    if model.layout.reads_target:
+        raise InputError(f"text: {model.name} reads two texts: write `source{SEPARATOR}translation`")
+    return text
 
 
 class Read(NamedTuple):
@@ -40,7 +118,7 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
     """A text that was typed, cut to a number of tokens.
 
     Args:
-        chat: Whether it is a conversation; see `normscope.typed_texts`.
+        chat: Whether it is a conversation; see `normscope.live.texts`.
 
     Raises:
         InputError: If it is empty, the model reads two texts and gets one, or it has no chat template, or one that rejects this
@@ -169,3 +247,21 @@ def _of_messages(model: LoadedModel, typed: Read) -> list[tuple[int, int] | None
             number, start, end = place
             places.append((messages[number].start + start, messages[number].start + end))
     return places
+
+
+def opening(model: LoadedModel) -> Mapping[str, str]:
+    """The values of the address that the page opens with, by what the model's checkpoint computes.
+
+    A classifier gets a review, a causal language model the beginning of a sentence, a masked one a sentence with a mask, a
+    translation model a text and its translation; an encoder two texts, whose similarity has reasons.
+    """
+    if model.layout.reads_target:
+        return {"text": f"The old bridge was closed.{SEPARATOR}Die alte Brücke war gesperrt."}
+    with contextlib.suppress(InputError):  # the page says so where the prediction is attributed
+        if model.classifier is not None:
+            return {"text": "The film was long, but I was never bored."}
+        if model.next_token_head is not None:
+            return {"text": "The capital of France is"}
+        if model.masked_language_head is not None and model.tokenizer.mask_token:
+            return {"text": f"The capital of France is {model.tokenizer.mask_token}."}
+    return {"text": "The old bridge was closed, so we crossed the river.", "before": "A ferry took us over the water."}

@@ -14,11 +14,11 @@ import huggingface_hub
 import yaml
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+from normscope.data.hub import hub_reachable
 from normscope.distribution import folder as shipped
 from normscope.errors import InputError
 from normscope.models.embedder_files import TRANSFORMER_SETTINGS, transformer_folder
 from normscope.models.options import ModelOptions
-from normscope.network import hub_reachable
 from normscope.untrusted.plain_data import MIB, unreadable
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
+from normscope.errors import cut
 from normscope.results.codes import category_name
 from normscope.results.figures import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 
@@ -21,7 +22,7 @@ _LONGEST_LABEL = 40
 def word_label(word: str) -> str:
     """A word as a label, shortened if long; characters that XML forbids in an SVG are replaced."""
     label = "".join(character if character.isprintable() else "\ufffd" for character in word)
-    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+    return cut(label, _LONGEST_LABEL)
 
 
 def token_name(category: Any) -> Any:

@@ -1,15 +1,12 @@
 """Curves as charts that a person would draw: one for each measure, with layers across and methods or categories as lines."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 import pandas as pd
 
 from normscope.analyses.registry import analyses
-from normscope.results.declare import Published, Rollup, declared
-
-_PLACEHOLDERS = re.compile(r"<\w+>")
+from normscope.results.declare import Published, Rollup
 
 
 @dataclasses.dataclass
@@ -41,19 +38,12 @@ def layer_charts(curves: "Mapping[str, pd.Series[float]]") -> list[LayerChart]:
         analysis, _, name = full.partition("/")
         info = analyses().get(analysis)
         published = Published() if info is None else info.published
-        rollup, axes = declared(published.curves, name) or (Rollup(name, ""), {})
-        key = f"{analysis}/{_without_axes(rollup.name)}"
-        label = published.label(rollup)
-        chart = charts.setdefault(key, LayerChart(analysis, key, f"{analysis}: {label}"))
-        line = ", ".join(published.title(axis, value) for axis, value in axes.items())
-        chart.lines[line or name] = 100 * values if label.endswith("(%)") else values
+        rollup, _ = published.curve(name) or (Rollup(name, ""), {})
+        panel = published.panel(name)
+        key, title = f"{analysis}/{rollup.plain_name}", analysis if info is None else info.title
+        chart = charts.setdefault(key, LayerChart(analysis, key, f"{title}: {panel.label or panel.title}"))
+        chart.lines[panel.title or panel.words] = panel.factor * values
     return list(charts.values())
-
-
-def _without_axes(pattern: str) -> str:
-    """`sink_rate` of `<inputs>/<bos>/sink_rate/<position>`."""
-    parts = (_PLACEHOLDERS.sub("", part).strip("_") for part in pattern.split("/") if not part.startswith("<"))
-    return "/".join(filter(None, parts)) or pattern
 
 
 def figure_key(analysis: str, figure: str) -> str:

@@ -106,7 +106,7 @@ _WIDTH = Expected(f"column, page or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches
 class FigureOptions(Options):
     """The figures of a run, ready for a paper."""
 
-    format: SomeOf[FigureFormat] = field(default_factory=lambda: [FigureFormat.png, FigureFormat.svg])
+    format: SomeOf[FigureFormat] = field(default_factory=[FigureFormat.png, FigureFormat.svg].copy)
     """File formats: some of `png`, `svg` and `pdf`, as in `[pdf,png]`."""
     width: Annotated[str | int | float, _WIDTH] = "page"
     """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), or a number of inches."""

@@ -1,6 +1,8 @@
 """Comparison of a run's results with a paper's published numbers."""
 
+import dataclasses
 from collections.abc import Mapping
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -9,22 +11,30 @@ import yaml
 from normscope.config.schema import flat
 from normscope.distribution import folder
 from normscope.errors import InputError
+from normscope.results.measures import cell_title, metric_title
 from normscope.results.result import Result
 
 PAPERS = folder("experiments")
 """Holds a folder with a `published.yaml` per paper."""
 
-COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "differs_in", "source")
+COLUMNS = ("metric", "measure", "value", "published", "difference", "tolerance", "within", "differs_in", "source")
 
 
-def against_paper(result: Result) -> pd.DataFrame | None:
-    """Results beside the published numbers of the paper whose preset was run; None if no preset was.
+COMPARISON = "comparison"
+"""The table of a result that has been compared with a paper."""
+
+
+def with_published(result: Result) -> Result:
+    """The result, with the table of published numbers beside its own if a paper's preset was run that has some of them.
 
     Raises:
         InputError: If there is no file of published numbers.
     """
     paper = result.config.get("recipe", {}).get("paper")
-    return None if paper is None else compare(paper, result.metrics, result.tables, result.config)
+    if paper is None:
+        return result
+    comparison = compare(paper, result.metrics, result.tables, result.config)
+    return result if comparison.empty else dataclasses.replace(result, tables={**result.tables, COMPARISON: comparison})
 
 
 def compare(
@@ -54,9 +64,9 @@ def compare(
         # No published number is about whole words, unless it says so.
         conditions = {"level": "token"} | group["when"]
         differs_in = tuple(key for key, wanted in conditions.items() if settings.get(key) != wanted)
-        for name, (measured, printed) in _pairs(group, metrics, tables).items():
+        for name, (words, measured, printed) in _pairs(group, metrics, tables).items():
             tolerance = group["tolerance"] + group.get("relative_tolerance", 0.0) * abs(printed)
-            rows.append(_Row(name, measured, printed, tolerance, differs_in, group["source"]))
+            rows.append(_Row(name, words, measured, printed, tolerance, differs_in, group["source"]))
     fewest: dict[str, _Row] = {}
     for row in rows:
         if row.metric not in fewest or len(row.differs_in) < len(fewest[row.metric].differs_in):
@@ -69,6 +79,8 @@ class _Row(NamedTuple):
     """A measured and a published number."""
 
     metric: str
+    measure: str
+    """The metric in words."""
     value: float
     published: float
     tolerance: float
@@ -81,15 +93,20 @@ class _Row(NamedTuple):
         difference = self.value - self.published
         agrees = abs(difference) <= self.tolerance
         differs_in = ", ".join(self.differs_in)
-        return (self.metric, self.value, self.published, difference, self.tolerance, agrees, differs_in, self.source)
+        numbers = (self.value, self.published, difference, self.tolerance)
+        return (self.metric, self.measure, *numbers, agrees, differs_in, self.source)
 
 
 def _pairs(
     group: Mapping[str, Any], metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame]
-) -> dict[str, tuple[float, float]]:
-    """Measured and published numbers of a group, for what the run measured."""
+) -> dict[str, tuple[str, float, float]]:
+    """The names in words, and the measured and published numbers of a group, for what the run measured."""
     if "table" not in group:
-        return {name: (metrics[name], printed) for name, printed in group["values"].items() if name in metrics}
+        return {
+            name: (metric_title(name), metrics[name], printed)
+            for name, printed in group["values"].items()
+            if name in metrics
+        }
     table, along = tables.get(group["table"]), group["along"]
     if table is None:
         return {}
@@ -99,10 +116,12 @@ def _pairs(
         for column, wanted in row["at"].items():
             selected = selected[selected[column] == wanted]
         measured = selected.set_index(along)[group["column"]]
-        name = " ".join(f"{column}={wanted}" for column, wanted in row["at"].items())
         for number, printed in enumerate(row["values"], start=1):
             if number in measured.index:
-                pairs[f"{group['table']} {name} {along}={number}"] = (float(measured[number]), printed)
+                at = {**row["at"], along: number}
+                name = " ".join([group["table"], *(f"{column}={wanted}" for column, wanted in at.items())])
+                words = cell_title(group["table"], group["column"], at)
+                pairs[name] = (words, float(measured[number]), printed)
     return pairs
 
 
@@ -112,8 +131,17 @@ def published(paper: str) -> list[dict[str, Any]]:
     Raises:
         InputError: If the paper has no such file.
     """
+    groups: list[dict[str, Any]] = yaml.safe_load(file_of(paper).read_text(encoding="utf-8"))
+    return groups
+
+
+def file_of(paper: str) -> Traversable:
+    """The file of a paper's published numbers.
+
+    Raises:
+        InputError: If the paper has no such file.
+    """
     known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
     if paper not in known:
         raise InputError(f"recipe.paper={paper}: it has no published numbers; expected one of {', '.join(known)}")
-    groups: list[dict[str, Any]] = yaml.safe_load((PAPERS / paper / "published.yaml").read_text(encoding="utf-8"))
-    return groups
+    return PAPERS / paper / "published.yaml"

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from normscope.errors import escaped
 from normscope.reporting.options import Verbosity
-from normscope.reporting.published import against_paper
+from normscope.reporting.published import COMPARISON
 from normscope.reporting.text_table import text_table
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -48,15 +48,15 @@ def set_verbosity(verbosity: Verbosity, *, brief: bool = False) -> None:
 
 
 def say(*sentences: str) -> None:
-    """Print one line to stderr, above any progress bar; nothing if the run is quiet."""
+    """Print a message to stderr, above any progress bar, in lines that fit into a terminal; nothing if the run is quiet."""
     global _spoke
     _spoke = time.monotonic()
     if not _quiet:
-        tqdm.write(escaped(", ".join(sentences)), file=sys.stderr)
+        tqdm.write(wrapped(escaped(", ".join(sentences))), file=sys.stderr)
 
 
 def say_detail(*sentences: str) -> None:
-    """Print one line to stderr about a run that has the terminal to itself."""
+    """Print a message to stderr about a run that has the terminal to itself."""
     if not _brief:
         say(*sentences)
 
@@ -243,7 +243,7 @@ def show_comparison(comparison: pd.DataFrame) -> None:
             rows = rows.assign(**{"differs in": rows["differs_in"].str.replace(".name", "")})
         elif np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
             title, columns = str(source), []
-        shown = rows.set_index("metric").rename(columns={"value": "this run"})
+        shown = rows.set_index("measure").rename(columns={"value": "this run"})
         show_table(title, shown[["this run", "published", "difference", *columns]], 4)
 
 
@@ -264,11 +264,11 @@ def show(result: Result) -> None:
         show_table(title, summary.table, summary.digits, caption)
     for note in result.notes:
         say(note)
-    comparison = against_paper(result)
-    if comparison is not None and comparison.empty:
-        say(f"this run has measured none of the published numbers of {result.config['recipe']['paper']}")
-    elif comparison is not None:
-        show_comparison(comparison)
+    paper = result.config.get("recipe", {}).get("paper")
+    if COMPARISON in result.tables:
+        show_comparison(result.tables[COMPARISON])
+    elif paper is not None:
+        say(f"this run has measured none of the published numbers of {paper}")
 
 
 def show_sentence(sentence: str) -> None:

@@ -1,19 +1,20 @@
 """A table in lines of text that fit into a terminal."""
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from normscope.errors import escaped
+from normscope.errors import cut, escaped
 from normscope.rounding import MINUS, counted
 
 _GAP = "  "
 _LONGEST = 40
-"""Characters of a text in a cell; longer ones are cut."""
+"""Characters of a text in a line of a cell."""
 _SHORTEST = 24
-"""Characters that the label of a row keeps if columns need the rest."""
+"""Characters of a line of a row's label if columns need the rest."""
 _MOST_LINES = 4
 """Lines of a heading."""
 
@@ -27,7 +28,7 @@ class _Column(NamedTuple):
     def width(self, lines: int) -> int:
         """The fewest characters that hold all cells, and the heading in a number of lines, if it has so many words."""
         words = self.heading.split()
-        narrowest = max(map(len, [*words, *self.cells]), default=0)
+        narrowest = max((len(line) for text in [*words, *self.cells] for line in text.split("\n")), default=0)
         widths = range(narrowest, max(narrowest, len(self.heading)) + 1)
         return next(each for each in widths if each == widths[-1] or len(_wrapped(self.heading, each)) <= lines)
 
@@ -35,8 +36,8 @@ class _Column(NamedTuple):
 def text_table(table: pd.DataFrame, digits: int, width: int) -> str:
     """A table in lines of at most so many characters, as far as its labels and one column fit.
 
-    A heading takes as many lines as make the table fit, and long labels are cut in the middle. Columns that still do not fit
-    are left out, and counted below.
+    A heading takes as many lines as make the table fit, and so do labels and texts; a word that is longer than a line is cut in
+    the middle. Columns that still do not fit are left out, and counted below.
 
     Args:
         table: Its index labels the rows.
@@ -55,7 +56,7 @@ def text_table(table: pd.DataFrame, digits: int, width: int) -> str:
     kept = len(columns)
     while kept > 1 and left_for_labels(kept) < needed:
         kept -= 1
-    first = _Column(corner, [_cut(label, max(left_for_labels(kept), needed)) for label in labels])
+    first = _Column(corner, [_folded(label, max(left_for_labels(kept), needed)) for label in labels])
     lines = _lines([first, *columns[:kept]], width)
     if kept < len(columns):
         lines.append(f"({counted(len(columns) - kept, 'more column does', 'more columns do')} not fit)")
@@ -78,12 +79,22 @@ def _lines(columns: Sequence[_Column], width: int) -> list[str]:
     height = max(map(len, headings))
     above = zip(*([""] * (height - len(heading)) + heading for heading in headings), strict=True)
     rows = zip(*(column.cells for column in columns), strict=True)
+    in_lines = (itertools.zip_longest(*(cell.split("\n") for cell in row), fillvalue="") for row in rows)
     return [
         _GAP.join(
             [label.ljust(widths[0]), *(cell.rjust(each) for cell, each in zip(cells, widths[1:], strict=True))]
         ).rstrip()
-        for label, *cells in [*above, *rows]
+        for label, *cells in [*above, *itertools.chain.from_iterable(in_lines)]
     ]
+
+
+def _folded(text: str, width: int) -> str:
+    """A text in lines of at most so many characters, of which words that are longer lose their middle."""
+    return (
+        text
+        if len(text) <= width
+        else "\n".join(_wrapped(" ".join(cut(word, width) for word in text.split(" ")), width))
+    )
 
 
 def _wrapped(heading: str, width: int) -> list[str]:
@@ -102,18 +113,10 @@ def _cells(values: "pd.Series[Any]", digits: int) -> list[str]:
     if pd.api.types.is_float_dtype(values.dtype):
         return ["" if pd.isna(value) else f"{value:z.{digits}f}".replace("-", MINUS) for value in values]
     return [
-        "" if pd.api.types.is_scalar(value) and pd.isna(value) else _cut(_text(value), _LONGEST) for value in values
+        "" if pd.api.types.is_scalar(value) and pd.isna(value) else _folded(_text(value), _LONGEST) for value in values
     ]
 
 
 def _text(value: Any) -> str:
     """A label, or the levels of one, on one line."""
     return escaped(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
-
-
-def _cut(text: str, longest: int) -> str:
-    """A text without its middle if it is too long: names that begin alike may end differently."""
-    if len(text) <= longest:
-        return text
-    end = (longest - 1) // 2
-    return f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"

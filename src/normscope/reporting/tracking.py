@@ -7,28 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.config.schema import INCIDENTAL, check_options, flat
+from normscope.config.schema import check_options
 from normscope.config.training_step import step_in, without_step
 from normscope.data.options import DatasetOptions
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.terminal import say
-
-
-def parameters(config: Mapping[str, Any]) -> dict[str, object]:
-    """The part of a description's config that numbers depend on, flat: no options of analyses that are not enabled.
-
-    For trackers that show parameters as columns.
-    """
-    skipped = [f"{key}." for key in INCIDENTAL] + [
-        f"analysis.{name}." for name in config["analysis"] if name not in config["analyses"]
-    ]
-    return {
-        key: value
-        for key, value in flat(config).items()
-        if key not in INCIDENTAL and not key.startswith(tuple(skipped))
-    }
 
 
 def model_label(options: ModelOptions) -> str:

@@ -46,8 +46,8 @@ MIXING: Mapping[str, Column | str] = {
     "mean": Column("Mean mixing ratio of the tokens, in [0, 1].", label="mixing ratio (%)"),
     "sequence_mean": "Mean mixing ratio over each sequence's tokens of the category first, then over the sequences that have "
     "any.",
-    "max": "Largest mixing ratio of a token.",
-    "min": "Smallest mixing ratio of a token.",
+    "max": Column("Largest mixing ratio of a token.", label="largest mixing ratio (%)"),
+    "min": Column("Smallest mixing ratio of a token.", label="smallest mixing ratio (%)"),
     "count": TOKENS,
 }
 """Columns of mixing ratios by layer, method and category."""
@@ -58,9 +58,14 @@ SHARES: Mapping[str, Column | str] = {
         "Mean signed share of the other tokens in a token's vector: the part of what they contribute that points along it.",
         label="share of other tokens (%)",
     ),
-    "own": "Mean share of the token itself, through attention.",
-    "residual": "Mean share of what the residual connection carries.",
-    "bias": "Mean share of what comes from no token: biases and β. The four shares add up to 1.",
+    "own": Column("Mean share of the token itself, through attention.", label="share of the token itself (%)"),
+    "residual": Column(
+        "Mean share of what the residual connection carries.", label="share of the residual connection (%)"
+    ),
+    "bias": Column(
+        "Mean share of what comes from no token: biases and β. The four shares add up to 1.",
+        label="share of biases (%)",
+    ),
     "count": TOKENS,
 }
 """Columns of signed shares by layer, method and category."""

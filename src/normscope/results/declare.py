@@ -19,6 +19,8 @@ Kind = Literal["number", "text", "truth", "whole"]
 """What the cells of a column hold: decimal numbers, text, true or false, or whole numbers."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
+_EXPLANATION = re.compile(r": [^,]*")
+"""What follows an abbreviation in the title of a method."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Rollup:
     """How the remaining axes are reduced: a reduction of pandas, or a function of the rows and the name of the column."""
     where: Where = dataclasses.field(default_factory=dict)
     label: str = ""
-    """What is on the y-axis of the curve, if it is not the column's label."""
+    """What it is called, and what is on the y-axis of the curve, if it is not the column's label."""
 
     @property
     def placeholders(self) -> list[str]:
@@ -157,9 +159,51 @@ class Rollup:
         """Matches the published names."""
         return re.compile(_PLACEHOLDER.sub(r"(?P<\1>[^/]+)", self.name))
 
+    @property
+    def plain_name(self) -> str:
+        """`sink_rate` of `<inputs>/<bos>/sink_rate/<position>`."""
+        parts = (_PLACEHOLDER.sub("", part).strip("_") for part in self.name.split("/") if not part.startswith("<"))
+        return "/".join(filter(None, parts)) or self.name
+
     def filled(self, values: Mapping[str, str]) -> str:
         """A published name, given what its placeholders stand for."""
         return _PLACEHOLDER.sub(lambda match: values[match[1]], self.name)
+
+
+def is_percentage(label: str) -> bool:
+    """Whether the label of an axis or of colours is that of numbers in per cent."""
+    return label.endswith("(%)")
+
+
+def unitless(label: str) -> str:
+    """The label without its unit."""
+    return label.removesuffix(" (%)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """How a number or a curve is shown: in words, or as a panel of a figure."""
+
+    title: str
+    """What distinguishes it from others with its label, such as `AttnResLn-N: the attention block`; empty if nothing does."""
+    label: str
+    """What it is: the title of the y-axis. Empty if no analysis describes it, and then the title is its name."""
+
+    @property
+    def factor(self) -> float:
+        """What values are multiplied by to be drawn: 100 in per cent."""
+        return 100.0 if is_percentage(self.label) else 1.0
+
+    @property
+    def words(self) -> str:
+        """The measure in words: `mixing ratio (AttnResLn-N: the attention block)`."""
+        label = unitless(self.label)
+        return f"{label} ({self.title})" if label and self.title else label or self.title
+
+    @property
+    def short_words(self) -> str:
+        """The same with a method's abbreviation alone: `mixing ratio (AttnResLn-N)`."""
+        return dataclasses.replace(self, title=_EXPLANATION.sub("", self.title)).words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +226,23 @@ class Published:
         own = in_words(value) if axis is None else axis.title(value)
         return f"{placeholder} {value}" if own == value and value.isdecimal() else own
 
-    def label(self, curve: Rollup) -> str:
-        """What is on the y-axis of a curve."""
-        table, _, column = curve.of.partition(".")
-        return curve.label or (self.tables[table].label(column) if table in self.tables else "") or curve.name
+    def label(self, rollup: Rollup) -> str:
+        """What a number or curve is called, and what is on the y-axis; by default, its name without what tells it apart."""
+        table, _, column = rollup.of.partition(".")
+        own = rollup.label or (self.tables[table].label(column) if table in self.tables else "")
+        return own or " ".join(map(in_words, rollup.plain_name.split("/")))
+
+    def curve(self, name: str) -> "tuple[Rollup, dict[str, str]] | None":
+        """The declaration of a curve; None if it is none: `share/heads` is a number, and no category of `share/<category>`."""
+        found = declared(self.curves, name)
+        return None if found is not None and found[1] and any(one.name == name for one in self.metrics) else found
+
+    def panel(self, name: str) -> Panel:
+        """How a number or a curve is shown."""
+        found = self.curve(name) or declared(self.metrics, name)
+        if found is None:
+            return Panel(" ".join(map(in_words, name.split("/"))), "")
+        return Panel(", ".join(self.title(*item) for item in found[1].items()), self.label(found[0]))
 
 
 def declared(rollups: Iterable[Rollup], name: str) -> "tuple[Rollup, dict[str, str]] | None":

@@ -28,7 +28,8 @@ def rolled_up(name: str, published: Published, part: Result) -> Result:
     if part.metrics or part.curves:
         return part
     rolled = roll_up(published, part.tables)
-    numbers = pd.DataFrame({"value": rolled.metrics}).rename_axis("metric")
+    words = {metric: published.panel(metric).words for metric in rolled.metrics}
+    numbers = pd.DataFrame({"value": rolled.metrics}).rename(index=words).rename_axis("measure")
     summaries = part.summaries or ({name: Summary(numbers)} if rolled.metrics else {})
     return dataclasses.replace(part, metrics=rolled.metrics, curves=rolled.curves, summaries=summaries)
 

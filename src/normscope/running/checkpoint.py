@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, load_state, state_of
+from normscope.config.schema import difference
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.reporting.run_folder import PeerFolder, RunFolder
@@ -126,15 +127,9 @@ class Checkpoint:
             raise InputError(
                 f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to start over"
             ) from error
-        now = json.loads(json.dumps(self._identity))
-        different = [key for key in {**identity, **now} if identity.get(key) != now.get(key)]
-        if different:
-            key, *more = different
-            raise InputError(
-                f"resume: {key} was {identity.get(key)!r} when the run was stopped and is {now.get(key)!r} now"
-                + (f", and {len(more)} more differ" if more else "")
-                + "; start a new run, or change it back"
-            )
+        changed = difference(identity, json.loads(json.dumps(self._identity)), "when the run was stopped")
+        if changed:
+            raise InputError(f"resume: {changed}; start a new run, or change it back")
         return position, state
 
 

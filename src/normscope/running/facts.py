@@ -13,6 +13,7 @@ from normscope.config.training_step import training_step
 from normscope.data.corpora import left_out
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, RUN_SCHEMA, VERSION
+from normscope.errors import cut
 from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
@@ -144,7 +145,7 @@ def _short(analyses: Sequence[str], parts: Sequence[str]) -> str:
         longest = max(range(len(short)), key=lambda place: len(short[place]))
         if len(short[longest]) <= _SHORTEST:
             break
-        short[longest] = f"{short[longest][: max(_SHORTEST - 1, len(short[longest]) - beyond - 1)]}…"
+        short[longest] = cut(short[longest], max(_SHORTEST, len(short[longest]) - beyond))
     return " · ".join(short)[:_NAME_LENGTH]
 
 

@@ -17,7 +17,6 @@ from normscope.config.rules import Expected, FilePath, Options, Seed
 from normscope.config.schema import Schema, check_options
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
-from normscope.live.options import LiveOptions
 from normscope.maths.choices import AttentionRule
 from normscope.models.options import DeviceOptions, ModelOptions, ModelStack, check_device, check_model
 from normscope.reporting.options import (
@@ -50,6 +49,19 @@ else:
 
 
 LocalFolder = Annotated[FilePath, Expected("a folder on this machine", lambda path: "://" not in path)]
+
+
+@dataclass
+class LiveOptions(Options):
+    """The live page of `normscope serve`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on: `0.0.0.0` for every one of this machine. Whatever it is, the page opens only with the token in the
+    address that is printed."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8765
+    """Port to listen on; 0 takes any free one."""
+    models: list[str] = field(default_factory=list)
+    """More models to compare with, by Hub name or local folder; with `model.checkpoints`, all checkpoints."""
 
 
 @dataclass
@@ -131,8 +143,8 @@ def check(options: RunOptions) -> None:
     check_dataset(options.dataset)
     check_model(options.model)
     check_device(options.device)
-    for analysis in all_options(options.analysis):
-        analysis.validate(options)
+    for name in enabled_analyses(options.analysis):
+        getattr(options.analysis, name).validate(options)
     settled(options)
     _check_level(options.level, options.analysis)
 

@@ -19,7 +19,7 @@ from normscope.errors import InputError, Terminated
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.reporting.publish import print_results, publish
-from normscope.reporting.published import against_paper, published
+from normscope.reporting.published import file_of, with_published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
 from normscope.reporting.tracking import with_environment
@@ -165,7 +165,7 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     with group.agreeing():
         check(options)
         if options.recipe.paper is not None:
-            published(options.recipe.paper)  # fail before the run if it is missing
+            file_of(options.recipe.paper)  # fail before the run if it is missing
         results = RunFolder(folder, resumed=options.resume is not None, fresh=fresh) if group.is_main else None
     try:
         yield results
@@ -219,11 +219,7 @@ def conclude(run: Run) -> Result:
     result = joined(parts, run.plan.model.layers)
     batching = [note] if (note := run.plan.encoder.batching.note) else []
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
-    result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
-    comparison = against_paper(result)
-    if comparison is None or comparison.empty:
-        return result
-    return dataclasses.replace(result, tables={**result.tables, "comparison": comparison})
+    return with_published(dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None}))
 
 
 def _lost(run: Run) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.config.schema import INCIDENTAL, flat, plain
+from normscope.config.schema import lasting, plain
 from normscope.data.annotation import column_values
 from normscope.data.batching import Batch, batches_of_window
 from normscope.data.categories import ALL
@@ -91,7 +91,7 @@ def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class Reading:
     """What some of the analyses see, as they would alone: a pair as one sequence, or its two texts side by side."""
 
     encoder: Encoder
@@ -113,7 +113,7 @@ class Plan:
     model: LoadedModel
     verification: Verification
     """How closely the observed model matches the untouched one, as far as the analyses look."""
-    views: Sequence[View]
+    views: Sequence[Reading]
     """What the analyses see of the corpus; never empty."""
     observer: Observer
     layers: list[int]
@@ -207,15 +207,14 @@ class Plan:
         for view, own in self.by_view(counts):
             yield from batches_of_window(window, own, view.encoder, self.options.device.batch_tokens)
 
-    def by_view(self, counts: CorpusCounts) -> list[tuple[View, CorpusCounts]]:
+    def by_view(self, counts: CorpusCounts) -> list[tuple[Reading, CorpusCounts]]:
         """Every view with its counts: those of the first, and those that the other has of pairs that are compared."""
         return [(view, counts if view is self.views[0] else counts.of_compared()) for view in self.views]
 
     @property
     def identity(self) -> dict[str, object]:
         """What a resumed run must share with the stopped one."""
-        config = flat(plain(self.options))
-        return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
+        return lasting(plain(self.options)) | {
             "the model's weights": self.model.weights_sha256,
             "torch": torch.__version__,
             "normscope": metadata.version("normscope"),
@@ -357,11 +356,11 @@ def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> 
 
 def _view(
     encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], model: ModelInfo
-) -> View:
+) -> Reading:
     own = _of_view(needs, encoder)
     tokens = _KEPT_OF_LAYER * model.layers * model.hidden_size
     tokens *= sum(requirements.keeps_layers for requirements in own.values())
-    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)
+    return Reading(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:

@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import itertools
 import os
-import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -25,7 +24,6 @@ T = TypeVar("T")
 
 # How long a process that has finished its batches waits for the others.
 _TIMEOUT = datetime.timedelta(hours=2)
-_MOST_PROCESSES = 10**6
 
 # Number of windows at the start of a stream that all processes tokenise.
 _SHARED_WINDOWS = 16
@@ -185,26 +183,6 @@ def device_share(local_rank: int, processes: int, devices: int) -> range:
     return range(local_rank * each, (local_rank + 1) * each)
 
 
-def _from_environment(name: str, default: str, meaning: str, allowed: range) -> int:
-    """A number that torchrun sets."""
-    given = os.environ.get(name, default)
-    if not re.fullmatch("[0-9]{1,9}", given) or int(given) not in allowed:  # int() refuses thousands of digits
-        raise InputError(
-            f"{name}={given}: expected {meaning}, from {allowed.start}; start with torchrun, or unset WORLD_SIZE and {name}"
-        )
-    return int(given)
-
-
-@contextlib.contextmanager
-def _reaching(size: int) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise InputError(
-            f"WORLD_SIZE={size}: the other processes cannot be reached: {one_line(error)}; start with torchrun, or unset it"
-        ) from error
-
-
 @contextlib.contextmanager
 def process_group() -> Iterator[ProcessGroup]:
     """The processes started by torchrun, or this one alone.
@@ -212,16 +190,18 @@ def process_group() -> Iterator[ProcessGroup]:
     Raises:
         InputError: If the others cannot be reached.
     """
-    size = _from_environment("WORLD_SIZE", "1", "the number of processes", range(1, _MOST_PROCESSES))
-    if size == 1:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
         yield ProcessGroup()
         return
-    rank = _from_environment("RANK", "0", f"the rank of this process among {size}", range(size))
-    _from_environment("LOCAL_RANK", "0", "the rank of this process on its machine", range(size))
-    with _reaching(size):
-        # States are small, so they are sent from CPU memory: gloo is available everywhere.
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
-        yield ProcessGroup(rank, size)
+        # States are small, so they are sent from CPU memory: gloo is available everywhere.
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"WORLD_SIZE={size}: the other processes cannot be reached: {one_line(error)}; start with torchrun, or unset it"
+        ) from error
+    try:
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()

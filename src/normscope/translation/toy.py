@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from pathlib import Path
 import torch
 import transformers
 
-from normscope import user_cache
 from normscope.data import toy_corpus as toy
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.translation.training import Recipe, train
@@ -42,7 +42,7 @@ def toy_model(seed: int, say: Callable[[str], None], recipe: Recipe | None = Non
         pairs: Number of training pairs; PAIRS by default.
     """
     recipe, pairs = dataclasses.replace(recipe or RECIPE, seed=seed), pairs or PAIRS
-    folder = user_cache.folder() / f"toy-{_digest(recipe, pairs)}"
+    folder = _cache() / f"toy-{_digest(recipe, pairs)}"
     if (folder / "config.json").is_file():
         say(f"the toy translation model was trained before; using {folder}")
         return folder
@@ -59,6 +59,11 @@ def toy_model(seed: int, say: Callable[[str], None], recipe: Recipe | None = Non
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _cache() -> Path:
+    """Our folder in the user's cache; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope"
 
 
 def _digest(recipe: Recipe, pairs: int) -> str:

@@ -5,7 +5,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from tests.end_to_end.bad_input.process import Outcome, Started, snapshot
+from tests.end_to_end.bad_input.process import Started, snapshot
+from tests.end_to_end.forks import Outcome
 
 # Progress of a run that has begun.
 _PROGRESS = re.compile(

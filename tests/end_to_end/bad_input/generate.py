@@ -32,7 +32,7 @@ from tests.end_to_end.bad_input.overrides import (
     two_values,
     wrong_value,
 )
-from tests.end_to_end.bad_input.process import Started, collect, finished, started
+from tests.end_to_end.bad_input.process import Started, finished, started
 from tests.end_to_end.bad_input.small_files import frequencies
 from tests.end_to_end.bad_input.stock import Stock
 from tests.end_to_end.bad_input.suggestions import followed
@@ -93,17 +93,15 @@ def run_cases(
             running.append(started(drawn, folder / str(number), number))
         if not running:
             return found
-        collect(running)
-        for run in [run for run in running if run.status is not None]:
-            running.remove(run)
-            outcome = finished(run)
-            wrong = faults(run, outcome)
-            if wrong:
-                found.append(report(run, outcome, wrong))
-            if wrong and loud:
-                print(found[-1], flush=True)
-            elif loud and every:
-                print(f"#{run.number} {run.case.what}: {outcome.status} {outcome.err.strip()[-200:]}", flush=True)
-            next_ones = [(f"{run.number}.{n}", case) for n, case in enumerate(followed(run.case, outcome.err), start=1)]
-            waiting = itertools.chain(next_ones, waiting)
-            shutil.rmtree(run.folder, ignore_errors=True)
+        run, outcome = finished(running)
+        running.remove(run)
+        wrong = faults(run, outcome)
+        if wrong:
+            found.append(report(run, outcome, wrong))
+        if wrong and loud:
+            print(found[-1], flush=True)
+        elif loud and every:
+            print(f"#{run.number} {run.case.what}: {outcome.status} {outcome.err.strip()[-200:]}", flush=True)
+        next_ones = [(f"{run.number}.{n}", case) for n, case in enumerate(followed(run.case, outcome.err), start=1)]
+        waiting = itertools.chain(next_ones, waiting)
+        shutil.rmtree(run.folder, ignore_errors=True)

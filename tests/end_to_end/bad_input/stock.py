@@ -89,5 +89,5 @@ class Stock:
 
 
 def succeed(folder: Path, arguments: Sequence[str], status: int) -> None:
-    outcome = finished(started(Case("stock", arguments, []), folder))
+    _, outcome = finished([started(Case("stock", arguments, []), folder)])
     assert outcome.status == status, outcome.err

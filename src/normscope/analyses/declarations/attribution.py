@@ -248,6 +248,7 @@ PUBLISHED = Published(
             "agreement/<method>/<other>",
             "Mean over sequences of Spearman's ρ between the scores of two methods.",
             of="agreement.spearman",
+            label="Spearman’s ρ of the scores",
         ),
         Rollup(
             "<quantity>/comprehensiveness/<method>",
@@ -255,13 +256,17 @@ PUBLISHED = Published(
             "a regression, the `cosine` with the untouched embedding, the probability of the `answer`, or the `loss` of the "
             "remaining tokens.",
             of="ranking.comprehensiveness",
+            label="comprehensiveness",
         ),
-        Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),
+        Rollup(
+            "<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency", label="sufficiency"
+        ),
         Rollup(
             "faithfulness/sequences",
             "Number of sequences on which the methods were tested.",
             of="ranking.count",
             how="max",
+            label="sequences on which faithfulness was tested",
         ),
         Rollup(
             "translation/<method>/source",
@@ -269,12 +274,14 @@ PUBLISHED = Published(
             "translations.",
             of="target_words.source",
             how=_over_translations,
+            label="share of the source in the translation (%)",
         ),
         Rollup(
             "translation/<method>/special",
             "The part of this share that comes from the source's special tokens.",
             of="target_words.special",
             how=_over_translations,
+            label="share of the source’s special tokens (%)",
         ),
     ),
 )

@@ -78,8 +78,14 @@ PUBLISHED = Published(
             values={
                 **MIXING,
                 "share": SHARES["share"],
-                "own": "Mean share of the token itself, the residual connections included.",
-                "bias": "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
+                "own": Column(
+                    "Mean share of the token itself, the residual connections included.",
+                    label="share of the token itself (%)",
+                ),
+                "bias": Column(
+                    "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
+                    label="share of biases (%)",
+                ),
             },
         ),
         "change": Table(
@@ -117,6 +123,7 @@ PUBLISHED = Published(
             "Number of sequences whose maps were compared, excluding those whose maps are constant.",
             of="change.count",
             how="max",
+            label="sequences whose maps were compared",
         ),
     ),
     curves=(

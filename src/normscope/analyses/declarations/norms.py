@@ -36,6 +36,19 @@ _LABELS = {
     "share": "share of the attention output",
 }
 _OVER_HEADS = {"share": "summed over heads"}
+_EXPANSION = "expansion rate"
+_EXPANSION_WITH_BIAS = f"{_EXPANSION} with b_O"
+
+
+def _variation(measure: str, symbol: str, anywhere: str, over: str) -> tuple[Rollup, ...]:
+    """The largest, smallest and mean coefficient of variation of norms."""
+    what = f"coefficient of variation of {symbol}"
+    return (
+        Rollup(f"{measure}/cv_max", f"Largest {what} {anywhere}.", label=f"largest {what}"),
+        Rollup(f"{measure}/cv_min", f"Smallest {what} {anywhere}.", label=f"smallest {what}"),
+        Rollup(f"{measure}/cv_mean", f"Mean {what} {over}.", label=f"mean {what}"),
+    )
+
 
 PUBLISHED = Published(
     tables={
@@ -89,6 +102,7 @@ PUBLISHED = Published(
                 f"{meaning}, {_OVER_HEADS.get(measure, 'heads')} and layers.",
                 of="by_layer.sequence_mean",
                 where={"measure": measure},
+                label=_LABELS[measure],
             )
             for measure, meaning in _MEANINGS.items()
         ),
@@ -98,6 +112,7 @@ PUBLISHED = Published(
             of="by_head.share",
             how=lambda rows, column: int((rows[column] < 0).sum()),
             where={"category": "all"},
+            label="heads that write against the attention output",
         ),
         Rollup(
             "share/heads",
@@ -105,34 +120,43 @@ PUBLISHED = Published(
             of="by_head.share",
             how="count",
             where={"category": "all"},
+            label="number of heads",
         ),
         Rollup(
             "spearman/<category>",
             "Spearman's ρ between α and ‖f(x)‖ over the pairs of all chosen layers.",
             of="correlation.spearman",
             where={"layer": 0},
+            label="Spearman’s ρ of α and ‖f(x)‖",
         ),
-        Rollup("f/cv_max", "Largest coefficient of variation of ‖f(x)‖ in any head."),
-        Rollup("f/cv_min", "Smallest coefficient of variation of ‖f(x)‖ in any head."),
-        Rollup("f/cv_mean", "Mean coefficient of variation of ‖f(x)‖ over heads."),
+        *_variation("f", "‖f(x)‖", "in any head", "over heads"),
         Rollup(
             "f/uniform",
             "‖f(x)‖ averaged over the keys that a query sees, then over queries, heads and layers: what `alpha_f/all` would be "
             "if all weights of a query were equal. For tokens, not for words.",
+            label="‖αf(x)‖ under equal weights, summed",
         ),
-        Rollup("f/mean", "Mean of ‖f(x)‖ over tokens, averaged over heads."),
-        Rollup("f/std", "Standard deviation of ‖f(x)‖ over tokens, averaged over heads."),
-        Rollup("x/cv_max", "Largest coefficient of variation of ‖x‖ in any layer."),
-        Rollup("x/cv_min", "Smallest coefficient of variation of ‖x‖ in any layer."),
-        Rollup("x/cv_mean", "Mean coefficient of variation of ‖x‖ over layers."),
+        Rollup("f/mean", "Mean of ‖f(x)‖ over tokens, averaged over heads.", label="mean ‖f(x)‖"),
+        Rollup(
+            "f/std",
+            "Standard deviation of ‖f(x)‖ over tokens, averaged over heads.",
+            label="standard deviation of ‖f(x)‖",
+        ),
+        *_variation("x", "‖x‖", "in any layer", "over layers"),
         Rollup(
             "expansion/mean",
             "Mean over layers of the expansion rate, the root mean square singular value of the map from x to Σ_h f(x).",
+            label=_EXPANSION,
         ),
-        Rollup("expansion_with_output_bias/mean", "Mean expansion rate over layers, with b_O in the map."),
+        Rollup(
+            "expansion_with_output_bias/mean",
+            "Mean expansion rate over layers, with b_O in the map.",
+            label=f"mean {_EXPANSION_WITH_BIAS}",
+        ),
         Rollup(
             "expansion_with_output_bias/layer_<layer>",
             "Expansion rate of a layer, with b_O in the map, as in the published numbers.",
+            label=_EXPANSION_WITH_BIAS,
         ),
     ),
     curves=(
@@ -146,9 +170,7 @@ PUBLISHED = Published(
             )
             for measure, meaning in _MEANINGS.items()
         ),
-        Rollup(
-            "expansion", "Expansion rate: how much the map from x to f(x) lengthens a vector.", label="expansion rate"
-        ),
+        Rollup("expansion", "Expansion rate: how much the map from x to f(x) lengthens a vector.", label=_EXPANSION),
     ),
 )
 

@@ -43,7 +43,10 @@ PUBLISHED = Published(
             rows=(_OUTLIER,),
             per="outlier dimension of the model",
             values={
-                "share_of_layers": "Share of the layers 0 to L in which the dimension is an outlier.",
+                "share_of_layers": Column(
+                    "Share of the layers 0 to L in which the dimension is an outlier.",
+                    label="share of layers with the outlier (%)",
+                ),
                 "largest_score": "Largest absolute distance of the dimension in any layer.",
             },
             ranked_by=("largest_score",),
@@ -69,7 +72,13 @@ PUBLISHED = Published(
         ),
     },
     metrics=(
-        Rollup("count", "Number of outlier dimensions of the model.", of="model.dimension", how="count"),
+        Rollup(
+            "count",
+            "Number of outlier dimensions of the model.",
+            of="model.dimension",
+            how="count",
+            label="outlier dimensions",
+        ),
         Rollup(
             "<dimension>/share_of_layers",
             "Share of the layers 0 to L in which an outlier dimension is an outlier.",

@@ -55,8 +55,11 @@ PUBLISHED = Published(
         "contributions": Table(
             rows=(LAYER, HEAD, CATEGORY_OF_KEY, DIMENSION),
             values={
-                "mean": "Mean contribution C_j to the score q·k over pairs of a query and a visible key, before scaling and "
-                "softmax."
+                "mean": Column(
+                    "Mean contribution C_j to the score q·k over pairs of a query and a visible key, before scaling and "
+                    "softmax.",
+                    label="contribution to the score",
+                )
             },
             ranked_by=("mean",),
         ),
@@ -124,6 +127,7 @@ PUBLISHED = Published(
             of="concentration.half",
             how=_missing,
             where=_SPREAD,
+            label="share of heads whose dimensions explain less than half (%)",
         ),
         Rollup(
             "heads_below_90_percent/share",
@@ -131,36 +135,42 @@ PUBLISHED = Published(
             of="concentration.ninety",
             how=_missing,
             where=_SPREAD,
+            label="share of heads whose dimensions explain less than 90% (%)",
         ),
         Rollup(
             "intervention/<category>/before",
             "Mean weight on the category over layers, unchanged.",
             of="intervention.before",
             where=_ALL,
+            label="α, unchanged",
         ),
         Rollup(
             "intervention/<category>/after",
             "Mean weight on the category over layers, with the outlier dimensions' part of the block's scores removed.",
             of="intervention.after",
             where=_ALL,
+            label="α without outlier dimensions",
         ),
         Rollup(
             "intervention/<category>/change",
             "Change of the mean weight on the category: `after` minus `before`.",
             of="intervention.change",
             where=_ALL,
+            label="change of α without outlier dimensions",
         ),
         Rollup(
             "intervention/<category>/controls_mean",
             "Mean change of that weight when as many random dimensions are removed instead.",
             of="intervention.controls_mean",
             where=_ALL,
+            label="change of α without random dimensions",
         ),
         Rollup(
             "intervention/sequences",
             "Number of sequences on which outlier dimensions were removed from the scores.",
             of="intervention.sequences",
             how="max",
+            label="sequences without outlier dimensions",
         ),
     ),
     curves=(

@@ -43,6 +43,9 @@ class SimilarityOptions(AnalysisConfig):
 _CATEGORY = "Category of the token of the {} text; `bias` stands for the model's biases, which belong to no token."
 _UNRANKED = "missing if the pair is not one of a query and its document."
 
+_ADDED = "added to the mean cosine"
+_WITH_GOLD = "Spearman’s ρ with gold scores"
+
 PUBLISHED = Published(
     tables={
         "by_category": Table(
@@ -94,27 +97,42 @@ PUBLISHED = Published(
         ),
     },
     metrics=(
-        Rollup("pairs", "Number of pairs of texts.", of="pairs.row", how="count"),
-        Rollup("cosine", "Mean cosine similarity.", of="pairs.value"),
-        Rollup("with_bias", "The constant part: what pairs with a bias on at least one side add to the mean cosine."),
-        Rollup("with_bias_share", "The same, divided by the mean cosine."),
+        Rollup("pairs", "Number of pairs of texts.", of="pairs.row", how="count", label="pairs of texts"),
+        Rollup("cosine", "Mean cosine similarity.", of="pairs.value", label="mean cosine"),
+        Rollup(
+            "with_bias",
+            "The constant part: what pairs with a bias on at least one side add to the mean cosine.",
+            label="what pairs with a bias add to the mean cosine",
+        ),
+        Rollup(
+            "with_bias_share",
+            "The same, divided by the mean cosine.",
+            label="share of the mean cosine from pairs with a bias (%)",
+        ),
         Rollup(
             "category/<category>",
             "What tokens of the category add to the mean cosine; over all categories, it adds up to it. What a pair adds "
             "is split equally between its two tokens. `bias` stands for the biases.",
+            label=_ADDED,
         ),
         Rollup(
             "span/<span>",
             "What the `special` tokens of both texts, the other tokens of a `prompt`, all others (`text`) or the model's "
             "biases (`bias`) add to the mean cosine; over all spans, it adds up to it.",
+            label=f"{_ADDED} as part of the text",
         ),
-        Rollup("span_share/<span>", "The same, divided by the mean cosine."),
-        Rollup("gold/spearman", "Spearman's ρ of cosines and gold scores."),
-        Rollup("gold/count", "Number of pairs with a gold score."),
+        Rollup(
+            "span_share/<span>",
+            "The same, divided by the mean cosine.",
+            label="share of the mean cosine (%)",
+        ),
+        Rollup("gold/spearman", "Spearman's ρ of cosines and gold scores.", label=_WITH_GOLD),
+        Rollup("gold/count", "Number of pairs with a gold score.", label="pairs with a gold score"),
         Rollup(
             "gold/category/<category>",
             "Spearman's ρ of the gold scores and what tokens of the category add: how well that part of the cosine ranks pairs "
             "as people do.",
+            label=f"{_WITH_GOLD}, part of the cosine",
         ),
     ),
 )

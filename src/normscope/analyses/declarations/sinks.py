@@ -12,6 +12,7 @@ from normscope.analyses.papers import GU_2025, KOBAYASHI_2020, SUN_2024
 from normscope.config.rules import AboveZero, Count, RandomSets, Seed, Share, SomeOf
 from normscope.errors import InputError
 from normscope.results.axes import CHANGES, DIMENSION, HEAD, LAYER, SEQUENCES, in_stream
+from normscope.results.codes import SPECIAL_TOKENS
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest
 
 
@@ -27,7 +28,7 @@ class SinkInput(enum.StrEnum):
 class SinksOptions(AnalysisConfig):
     """Attention sinks and massive activations (Gu et al. 2025, Sun et al. 2024)."""
 
-    inputs: SomeOf[SinkInput] = dataclasses.field(default_factory=lambda: list(SinkInput))
+    inputs: SomeOf[SinkInput] = dataclasses.field(default_factory=[*SinkInput].copy)
     """What to measure sink rates on: sequences of the corpus (`text`), random tokens in their place (`random`), or one random
     token in place of all others (`repeat`)."""
     length: Annotated[int, Field(ge=2)] = 64
@@ -61,7 +62,7 @@ class SinksOptions(AnalysisConfig):
             InputError: If `dataset.max_length` cuts every sequence below `length`.
         """
         longest = run.dataset.max_length
-        if self.enabled and longest is not None and longest < self.length:
+        if longest is not None and longest < self.length:
             raise InputError(
                 f"analysis.sinks.length={self.length}: expected at most dataset.max_length={longest}, to which all sequences "
                 "are cut"
@@ -110,6 +111,7 @@ _MEASURE = Axis(
     "measure",
     f"`{LOSS}`: the loss in nats, of the next token or of masked tokens; `weight_on_<category>`: α summed over the category's "
     "keys, averaged over heads, queries and the layers that the ablation changes.",
+    titles={weight_on(category): f"weight on {name}" for category, name in SPECIAL_TOKENS.items()},
 )
 _OF_VARIANT = "<inputs>/<bos>"
 
@@ -120,10 +122,16 @@ PUBLISHED = Published(
             values={
                 "received": "Mean of αₖ, the weight of the key averaged over the queries that see it.",
                 "sink_rate": Column("Share of these keys with αₖ > ε.", label="sink rate"),
-                "mass": "Share of the head's attention weight that goes to these keys: the mean over sequences of "
-                "Σ_k Σ_i α_ik / T.",
-                "contribution": "Share of what the head contributes that comes from these keys: in each sequence, the sum of "
-                "the norms of their weighted vectors as a share of the sum over all keys; then the mean over sequences.",
+                "mass": Column(
+                    "Share of the head's attention weight that goes to these keys: the mean over sequences of "
+                    "Σ_k Σ_i α_ik / T.",
+                    label="share of the attention weight (%)",
+                ),
+                "contribution": Column(
+                    "Share of what the head contributes that comes from these keys: in each sequence, the sum of the norms of "
+                    "their weighted vectors as a share of the sum over all keys; then the mean over sequences.",
+                    label="share of the norms ‖αf(x)‖ (%)",
+                ),
                 "count": Column("Number of keys.", kind="whole"),
             },
             ranked_by=("sink_rate",),
@@ -150,6 +158,7 @@ PUBLISHED = Published(
                     "value",
                     "What the dimensions with massive activations are set to at the tokens that have them, from the first "
                     "layer that reads one to the last: `zero`, or their `mean` over these tokens.",
+                    titles={"zero": "set to zero", "mean": "set to their mean"},
                 ),
                 _MEASURE,
             ),
@@ -185,49 +194,68 @@ PUBLISHED = Published(
         Rollup(
             "sink_rates/sequences",
             "Number of sequences on which sink rates were measured: the largest over `inputs`.",
+            label="sequences whose sink rates were measured",
         ),
         Rollup(
             "massive/count",
             "Number of dimensions with massive activations.",
             of="massive.dimension",
             how="nunique",
+            label="dimensions with massive activations",
         ),
         Rollup(
             "massive/first_layer",
             "First layer with massive activations; 0 is the output of the embeddings.",
             of="massive.layer",
             how="min",
+            label="first layer with massive activations",
         ),
-        Rollup("massive/last_layer", "Last layer with massive activations.", of="massive.layer", how="max"),
+        Rollup(
+            "massive/last_layer",
+            "Last layer with massive activations.",
+            of="massive.layer",
+            how="max",
+            label="last layer with massive activations",
+        ),
         Rollup(
             "massive/largest",
             "Largest magnitude of a massive activation, averaged over sequences.",
             of="massive.value",
             how=_largest,
+            label="largest massive activation",
         ),
         Rollup(
             "massive/ratio",
             "Largest magnitude of a massive activation divided by the median |x|.",
             of="massive.ratio",
             how=at_largest("value"),
+            label="largest massive activation ÷ median |x|",
         ),
         Rollup(
             "ablation/sequences",
             "Number of sequences on which massive activations were replaced.",
             of="ablation.sequences",
             how="max",
+            label="sequences whose massive activations were replaced",
         ),
-        Rollup("ablation/<value>/<measure>/before", "The measure for the unchanged model.", of="ablation.before"),
+        Rollup(
+            "ablation/<value>/<measure>/before",
+            "The measure for the unchanged model.",
+            of="ablation.before",
+            label="unchanged model",
+        ),
         Rollup(
             "ablation/<value>/<measure>/after",
             "The measure with all massive activations replaced.",
             of="ablation.after",
+            label="massive activations replaced",
         ),
         Rollup(
             "ablation/<value>/<measure>/controls",
             "The mean of the measure when as many random dimensions of the same tokens are replaced.",
             of="ablation.before",
             how=_with_controls,
+            label="random dimensions replaced",
         ),
     ),
     curves=(

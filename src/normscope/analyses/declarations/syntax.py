@@ -26,6 +26,7 @@ _MEASURE = Axis(
     "`attn_w` (weights), `attn_n` (vectors), `attnres_n` (with the residual connection), `attnresln_n` (with the "
     "normalisation), `layer` (to the end of the layer); or a baseline: `fixed_offset` (the syntactic head is always the same "
     "number of words away), `right_branching` (it is the next word).",
+    titles={"layer": "the whole layer"},
 )
 _RELATION = Axis(
     "relation",
@@ -104,22 +105,26 @@ PUBLISHED = Published(
             of="best.accuracy",
             how=_over_arcs,
             where={"candidates": "words"},
+            label="accuracy of the best head (%)",
         ),
         Rollup(
             "gain/<sinks>",
             "What norms add to weights: accuracy over `all` relations of the best head by `attn_n` minus that of the best head "
             "by `attn_w`, with all other tokens (`with_sinks`) or only words (`sinks_masked`) as candidates.",
+            label="accuracy that norms add to weights (%)",
         ),
         Rollup(
             "right_branching/all",
             "Accuracy over `all` relations of the baseline.",
             of="heads.accuracy",
             where={**_BASELINE, "half": "both", "relation": "all"},
+            label="accuracy of always choosing the next word (%)",
         ),
         Rollup(
             "dropped/<reason>",
             "Number of arcs that were excluded: between words that share the same tokens (`inside` a multi-word token), or at "
             "a word without a token (`missing`).",
+            label="excluded arcs",
         ),
     ),
     curves=(

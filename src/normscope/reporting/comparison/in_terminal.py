@@ -2,12 +2,13 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.effects import effect, short_title, title
+from normscope.reporting.comparison.effects import effect
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.story import BLOCK, stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
+from normscope.results.measures import has_curve, metric_title, short_metric_title
 from normscope.results.result import Result
 from normscope.streams import WIDTH
 
@@ -29,10 +30,10 @@ def show(comparison: RunComparison) -> None:
 
 
 def line(result: Result) -> str:
-    """What one run of several has found: the measure of the attention block, or the first that has a name in words."""
-    named = [name for name in result.metrics if title(name) != name and not is_extreme(name)]
+    """What one run of several has found: the measure of the attention block, or the first that has a curve."""
+    named = [name for name in result.metrics if has_curve(name) and not is_extreme(name)]
     metric = BLOCK if BLOCK in named else next(iter(named), "")
-    return f"{title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
+    return f"{metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
 
 
 def most_different(comparison: RunComparison) -> pd.DataFrame:
@@ -41,8 +42,8 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
     Runs that differ in their seeds are one column, with their mean. Where names in words are too long for a line, those of
     methods are abbreviated.
 
-    Those of which the verdict tells a story come first, then those that differ beyond noise, then those that have a name in
-    words, then the others; each by the size of the largest difference between two runs. Minima and maxima are left out.
+    Those of which the verdict tells a story come first, then those that differ beyond noise, then those that have a curve, then
+    the others; each by the size of the largest difference between two runs. Minima and maxima are left out.
     """
     values = comparison.metrics.set_index("metric")
     values = values[[not is_extreme(str(metric)) for metric in values.index]]
@@ -53,7 +54,7 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
             (
                 -told.index(name) if name in told else -len(told),
                 name in clear,
-                title(name) != name,
+                has_curve(name),
                 effect(name, high, low),
             )
             for name, high, low in zip(map(str, values.index), values.max(axis=1), values.min(axis=1), strict=True)
@@ -65,8 +66,8 @@ def most_different(comparison: RunComparison) -> pd.DataFrame:
     many = shown.shape[1] > _RUNS or sum(len(str(name)) + 2 for name in shown.columns) > _ACROSS
     first = shown.loc[order.index[: _BESIDE if many else _MEASURES]]
     beside = sum(len(str(name)) + 2 for name in shown.columns)
-    too_long = not many and any(len(title(str(metric))) + beside > WIDTH for metric in first.index)
-    names = [(short_title if too_long else title)(str(metric)) for metric in first.index]
+    too_long = not many and any(len(metric_title(str(metric))) + beside > WIDTH for metric in first.index)
+    names = [(short_metric_title if too_long else metric_title)(str(metric)) for metric in first.index]
     table = pd.DataFrame(
         [
             ["" if pd.isna(value) else as_written(str(metric), float(value)) for value in row]

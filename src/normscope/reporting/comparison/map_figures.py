@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.comparison.curve_families import is_percentage, unitless
 from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
 from normscope.results.codes import SPECIAL_TOKENS, category_name
+from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import HeatmapGrid
 
 _LAYER = "layer"

@@ -23,6 +23,7 @@ from normscope.reporting.page.elements import table, table_data
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
 from normscope.reporting.run_folder import REPORT
+from normscope.results.measures import metric_title
 from normscope.rounding import counted, duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
 
@@ -33,7 +34,7 @@ _MEANS = "Lines are means over seeds, bands their 95% intervals."
 _CROSSINGS = (
     "The first measured step at which a value has crossed the threshold, compared with the first step. The threshold is "
     "half-way between the values at the first and the last step, unless the comparison's command line sets one: "
-    "--threshold METRIC=VALUE. Layer 0 is the whole model."
+    "--threshold METRIC=VALUE, with a metric's name from comparison.csv. Layer 0 is the whole model."
 )
 _SEEDS = "Mean over runs that differ only in their seeds, with its 95% confidence interval (Student’s t)."
 _TESTS = (
@@ -197,6 +198,7 @@ def _folded(
 ) -> Folded:
     """A table that is built when it is opened, from what is added to the tables of the page."""
     folded = Folded(f"table_{name}", caption, counted(len(rows), "row"), note)
+    rows = rows.assign(metric=rows["metric"].map(metric_title)).rename(columns={"metric": "measure"})
     tables[folded.id] = table_data(rows, caption, limit=_ROWS, digits=9, upper_bounds=upper_bounds, titled=False)
     return folded
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import is_percentage, unitless
-from normscope.reporting.comparison.effects import COUNTS, effect, is_part, panel_of, title
+from normscope.reporting.comparison.effects import COUNTS, effect, is_part
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.swept import SEED, short_keys
+from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import Lines
+from normscope.results.measures import has_curve, metric_title, panel_of
 from normscope.rounding import begun, brief, brief_share, compared
 
 FEWEST = 3
@@ -47,7 +48,7 @@ class Story:
     def range(self) -> str:
         """Between which values the measure stays, in words."""
         low, high = compared(self._write, float(self.values.min()), float(self.values.max()))
-        return f"the {title(self.metric)} stays between {low} and {high}"
+        return f"the {metric_title(self.metric)} stays between {low} and {high}"
 
     @property
     def sentence(self) -> str:
@@ -60,7 +61,7 @@ class Story:
         top = float(self.values.iloc[place]) if beyond.iloc[place] > spread / 10 else last
         start, middle, end = compared(self._write, first, top, last)
         verb = "rises" if top > first else "falls"
-        name = begun(title(self.metric))
+        name = begun(metric_title(self.metric))
         begins, ends = f"{name} {verb} from {start} at {self.begin} to", f"{end} at {self.end}."
         return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
 
@@ -92,9 +93,9 @@ class Story:
 def stories(comparison: RunComparison) -> list[Story]:
     """The measures that move most along the one variable in which runs differ, seeds aside; empty if it has no order.
 
-    Only described measures of whole runs count that every value of the variable has and that move by a tenth of their natural
-    range. That of the attention block comes first, then those that move most: parts of a whole, then others, whose size is only
-    relative.
+    Only measures of whole runs count that have a curve, that every value of the variable has, and that move by a tenth of their
+    natural range. That of the attention block comes first, then those that move most: parts of a whole, then others, whose size
+    is only relative.
     """
     return _moving(_described(comparison))[:_MOST]
 
@@ -121,7 +122,7 @@ def standstill(comparison: RunComparison) -> list[str]:
 
 
 def _described(comparison: RunComparison) -> list[Story]:
-    """Every described measure of whole runs that each value of the variable has."""
+    """Every measure of whole runs that has a curve and that each value of the variable has."""
     places = _places(comparison)
     if places is None:
         return []
@@ -132,7 +133,7 @@ def _described(comparison: RunComparison) -> list[Story]:
     return [
         Story(str(metric), variable, values)
         for metric, values in table.items()
-        if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and panel_of(str(metric)).label
+        if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and has_curve(str(metric))
     ]
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import is_percentage
-from normscope.reporting.comparison.effects import COUNTS, effect, panel_of, title
+from normscope.reporting.comparison.effects import COUNTS, effect
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
 from normscope.reporting.comparison.story import BLOCK, standstill, stories
+from normscope.results.declare import is_percentage
+from normscope.results.measures import has_curve, metric_title, panel_of
+from normscope.results.result import title
 from normscope.rounding import (
     begun,
     brief,
@@ -60,7 +62,7 @@ def verdict(comparison: RunComparison) -> list[str]:
 
 
 def _of_seeds(comparison: RunComparison) -> list[str]:
-    """The measure of the attention block over seeds, or the first that has a name in words, and what seeds change most."""
+    """The measure of the attention block over seeds, or the first that is measured by layer, and what seeds change most."""
     means = comparison.seeds[comparison.seeds["metric"].map(_is_told).astype(bool)].set_index("metric")
     if means.empty:
         return []
@@ -74,19 +76,19 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     both = [float(ends[end][name]) for end in ("low", "high")]
     written = [_in_words(name, value, *both) for value in both]
     change = (
-        f"What seeds change most is {title(name)}: from {written[0]} to {written[1]}."
+        f"What seeds change most is {metric_title(name)}: from {written[0]} to {written[1]}."
         if size >= COUNTS
         else "No measure varies over seeds by a tenth of its range."
     )
     return [
-        f"{begun(title(metric))} is {mean} over {means['runs'][metric]} seeds (95% interval {low} to {high}).",
+        f"{begun(metric_title(metric))} is {mean} over {means['runs'][metric]} seeds (95% interval {low} to {high}).",
         change,
     ]
 
 
 def _is_told(metric: str) -> bool:
-    """Whether a measure has a name in words, and is no minimum or maximum."""
-    return bool(panel_of(metric).label) and not is_extreme(metric)
+    """Whether verdicts speak of a measure: it has a curve, and is no minimum or maximum."""
+    return has_curve(metric) and not is_extreme(metric)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +157,7 @@ class _Untested(_Found):
         if first is None:
             return (
                 f"{start} Their measures are equal up to rounding, but cells of heat maps differ, such as those of "
-                f"{alike[0].figure}."
+                f"{title(alike[0].figure.partition('/')[0])}."
             )
         values = _values({found.group: found.difference for found in alike if found.difference}, baseline)
         return f"{start} The largest {first.how} is in {first.where}: {values}."
@@ -222,7 +224,7 @@ class _Difference:
     @property
     def where(self) -> str:
         """The same in words."""
-        return f"layer {self.layer} of {title(self.metric)}" if self.layer else title(self.metric)
+        return f"layer {self.layer} of {metric_title(self.metric)}" if self.layer else metric_title(self.metric)
 
     @property
     def interval(self) -> str:
@@ -358,7 +360,7 @@ def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
 
     Measures of the whole run come before those of single layers, and minima and maxima last. Shares are compared in percentage
     points, whose size means something; other measures only relative to their values, which says little of values near zero. So
-    shares come first, then other measures that an analysis describes, then the rest.
+    shares come first, then other measures that have a curve, then the rest.
     """
     layers, metrics = (different.index.get_level_values(name) for name in ("layer", "metric"))
     extreme = np.array([is_extreme(str(metric)) for metric in metrics])
@@ -366,14 +368,14 @@ def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
         if chosen.any():
             different = different[chosen]
             break
-    labels = [panel_of(str(metric)).label for metric in different.index.get_level_values("metric")]
-    shares = np.array([is_percentage(label) for label in labels])
+    names = [str(metric) for metric in different.index.get_level_values("metric")]
+    shares = np.array([is_percentage(panel_of(metric).label) for metric in names])
     if shares.any():
         points = (different["own"] - different["other"]).abs()[shares]
         metric, layer = points.index[int(points.to_numpy().argmax())]
         return str(metric), int(layer), "difference in percentage points"
-    described = np.array([bool(label) for label in labels])
-    relative = _relative(different[described] if described.any() else different)
+    drawn = np.array(list(map(has_curve, names)))
+    relative = _relative(different[drawn] if drawn.any() else different)
     metric, layer = relative.index[int(relative.to_numpy().argmax())]
     return str(metric), int(layer), "relative difference"
 

@@ -12,7 +12,9 @@ from typing import Any
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.errors import InputError, one_line
 from normscope.reporting.layer_charts import figure_key, layer_charts
+from normscope.results.codes import in_prose
 from normscope.results.declare import Published, Rollup, declared
+from normscope.results.measures import panel_of
 from normscope.results.result import Result
 
 _WIDTH, _HEIGHT = 12, 8
@@ -101,8 +103,11 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, 
         )
         for chart in layer_charts({name: every[name] for names in curves.values() for name in names})
     ]
-    bars = [wr.BarPlot(title=family, metrics=names, title_x=family) for family, names in metrics.items()]
-    media = [wr.MediaBrowser(title=name, media_keys=[figure_key(analysis, name)]) for name in figures]
+    bars = [wr.BarPlot(title=_label(names), metrics=names, title_x=_label(names)) for names in metrics.values()]
+    media = [
+        wr.MediaBrowser(title=key.removeprefix(f"{analysis}/"), media_keys=[key])
+        for key in (figure_key(analysis, name) for name in figures)
+    ]
     rows = {name: published.tables.get(name.removeprefix(f"{analysis}_")) for name in tables}
     return [
         ("By layer", lines, _meanings(curves, published.curves)),
@@ -111,7 +116,7 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, 
         (
             "Tables",
             [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in tables],
-            [f"- `{name}`: one row per {info.row}" for name, info in rows.items() if info is not None],
+            [f"- `{name}`: one row per {in_prose(info.row)}" for name, info in rows.items() if info is not None],
         ),
     ]
 
@@ -130,6 +135,14 @@ def _families(analysis: str, names: Iterable[str], rollups: Sequence[Rollup]) ->
     return families
 
 
-def _meanings(families: Iterable[str], rollups: Sequence[Rollup]) -> list[str]:
+def _meanings(families: Mapping[str, Sequence[str]], rollups: Sequence[Rollup]) -> list[str]:
     meanings = {rollup.name: rollup.meaning for rollup in rollups}
-    return [f"- `{family}`: {meanings[family]}" for family in families if family in meanings]
+    return [
+        f"- {_label(names)}: {in_prose(meanings[family])}" for family, names in families.items() if family in meanings
+    ]
+
+
+def _label(names: Sequence[str]) -> str:
+    """What the numbers or curves of a family are called."""
+    panel = panel_of(names[0])
+    return panel.label or panel.words

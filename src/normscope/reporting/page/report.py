@@ -16,7 +16,7 @@ from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
 from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
-from normscope.reporting.published import against_paper
+from normscope.reporting.published import COMPARISON
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.declare import Table
@@ -25,7 +25,7 @@ from normscope.results.findings import Sentence, ranked
 from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
 from normscope.rounding import begun, counted, duration
-from normscope.shell import shell_word
+from normscope.streams import shell_word
 
 _OURS = f"""@software{{normscope,
   title = {{normscope: what the attention blocks of a Transformer really do}},
@@ -52,7 +52,6 @@ def page(result: Result) -> str:
     facts, config = result.facts, result.config
     top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
-    published = against_paper(result)
     weights = " with random weights" if config["model"]["random_init"] else ""
     sections = [
         Section(
@@ -62,7 +61,7 @@ def page(result: Result) -> str:
             remarks=list(dict.fromkeys(map(begun, result.notes))),
             ordered=True,
         ),
-        *([] if published is None or published.empty else [_published(published)]),
+        *([_published(result.tables[COMPARISON])] if COMPARISON in result.tables else []),
         *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
         *(_section(name, result, shown) for name in result.analyses),
         *_about(result),
@@ -121,7 +120,7 @@ _FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.su
 
 
 def _published(comparison: pd.DataFrame) -> Section:
-    shown = comparison.rename(columns={"differs_in": "differs in"})
+    shown = comparison.drop(columns="metric").rename(columns={"differs_in": "differs in"})
     return Section(
         "published", "Compared with the published numbers", content=table(shown, "Measured and published values")
     )

@@ -3,6 +3,7 @@
 0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 130: interrupted.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,20 +28,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normscope import command_line
 from normscope.analyses.registry import plug_ins
-from normscope.command_line import complaint, culprit, expand_checkpoints, program, translate_command
+from normscope.cli import command_line
+from normscope.cli.command_line import complaint, culprit, expand_checkpoints, program, translate_command
+from normscope.cli.earlier_run import agreement, earlier_run, metrics_of, options_of
+from normscope.cli.help_page import help_page
+from normscope.cli.sweep import Sweep
 from normscope.config.composition import explain
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, Terminated, escaped, message, one_line, origin, printable
-from normscope.help_page import help_page
-from normscope.quick_imports import quick_imports
 from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
 from normscope.running.options import SCHEMA, RunOptions, check
-from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
-from normscope.streams import open_streams
-from normscope.sweep import Sweep
+from normscope.streams import open_streams, shell_word
 
 if TYPE_CHECKING:
     from normscope.results.result import Result
@@ -167,7 +167,7 @@ def _how_to_continue() -> str:
 
     if not (run / CHECKPOINT).exists():
         return ""
-    return f"; to continue: {program()} {shlex.quote(f'resume={run}')}"
+    return f"; to continue: {program()} {shell_word(f'resume={run}')}"
 
 
 def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | None:
@@ -259,20 +259,20 @@ def _knows(key: str) -> bool:
 
 
 def _view(words: Sequence[str]) -> Path:
-    from normscope.viewing import command
+    from normscope.reporting.viewing import command
 
     return command(words, program())
 
 
 def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
-        from normscope.explaining import explain
+        from normscope.live.explaining import explain
     print(explain(options, text, run_folder), flush=True)
 
 
 def _attention(text: str, asked: Mapping[str, str], options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
-        from normscope.attention_command import show_attention
+        from normscope.live.attention_command import show_attention
     print(show_attention(options, text, asked, run_folder), flush=True)
 
 
@@ -328,6 +328,23 @@ def _import_pipeline(options: RunOptions) -> Callable[..., "Result | None"]:
         open_corpus(options.dataset)
         from normscope.running.pipeline import run as run_pipeline
     return run_pipeline
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Context for importing torch, transformers and what is built on them.
+
+    The garbage collector would scan thousands of modules again and again, so it is off during the imports. Modules stay until
+    the process ends, so it ignores them afterwards, too.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _command(hydra: Any, overrides: Sequence[str]) -> str:

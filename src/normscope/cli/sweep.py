@@ -81,7 +81,7 @@ class Sweep:
         if self.folder is not None and self._completed():
             from normscope.reporting.options import Verbosity
             from normscope.reporting.terminal import say, set_verbosity
-            from normscope.viewing import compare_folders
+            from normscope.reporting.viewing import compare_folders
 
             if self.quiet:  # jobs in other processes have not set it in this one
                 set_verbosity(Verbosity.quiet)

@@ -10,7 +10,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from normscope.api.attention_values import AttentionValues, attention
-from normscope.errors import InputError, escaped, one_line
+from normscope.errors import InputError, cut, escaped, one_line, printable
+from normscope.live.texts import as_given
 from normscope.maths.choices import PairMeasure
 from normscope.models.loading import load
 from normscope.reporting.page.explorer import attention_page
@@ -18,7 +19,6 @@ from normscope.results.maps import TokenMap
 from normscope.rounding import begun, counted, number
 from normscope.running.options import RunOptions
 from normscope.streams import wrapped
-from normscope.typed_texts import as_given
 from normscope.untrusted.writing import write_file
 
 PAGE, TABLE = "attention.html", "attention.parquet"
@@ -29,6 +29,8 @@ _KEYS = 12
 """Number of keys printed for each query."""
 _NAME = 26
 """Characters of a name to print, so that lines have at most 80."""
+_TITLE = 80
+"""Characters of the text that is the title of the page."""
 _LARGEST = 1_500_000
 """The most values on the page, about 3 MB. Beyond that, single heads and then the last queries are left out."""
 
@@ -55,7 +57,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     Args:
         options: The model, the device, `layers` and `dataset.chat_template`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
-            `typed_texts`).
+            `live.texts`).
         asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as typed; see `normscope.attention`.
         folder: The folder to write to, created if needed.
 
@@ -92,7 +94,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     token_map, note = _maps(found, values)
     columns = {"from": "name", "mean": "mean", "largest, and where": "largest"}
     page = attention_page(
-        title=f"{model.name}: {text[:80]}",
+        title=cut(text, _TITLE),
         what=what,
         strongest=[
             (query, pd.DataFrame({column: [getattr(key, field) for key in keys] for column, field in columns.items()}))
@@ -202,17 +204,12 @@ def _print(name: str, what: str, strongest: Sequence[tuple[str, Sequence[_Key]]]
     print(f"\n{escaped(name)}\n{wrapped(what)}")
     for query, keys in strongest:
         size = max((abs(key.mean) for key in keys), default=0.0) or 1.0
-        print(f"\nWhat {_short(query)} receives\n{'mean':>10}  {'largest, and where':<26}  from")
+        print(f"\nWhat {printable(query, _NAME)} receives\n{'mean':>10}  {'largest, and where':<26}  from")
         for key in keys:
             bar = "█" * round(10 * abs(key.mean) / size)
-            print(f"{number(key.mean):>10}  {key.largest:<26}  {_short(key.name):<{_NAME}}  {bar}".rstrip())
+            print(f"{number(key.mean):>10}  {key.largest:<26}  {printable(key.name, _NAME):<{_NAME}}  {bar}".rstrip())
     more = f"{counted(others, 'more query is', 'more queries are')} in {TABLE}\n" if others else ""
     print(f"\n{more}", end="")
-
-
-def _short(name: str) -> str:
-    shown = escaped(name)
-    return shown if len(shown) <= _NAME else f"{shown[: _NAME - 1]}…"
 
 
 def _maps(found: AttentionValues, values: Float[np.ndarray, "layer head query key"]) -> tuple[TokenMap, str]:

@@ -9,14 +9,13 @@ import numpy as np
 
 from normscope.errors import InputError, escaped, one_line
 from normscope.live.session import Session
-from normscope.live.texts import Limit, count_of
+from normscope.live.texts import Limit, as_given, count_of
 from normscope.models.loading import load
 from normscope.models.logit_meaning import LogitMeaning
 from normscope.reporting.page.live_page import live_page
 from normscope.rounding import number
 from normscope.running.options import RunOptions
 from normscope.streams import wrapped
-from normscope.typed_texts import as_given
 from normscope.untrusted.writing import write_file
 
 PAGE = "explain.html"
@@ -33,7 +32,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     Args:
         options: The model, the device, `dataset.chat_template` and `attention`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
-            `typed_texts`).
+            `live.texts`).
         folder: Where the page goes; it is made.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normscope.config.schema import INCIDENTAL
+from normscope.config.schema import INCIDENTAL, difference, lasting
 from normscope.errors import InputError, one_line
 from normscope.results.run_files import read_config, read_results
 from normscope.running.options import SCHEMA, RunOptions
@@ -49,8 +49,8 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
 def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: str) -> RunOptions:
     """The options of the run in a folder, updated with what the user has typed beside `resume` or `reproduce`.
 
-    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must equal that of the run's config. Keys that
-    let third-party code run (`config.rules.RUNS_CODE`) hold only if they are typed again.
+    Only keys that no number depends on (`INCIDENTAL`) may be typed with other values. Keys that let third-party code run
+    (`config.rules.RUNS_CODE`) hold only if they are typed again.
 
     Args:
         config: The composed config of this command.
@@ -62,20 +62,22 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
             user does not allow; the message names the key.
     """
     saved = _saved(folder, key)
+    before = _lasting(saved)
     for override in overrides:
         for name in _keys_of(override, config):
-            if name.split(".")[0] in INCIDENTAL:
-                OmegaConf.update(saved, name, _without_interpolations(_plain(config, name)), merge=True)
-                continue
-            before, now = _plain(saved, name), _plain(config, name)
-            if before != now:
-                raise InputError(
-                    f"{key}={folder}: {_difference(name, before, now)}; leave {override} out, or start a new run"
-                )
+            typed = OmegaConf.select(config, name)
+            value = _plain(typed) if OmegaConf.is_config(typed) else typed
+            OmegaConf.update(saved, name, _without_interpolations(value), merge=True)
+    if changed := difference(before, _lasting(saved), "in that run"):
+        raise InputError(f"{key}={folder}: {changed}; leave it out, or start a new run")
     _refuse_code(saved, config, f"{key}={folder}")
     options = OmegaConf.to_object(saved)
     assert isinstance(options, RunOptions)
     return options
+
+
+def _lasting(config: DictConfig) -> dict[str, Any]:
+    return lasting(_plain(config))
 
 
 def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
@@ -149,16 +151,5 @@ def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bo
     )
 
 
-def _plain(config: DictConfig, key: str) -> Any:
-    value = OmegaConf.select(config, key)
-    if OmegaConf.is_config(value):
-        return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
-    return getattr(value, "value", value)
-
-
-def _difference(key: str, before: Any, now: Any) -> str:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in {**before, **now}:
-            if before.get(name) != now.get(name):
-                return _difference(f"{key}.{name}", before.get(name), now.get(name))
-    return f"{key} was {before!r} in that run and is {now!r} now"
+def _plain(config: Any) -> Any:
+    return OmegaConf.to_container(config, resolve=True, enum_to_str=True)

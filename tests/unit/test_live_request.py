@@ -4,41 +4,41 @@ import pytest
 
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.state import LONGEST_TEXT, VIEW, Side, State, parse
+from normscope.live.request import LONGEST_TEXT, VIEW, Side, State, read_state
 
 
 def test_an_address_is_read():
     given = {"text": "a", "before": "", "model": "2", "compare": "1", "chat": "1", "level": "word", "through": "1"}
     shown = {"target": "x", "against": "y"} | dict.fromkeys(VIEW, "3")
-    assert parse(given | shown, 2) == State("a", "", 2, 1, True, Level.word, True, "x", "y")
-    assert parse({}, 1) == State()
+    assert read_state(given | shown, 2) == State("a", "", 2, 1, True, Level.word, True, "x", "y")
+    assert read_state({}, 1) == State()
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "state: expected an object with the values of the address, got NoneType"),
-        ([], "state: expected an object with the values of the address, got list"),
-        ({"text": 1}, "state: expected a text for text, got int"),
-        ({"text": None}, "state: expected a text for text, got NoneType"),
-        ({"txt": ""}, "state: unknown name 'txt'; expected some of text, before,"),
-        ({"text": "x" * (LONGEST_TEXT + 1)}, "text: expected at most 100,000 characters, got 100,001"),
-        ({"text": "\ud800"}, "text: expected text, got a character that no text has"),
-        ({"model": "one"}, "model='one': expected a whole number"),
-        ({"model": "²"}, "model='²': expected a whole number"),
+        (None, "state=None: input should be a valid dictionary"),
+        ([], "state=[]: input should be a valid dictionary"),
+        ({"text": 1}, "text=1: input should be a valid string"),
+        ({"text": None}, "text=None: input should be a valid string"),
+        ({"txt": ""}, "txt='': unexpected keyword argument"),
+        ({"text": "x" * (LONGEST_TEXT + 1)}, "string should have at most 100000 characters"),
+        ({"text": "\ud800"}, "input should be a valid string, unable to parse raw data as a unicode string"),
+        ({"model": "one"}, "model='one': input should be a valid integer"),
+        ({"model": "²"}, "model='²': input should be a valid integer"),
         ({"model": "0"}, "model=0: expected a model from 1 to 2"),
         ({"compare": "3"}, "compare=3: expected a model from 1 to 2"),
-        ({"level": "sentence"}, "level='sentence': expected one of token, word"),
-        ({"chat": "yes"}, "chat='yes': expected 0 or 1"),
-        ({"through": "yes"}, "through='yes': expected 0 or 1"),
-        ({"target": "x" * 201}, "target: expected at most 200 characters, got 201"),
-        ({"layer": "x" * 201}, "layer: expected at most 200 characters, got 201"),
+        ({"level": "sentence"}, "level='sentence': input should be 'token' or 'word'"),
+        ({"chat": "x"}, "chat='x': input should be a valid boolean"),
+        ({"through": "x"}, "through='x': input should be a valid boolean"),
+        ({"target": "x" * 201}, "string should have at most 200 characters"),
+        ({"layer": 1}, "layer=1: input should be a valid string"),
         ({"against": "x"}, "against='x': expected a target as well"),
     ],
 )
 def test_what_is_wrong_with_a_state_is_one_line(given, message):
     with pytest.raises(InputError, match="^[^\n]*$") as raised:
-        parse(given, 2)
+        read_state(given, 2)
     assert message in str(raised.value)
 
 
