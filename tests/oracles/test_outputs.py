@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.alignment.options import AlignmentOptions
+from normscope.analyses.declarations.alignment import AlignmentOptions
 from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
@@ -93,7 +93,7 @@ def everything(name: str) -> Result:
             return specimens.massive().findings(name, options, [1, 2], ["other", "first"])
         case "alignment":
             given = test_alignment_published
-            return given.findings(AlignmentOptions(), given.BASELINES, given.REVERSE, given.LAYERS)
+            return given.findings(AlignmentOptions(), given.BASELINES, given.LAYERS)
     raise AssertionError(f"no example of what {name} publishes")
 
 

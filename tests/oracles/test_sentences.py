@@ -748,7 +748,7 @@ CASES = {
         ({}, []),
         (
             AER | {"giza/aer": 0.1, "giza/recall": 0.2, "attn_w/awi/union/aer": 0.6},
-            [f"Alignment with input: {ALIGNED}", "giza has an alignment error rate of 10% on the same pairs."],
+            [f"Alignment with input: {ALIGNED}", "On the same pairs, the alignment error rate is 10% by giza."],
         ),
         ({name.replace("awi", "awo"): value for name, value in AER.items()}, [f"Alignment with output: {ALIGNED}"]),
         ({"attn_n/awo/best_layer/aer": 0.3}, []),

@@ -199,7 +199,6 @@ _ELSEWHERE = {
     ("running/checkpoint.py", "save"): "to memory",
     ("api/saved.py", "save"): "to memory",
     ("streams.py", "open"): "the null device",
-    ("alignment/aligners.py", "TemporaryDirectory"): "what an aligner reads",
     ("models/loading.py", "mkdtemp"): "offloaded weights",
     ("translation/toy.py", "mkdtemp"): "in the user's cache, renamed once it is complete",
     ("translation/toy.py", "rename"): "in the user's cache",

@@ -426,16 +426,6 @@ def _resumed(runs: Runs, damage: Damage) -> Case:
     )
 
 
-def _symmetrised(runs: Runs, damage: Damage) -> Case:
-    return Case(
-        f"reverse: {damage.file}: {damage.what}",
-        [*runs.stock.aligning(), "analysis.alignment.reverse=before"],
-        ["before"],
-        _damaged(runs.stock.aligned, damage),
-        statuses=EITHER,
-    )
-
-
 _NAMED = (
     *("model.", "dataset.", "dataset=", "analysis", "device.", "layers", "categories", "seed", "shard", "tracking"),
     *("checkpoint", "report", "figures", "level"),
@@ -448,7 +438,6 @@ _CASES: Mapping[str, Callable[[Runs, Damage], Case]] = {
     "report": _reported,
     "reproduce": _reproduced,
     "resume": _resumed,
-    "reverse": _symmetrised,
 }
 _READ_BY: Mapping[str, Sequence[str]] = {
     "compare": (
@@ -462,7 +451,6 @@ _READ_BY: Mapping[str, Sequence[str]] = {
     "report": ("results.json", "config.yaml", "tables/curves.parquet"),
     "reproduce": ("config.yaml", "results.json"),
     "resume": ("config.yaml", "results.json", "checkpoint.safetensors"),
-    "reverse": ("tables/alignment_aer.parquet", "tables/alignment_links.parquet"),
 }
 
 COMMANDS = tuple(_READ_BY)
