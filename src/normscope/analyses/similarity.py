@@ -190,6 +190,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], parts: pd.DataFrame, cosine: fl
         return table, "the documents that are most similar to query 1, by cosine similarity (higher is more similar)"
     if "by_category" in tables:
         table = tables["by_category"].pivot(index="category_a", columns="category_b", values="contribution")
+        table = table.rename(index=category_name, columns=category_name)
         table = table.rename_axis(index="first text", columns="second text")
         return table, f"what pairs of categories add to the mean cosine of {cosine:.3f}"
     table = parts.mean().rename(index=category_name).rename_axis("category").to_frame("contribution")
