@@ -460,7 +460,7 @@ def _curves(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Line
         x_label="share of the ordinary tokens (%)",
         y="mean",
         series="method",
-        series_titles={method: title for method, title in METHODS.items() if (faithfulness["method"] == method).any()},
+        series_titles=METHODS,
         panel="measure",
         panel_titles={
             COMPREHENSIVENESS: "without the highest scores (comprehensiveness)",

@@ -229,7 +229,6 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
         overall: The same over all tokens.
         change: The table `change`.
     """
-    titles = {method: title for method, title in METHODS.items() if (overall["method"] == method).any()}
     figures: dict[str, Figure] = {
         "strip": HeatmapPanels(
             table=shown.assign(mean=shown["mean"] * 100),
@@ -237,7 +236,7 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             row="layer",
             column="category",
             value="mean",
-            panel_titles=titles,
+            panel_titles=METHODS,
             value_label="mixing ratio (%)",
             limits=(0.0, 100.0),
             caption=(
@@ -250,7 +249,7 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             x="layer",
             y="mean",
             series="method",
-            series_titles=titles,
+            series_titles=METHODS,
             y_label="mean mixing ratio (%)",
             limits=(0.0, 100.0),
             caption="Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer.",
@@ -263,7 +262,7 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             x="layer",
             y="mean",
             series="step",
-            series_titles={step: title for step, title in STEP.titles.items() if (known["step"] == step).any()},
+            series_titles=STEP.titles,
             y_label="change (1 − Spearman's ρ)",
             band=("low", "high"),
             caption=(

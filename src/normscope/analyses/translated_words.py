@@ -246,7 +246,7 @@ def _by_position(words: pd.DataFrame) -> Lines:
         x="word",
         y="source",
         series="method",
-        series_titles={method: title for method, title in OF_TRANSLATIONS.items() if (words["method"] == method).any()},
+        series_titles=OF_TRANSLATIONS,
         y_label="share from the source (%)",
         x_label="target word",
         band=("low", "high"),
