@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from normscope.analyses.drawn_pairs import DrawnPair
 from normscope.analyses.registry import analyses
+from normscope.analyses.text_pairs import DrawnPair
 from normscope.analyses.translated_words import sentences_of_translations
 from normscope.results.figures import TextPair
 

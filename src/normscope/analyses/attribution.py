@@ -416,7 +416,8 @@ def _agreement_figure(agreement: pd.DataFrame) -> HeatmapPanels:
         limits=(0.0, 100.0),
         caption=(
             "How well two methods agree: rank correlation between their scores for a sequence's tokens, averaged over "
-            "sequences. Negative values have the colour of zero."
+            "sequences. Negative values have the colour of zero. Where two methods disagree, at most one is faithful: the test "
+            "of faithfulness says which."
         ),
     )
 
@@ -472,7 +473,8 @@ def _curves(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Line
         caption=(
             f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (higher is "
             "more faithful), and when all others are (lower is more faithful). Means and 95% intervals over "
-            f"{counted(faithfulness['count'].max(), 'sequence')}."
+            f"{counted(faithfulness['count'].max(), 'sequence')}. A method that is no further apart from random orders than "
+            "its interval is wide says nothing about the answer."
         ),
     )
 

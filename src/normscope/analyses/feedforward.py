@@ -252,7 +252,10 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             series_titles=METHODS,
             y_label="mean mixing ratio (%)",
             limits=(0.0, 100.0),
-            caption="Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer.",
+            caption=(
+                "Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer. The gap "
+                "between the attention block and the last method is what the network and the steps after it change."
+            ),
         ),
     }
     known = change[change["mean"].notna()]
@@ -267,7 +270,8 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             band=("low", "high"),
             caption=(
                 "How much each step changes the order of contributions between tokens: the feed-forward network (FF), its "
-                "residual connection (RES) and normalisation (LN). Bands are one standard deviation over sequences."
+                "residual connection (RES) and normalisation (LN). Bands are one standard deviation over sequences. Where FF "
+                "alone changes more than FF together with the steps after it, these steps undo part of what the network does."
             ),
         )
     return figures

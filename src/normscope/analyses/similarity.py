@@ -19,14 +19,12 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.similarity import SIMILARITY, SimilarityOptions
-from normscope.analyses.drawn_pairs import DrawnPair, Embedded, PairMaps
 from normscope.analyses.finite import require_finite
+from normscope.analyses.text_pairs import FRIENDS, DrawnPair, Embedded, PairMaps, Words
 from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import PairSums, embedded_parts, sums_of_pairs
 from normscope.data.batching import Batch
-from normscope.data.categories import CATEGORIES, FIRST
 from normscope.data.encoders import NO_PROMPTS, Prompts
-from normscope.data.token_texts import Vocabulary
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
@@ -50,12 +48,6 @@ BIAS = "bias"
 
 SPANS = ("special", "prompt", "text", BIAS)
 """Special tokens, wherever they are; other tokens of a prompt; all other tokens; and the biases."""
-
-FRIENDS = 3
-"""Words that are kept for each pair, and words in a sentence."""
-
-_NO_WORDS = (*CATEGORIES[:-1], FIRST)
-"""Categories of tokens that are neither words nor parts of words."""
 
 _LISTED = 10
 """Documents in the terminal."""
@@ -84,7 +76,7 @@ class SimilarityAnalysis(Analysis):
         self._spans, self._tokens = Mean(1, len(SPANS)), KeyedMeans(1, 1)
         self._words = Words(context.vocabulary, context.names)
         self._cells = Mean(1, self._groups**2)
-        self._maps = PairMaps(None if options.rows is None else frozenset(options.rows), self._words.of)
+        self._maps = PairMaps(None if options.rows is None else frozenset(options.rows), self._words)
         self._drawn: dict[int, DrawnPair] = {}
         self.accumulators = {"pairs": self._pairs, "by_span": self._spans, "by_token": self._tokens}
         if self._maps_wanted:
@@ -243,46 +235,6 @@ def members_of_spans(batch: Batch, special: Int[Tensor, " _"]) -> Bool[Tensor, "
     members = torch.nn.functional.pad(spans, (0, 1))
     members[:, -1, -1] = True  # of the biases
     return members
-
-
-class Words:
-    """The tokens of a vocabulary that are words, or pieces of words.
-
-    Args:
-        names: The token categories.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
-        self.special = torch.tensor(sorted(vocabulary.special), dtype=torch.long)
-        """The special tokens, in order."""
-        self._no_words = [place for place, name in enumerate(names) if name in _NO_WORDS]
-
-    def of(self, batch: Batch) -> Bool[np.ndarray, "batch token"]:
-        """Which tokens of a batch are words, or pieces of words."""
-        host = batch.host
-        kept: np.ndarray = host.token_mask.numpy() & ~np.isin(host.input_ids.numpy(), self.special.numpy())
-        return kept & ~np.isin(host.categories.numpy(), self._no_words)
-
-    def that_add_most(self, batch: Batch, added: Float[np.ndarray, "batch token"]) -> Float[np.ndarray, "pair number"]:
-        """The words of each pair of texts that add most, wherever they stand.
-
-        Args:
-            added: What each token of each text adds.
-
-        Returns:
-            For each pair, the ids of FRIENDS words, then what each adds; NaN where it has fewer.
-        """
-        assert batch.pairing is not None
-        ids, words = batch.host.input_ids.numpy(), self.of(batch)
-        words &= np.arange(words.shape[1]) >= batch.pairing.prompts.numpy()[:, None]
-        rows = np.full((len(ids) // 2, 2 * FRIENDS), np.nan)
-        for pair, row in enumerate(rows):
-            sides = slice(2 * pair, 2 * pair + 2)
-            tokens, places = np.unique(ids[sides][words[sides]], return_inverse=True)
-            totals = np.bincount(places, added[sides][words[sides]], minlength=len(tokens))
-            most = np.argsort(-totals, kind="stable")[:FRIENDS]
-            row[: len(most)], row[FRIENDS : FRIENDS + len(most)] = tokens[most], totals[most]
-        return rows
 
 
 _OF_PAIR = ("row", "query", "document", "value", "with_bias", "gold")
