@@ -86,6 +86,11 @@ def test_every_encoding_prints(encoding):
     assert done.stdout.decode(encoding) == f"{spelled}\n"
 
 
+def test_powers_are_spelled():
+    done = run_python("print('2.0×10⁻⁶ 10¹² ²')", capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.stdout == b"2.0x10^-6 10^12 ^2\n"
+
+
 def can(sign: str, encoding: str) -> bool:
     try:
         sign.encode(encoding)

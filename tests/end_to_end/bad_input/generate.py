@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.end_to_end.bad_input.alignments import links, reverse_run
+from tests.end_to_end.bad_input.alignments import links
 from tests.end_to_end.bad_input.answer import faults, report
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.corpora import odd_parquet, odd_rows, spoiled_corpus
@@ -52,7 +52,7 @@ KINDS: tuple[tuple[Kind, int], ...] = (
     *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3), (wrong_file, 8), (odd_characters, 5), (two_files, 3)),
     *((model_config, 7), (family_config, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
     *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (comparison, 5)),
-    *((sweep, 5), (environment, 3), (links, 5), (reverse_run, 2), (frequencies, 3)),
+    *((sweep, 5), (environment, 3), (links, 5), (frequencies, 3)),
 )
 
 
