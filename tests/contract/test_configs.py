@@ -13,7 +13,6 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from normscope import cli  # registers the schema and the resolvers
-from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.registry import analyses
 from normscope.api import models as api_models
 from normscope.errors import InputError
@@ -231,8 +230,3 @@ def test_every_dependency_has_a_reason_and_a_pinned_version():
     for name in _requirements():
         assert f"`{name}`" in reasons, f"{name} has no reason in the documentation"
         assert re.search(rf"^{name.replace('-', '[-_]')}==", constraints, re.MULTILINE | re.IGNORECASE), name
-
-
-def test_the_recipe_of_the_alignments_symmetrises_as_the_published_tables_do():
-    recipe = composed("experiment=kobayashi2020_alignment", "analysis.alignment.gold.path=x")
-    assert recipe.analysis.alignment.symmetrisation == Heuristic.GROW_DIAG_FINAL_AND

@@ -18,8 +18,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 PARTS = {
     # What analyses declare about themselves, and the options of each.
     "declarations": r"results\.(axes|codes|declare)"
-    r"|analyses\.(info|papers|registry|declarations(\.\w+)?|\w+\.(options|published))"
-    r"|alignment\.(options|published|symmetrisation)",
+    r"|analyses\.(info|papers|registry|declarations(\.\w+)?)",
     # The options of each room, with the rules for their values.
     "options": r"(data|models|reporting)\.options",
 }
@@ -153,7 +152,7 @@ ALLOWED = {
 
 # What a newcomer may skip, and the only modules outside that import it: one for each, which loads it where a run needs it.
 LEAVES = {
-    "alignment": {"analyses.registry"},
+    "alignment": set(),  # its declaration names it
     "data.conversations": {"data.encoding", "data.rows", "models.text_batches"},
     "live.command": {"cli"},
     "live.notebook": {"__init__"},

@@ -29,7 +29,6 @@ WITHOUT_RANGE = {
 # What no range, length or choice of an annotation says.
 WRONG_BY_OTHER_RULES: dict[str, list[Any]] = {
     "analysis.alignment.baselines": [["a"], "a"],
-    "analysis.alignment.symmetrisation": ["grow"],
     "analysis.attribution.shares": [[5.0, 100.0], [float("nan")]],
     "analysis.sinks.inputs": [["text", "text"]],
     "dataset.categories": [["verb"], 3, "", " "],

@@ -206,7 +206,7 @@ def test_messages_name_packages_that_an_index_has():
         assert not re.search(r"pip install '?normscope\b", path.read_text()), path
 
 
-@pytest.mark.parametrize("name", sorted(set(EXTRAS) - {"aligners"}))
+@pytest.mark.parametrize("name", sorted(EXTRAS))
 def test_the_extras_are_installed_where_the_tests_run(name):
     for requirement in EXTRAS[name]:
         assert requirement.specifier.contains(metadata.version(requirement.name)), requirement

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,6 @@ METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
 WORDS = {"attn_w": "weights", "attn_n": "vectors", "awo": "with output", "awi": "with input"}
 SETTINGS = {"awo": "alignment with output", "awi": "alignment with input"}
 RATES = ["aer", "precision", "recall"]
-HEURISTICS = ("intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-and", "grow-diag-final-and")
 
 Link = tuple[int, int]
 Links = frozenset[Link]
@@ -112,49 +111,12 @@ def rates(found: Mapping[int, Links], pairs: Mapping[int, Pair]) -> dict[str, fl
     }
 
 
-def symmetrised(forward: Links, backward: Links, heuristic: str) -> Links:
-    """As Koehn et al. 2003 describe it, on a grid: rows are source words, columns target words."""
-    if heuristic == "intersection":
-        return forward & backward
-    if heuristic == "union":
-        return forward | backward
-    both = heuristic.endswith("-and")
-    links = set(forward & backward)
-
-    def addable(link: Link) -> bool:
-        free = [all(link[side] != other[side] for other in links) for side in (0, 1)]
-        return all(free) if both else any(free)
-
-    _grow(links, forward | backward, addable)
-    if "final" in heuristic:
-        for alignment in (forward, backward):
-            for link in sorted(alignment):
-                if addable(link):
-                    links.add(link)
-    return frozenset(links)
-
-
-def _grow(links: set[Link], union: Links, addable: Callable[[Link], bool]) -> None:
-    """Add neighbours of links until none can be added."""
-    size = 1 + max((max(link) for link in union), default=0)
-    before = -1
-    while len(links) > before:
-        before = len(links)
-        for place in itertools.product(range(size), repeat=2):
-            if place in links:
-                for step in ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)):
-                    beside = (place[0] + step[0], place[1] + step[1])
-                    if beside in union and addable(beside):
-                        links.add(beside)
-
-
 def expected(
     maps: Mapping[int, Maps],
     pairs: Mapping[int, Pair],
     layers: Sequence[int],
     shown: Sequence[int],
     baselines: Mapping[str, Mapping[int, Links]],
-    reverse: Mapping[tuple[str, str], tuple[int, Mapping[int, Links]]],
 ) -> Expected:
     """Everything that the alignment analysis publishes.
 
@@ -164,7 +126,6 @@ def expected(
         layers: Layers that are looked at.
         shown: Rows whose maps are published.
         baselines: Links of other aligners, by name and row.
-        reverse: Layer and links, by row, of a model in the opposite direction, by method and setting.
     """
     own = [key for key in next(iter(maps.values())).words if key[0] in layers]
     links = {key: {row: links_of(maps[row].words[key]) for row in maps} for key in own}
@@ -188,14 +149,11 @@ def expected(
         | rates({row: found[row] for row in maps}, pairs)
         for name, found in baselines.items()
     ]
-    both = _both_directions(measured, links, pairs, reverse)
     tables = {"aer": table(places, rows + others), "links": _link_table(links)}
-    if both is not None:
-        tables["symmetrised"] = both
     map_table = _map_table({row: maps[row] for row in shown if row in maps}, pairs, own)
     if map_table is not None:
         tables["maps"] = map_table
-    metrics = _metrics(measured, others, both)
+    metrics = _metrics(measured, others)
     layer_rows = measured.xs(0, level="head")
     return Expected(
         tables=tables,
@@ -205,26 +163,10 @@ def expected(
             for method, setting in itertools.product(METHODS, SETTINGS)
         },
         figures=_figures(measured, map_table),
-        summary=_summary(layer_rows, others, both),
+        summary=_summary(layer_rows, others),
         sentences=_sentences(metrics, baselines),
         notes=_notes({row: pairs[row] for row in maps}, len(pairs)),
     )
-
-
-def _both_directions(measured, links, pairs, reverse) -> pd.DataFrame | None:
-    rows = []
-    for (method, setting), (reverse_layer, backward) in reverse.items():
-        layer = _best(measured, method, setting)
-        forward = links[layer, method, setting, 0]
-        for heuristic in HEURISTICS:
-            joined = {row: symmetrised(forward[row], backward[row], heuristic) for row in forward}
-            place = {"method": method, "setting": setting, "heuristic": heuristic}
-            rows.append(place | {"layer": layer, "reverse_layer": reverse_layer, **rates(joined, pairs)})
-    return table(["method", "setting", "heuristic"], rows) if rows else None
-
-
-def _best(measured: pd.DataFrame, method: str, setting: str) -> int:
-    return int(measured.xs((0, method, setting), level=("head", "method", "setting"))["aer"].idxmin())
 
 
 def _link_table(links: Mapping[tuple[int, str, str, int], Mapping[int, Links]]) -> pd.DataFrame:
@@ -268,7 +210,7 @@ def _map_table(shown: Mapping[int, Maps], pairs: Mapping[int, Pair], keys) -> pd
     return table(places, rows).sort_index() if rows else None
 
 
-def _metrics(measured: pd.DataFrame, others, both: pd.DataFrame | None) -> dict[str, float]:
+def _metrics(measured: pd.DataFrame, others) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for method, setting in itertools.product(METHODS, SETTINGS):
         chosen = measured.xs((method, setting), level=("method", "setting"))
@@ -297,8 +239,6 @@ def _metrics(measured: pd.DataFrame, others, both: pd.DataFrame | None) -> dict[
         metrics |= {f"{method}/{setting}/{name}": float(value) for name, value in found.items()}
     for other in others:
         metrics |= {f"{other['method']}/{rate}": other[rate] for rate in RATES}
-    if both is not None:
-        metrics |= {"/".join([*place, "aer"]): aer for place, aer in both["aer"].items()}
     return metrics
 
 
@@ -317,14 +257,6 @@ def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Pic
             },
             {"limits": (0, 100)},
         ),
-        "by_head": Picture(
-            {
-                (SETTINGS[setting], f"AER %, {METHODS[method]}", layer, head): value
-                for (layer, head, method, setting), value in percent.items()
-                if head
-            },
-            {"limits": (0, 100)},
-        ),
         "norm_and_aer": Picture(cloud(points)),
     }
     for number in [] if maps is None else maps.index.get_level_values("row").unique():
@@ -340,7 +272,7 @@ def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Pic
     return figures
 
 
-def _summary(layer_rows: pd.DataFrame, others, both: pd.DataFrame | None) -> pd.DataFrame:
+def _summary(layer_rows: pd.DataFrame, others) -> pd.DataFrame:
     rows = {}
 
     def percent(found: Mapping[str, float]) -> dict[str, float]:
@@ -356,13 +288,6 @@ def _summary(layer_rows: pd.DataFrame, others, both: pd.DataFrame | None) -> pd.
         }
     for other in others:
         rows[other["method"]] = {"layer mean AER %": np.nan, "best layer": "", **percent(other)}
-    for (method, setting, heuristic), found in [] if both is None else both.iterrows():
-        layers = f"{int(found['layer'])} and {int(found['reverse_layer'])}"
-        rows[f"{WORDS[method]} {WORDS[setting]}, {heuristic}"] = {
-            "layer mean AER %": np.nan,
-            "best layer": layers,
-            **percent(found),
-        }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -376,10 +301,11 @@ def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
             f"{best['attn_n']} and attention weights of {best['attn_w']}, each in its best layer; averaged over "
             f"layers, {mean['attn_n']} and {mean['attn_w']}."
         )
-    return sentences + [
-        f"{name} has an alignment error rate of {percent(metrics[f'{name}/aer'])} on the same pairs."
-        for name in baselines
-    ]
+    others = [f"{percent(metrics[f'{name}/aer'])} by {name}" for name in baselines]
+    if others:
+        listed = others[0] if len(others) == 1 else f"{', '.join(others[:-1])} and {others[-1]}"
+        sentences.append(f"On the same pairs, the alignment error rate is {listed}.")
+    return sentences
 
 
 def _notes(read: Mapping[int, Pair], total: int) -> list[str]:

@@ -5,14 +5,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 
-from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.data.examples import Example
 from tests.contract.test_translations import through
 from tests.oracles.attribution_oracle import interval
-from tests.oracles.comparison import Expected, Picture, percent, table
+from tests.oracles.comparison import Drawn, Expected, Picture, percent, table
 from tests.oracles.specimens import Specimen
 from tests.unit.test_translation_maps import by_hand, untouched_maps
 
@@ -96,35 +95,29 @@ def expected(specimen: Specimen, examples: Sequence[Example], options: Attributi
     """Everything that the analysis publishes about translations."""
     every = [Translated(specimen, example) for example in sample(examples, options)]
     methods = [*map(str, options.methods or NAMES)]
-    shares = {(method, one.example.row): one.shares(method) for method in methods for one in every}
-    target, sentences = [], []
+    target = []
     for method, one in itertools.product(methods, every):
-        of_words, words = shares[method, one.example.row], len(one.source)
-        key = {"method": method, "row": one.example.row}
-        of_source = [sum(row[: words + 1]) for row in of_words]
+        words = len(one.source)
         target += [
-            key | {"word": place, "text": text, "source": share}
-            for place, (text, share) in enumerate(zip(one.target, of_source, strict=True))
+            {"method": method, "row": one.example.row, "word": place, "text": text}
+            | {"source": sum(shares[: words + 1]), "special": shares[words]}
+            for place, (text, shares) in enumerate(zip(one.target, one.shares(method), strict=True))
         ]
-        mean, special = np.mean(of_source), np.mean(of_words[:, words])
-        counts = {"target_words": len(one.target), "source_words": words}
-        sentences.append(key | {"source": mean, "target": 1 - mean, "special": special} | counts)
-    positions = _positions(target, methods)
-    tables = {
-        "translations": table(["method", "row"], sentences),
-        "translation_positions": positions,
-        "target_words": table(["method", "row", "word"], target),
-    }
     metrics = {
-        f"translation/{method}/{of}": np.mean([row[of] for row in sentences if row["method"] == method])
+        f"translation/{method}/{of}": np.mean(
+            [
+                np.mean([row[of] for row in target if (row["method"], row["row"]) == (method, one.example.row)])
+                for one in every
+            ]
+        )
         for method in methods
         for of in ("source", "special")
     }
     return Expected(
-        tables=tables,
+        tables={"target_words": table(["method", "row", "word"], target)},
         metrics=metrics,
         curves={},
-        figures=_figures(every, methods, positions, shares),
+        figures={"source_share": Picture(_positions(target, methods))},
         summary=table(
             ["method"],
             [
@@ -136,38 +129,14 @@ def expected(specimen: Specimen, examples: Sequence[Example], options: Attributi
     )
 
 
-def _positions(target: Sequence[Mapping], methods: Sequence[str]) -> pd.DataFrame:
-    rows = []
+def _positions(target: Sequence[Mapping], methods: Sequence[str]) -> Drawn:
+    """In percent."""
+    drawn = {}
     for method, place in itertools.product(methods, range(20)):
-        values = [row["source"] for row in target if row["method"] == method and row["word"] == place]
+        values = [100 * row["source"] for row in target if row["method"] == method and row["word"] == place]
         if values:
-            mean, low, high = interval(values)
-            rows.append(
-                {"method": method, "word": place, "source": mean, "low": low, "high": high, "count": len(values)}
-            )
-    return table(["method", "word"], rows)
-
-
-def _figures(every, methods, positions, shares) -> dict[str, Picture]:
-    figures = {
-        "source_share": Picture(
-            {
-                (None, NAMES[method], place): (100 * row["source"], 100 * row["low"], 100 * row["high"])
-                for (method, place), row in positions.iterrows()
-            }
-        )
-    }
-    for at, one in enumerate(sorted(every, key=lambda one: len(one.source) + len(one.target))[:2], start=1):
-        columns = [*one.source, "…", *one.target, "<s>"]
-        figures[f"translation_{at}"] = Picture(
-            {
-                (NAMES[method], i, word, k, column, "none"): shares[method, one.example.row][i, k]
-                for method in methods
-                for i, word in enumerate(one.target)
-                for k, column in enumerate(columns)
-            }
-        )
-    return figures
+            drawn[(None, NAMES[method], place)] = interval(values)
+    return drawn
 
 
 def _sentences(methods: Sequence[str], metrics: Mapping[str, float]) -> list[str]:

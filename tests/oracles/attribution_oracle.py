@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
 from tests.oracles.attributions import BASELINES, Attributed, fingerprint
 from tests.oracles.comparison import Expected, Picture, table, three_digits, visibly_apart
@@ -29,8 +29,6 @@ TITLES = {
 PANELS = {
     "comprehensiveness": "without the highest scores (comprehensiveness)",
     "sufficiency": "with these alone (sufficiency)",
-    "scores": "scores of tokens",
-    "map": "rows of the map",
 }
 WORDS = {
     "probability": "the probability of the predicted class or token",
@@ -55,16 +53,11 @@ def expected(
     methods = [
         str(method) for method in (*(m for m in methods if m not in BASELINES), *(m for m in methods if m in BASELINES))
     ]
-    mapped = [method for method in methods if method not in BASELINES]
     agreement = _agreement(every, methods)
     falls = _falls(every, methods, options)
     faithfulness, ranking = _faithfulness(falls, methods, options), _ranking(falls, methods)
     quantity = every[0].quantity
-    metrics = {
-        f"agreement/{one}/{other}": rho
-        for (one, other, scope), rho in agreement["spearman"].items()
-        if scope == "scores"
-    }
+    metrics = {f"agreement/{one}/{other}": rho for (one, other), rho in agreement["spearman"].items()}
     metrics |= {
         f"{quantity}/{measure}/{method}": ranking.loc[method, measure]
         for measure in ("comprehensiveness", "sufficiency")
@@ -79,7 +72,7 @@ def expected(
         },
         metrics=metrics,
         curves={},
-        figures=_figures(every, agreement, faithfulness, ranking, mapped),
+        figures=_figures(agreement, faithfulness, ranking),
         summary=ranking[["comprehensiveness", "sufficiency"]].rename(index=TITLES),
         sentences=_sentences(metrics, quantity, methods, falls),
         notes=_notes(every, options),
@@ -109,22 +102,15 @@ def _ordinary(one: Attributed) -> list[int]:
 
 def _agreement(every: Sequence[Attributed], methods: Sequence[str]) -> pd.DataFrame:
     rows = []
-    for scope, (first, second) in itertools.product(("scores", "map"), itertools.combinations(methods, 2)):
+    for first, second in itertools.combinations(methods, 2):
         values = []
         for one in every:
-            if scope == "scores":
-                ordinary = _ordinary(one)
-                values.append(_rho(one.scores(first)[ordinary], one.scores(second)[ordinary]))
-            elif first not in BASELINES and second not in BASELINES:
-                maps = [one.cumulative_maps(method)[-1] for method in (first, second)]
-                seen = [one.tokens if one.is_bert else i + 1 for i in range(one.tokens)]
-                by_row = [_rho(maps[0][i, : seen[i]], maps[1][i, : seen[i]]) for i in range(one.tokens)]
-                values.append(np.nanmean(by_row))
-        if values:
-            mean, low, high = interval(values)
-            row = {"method": first, "other": second, "scope": scope, "spearman": mean, "low": low, "high": high}
-            rows.append(row | {"count": len(values)})
-    return table(["method", "other", "scope"], rows, ["spearman", "low", "high", "count"])
+            ordinary = _ordinary(one)
+            values.append(_rho(one.scores(first)[ordinary], one.scores(second)[ordinary]))
+        mean, low, high = interval(values)
+        row = {"method": first, "other": second, "spearman": mean, "low": low, "high": high}
+        rows.append(row | {"count": len(values)})
+    return table(["method", "other"], rows, ["spearman", "low", "high", "count"])
 
 
 def _falls(every: Sequence[Attributed], methods: Sequence[str], options: AttributionOptions) -> Mapping:
@@ -189,7 +175,7 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
     return ordered
 
 
-def _figures(every, agreement, faithfulness, ranking, mapped) -> dict[str, Picture]:
+def _figures(agreement, faithfulness, ranking) -> dict[str, Picture]:
     above = ranking.dropna(subset="above_random").sort_values("above_random", ascending=False)
     title = "comprehensiveness minus that of random orders"
     figures = {
@@ -210,21 +196,11 @@ def _figures(every, agreement, faithfulness, ranking, mapped) -> dict[str, Pictu
     if len(agreement):
         figures["agreement"] = Picture(
             {
-                (PANELS[scope], TITLES[row], TITLES[column]): rho * 100
-                for (one, other, scope), rho in agreement["spearman"].items()
+                ("scores of tokens", TITLES[row], TITLES[column]): rho * 100
+                for (one, other), rho in agreement["spearman"].items()
                 for row, column in ((one, other), (other, one))
             },
             {"limits": (0, 100)},
-        )
-    for place, one in enumerate(sorted(every, key=lambda one: one.tokens)[:2] if mapped else [], start=1):
-        tokens = one.labels
-        maps = {method: one.cumulative_maps(method)[-1][:, : one.tokens] for method in mapped}
-        figures[f"maps_{place}"] = Picture(
-            {
-                (TITLES[method], i, tokens[i], k, tokens[k], "none"): values[i, k] / max(values[i].sum(), 1e-300)
-                for method, values in maps.items()
-                for i, k in np.ndindex(values.shape)
-            }
         )
     return figures
 
@@ -287,8 +263,6 @@ def _sentences(
             f"{reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} on average "
             f"({TITLES[best]}), and {chance} without as many random tokens."
         )
-    if len(methods) > 1:
-        sentences.append(f"Mean drop by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
         least, most = (choose(pairs, key=pairs.__getitem__) for choose in (min, max))
@@ -306,7 +280,11 @@ def _sentences(
 
 
 def _notes(every: Sequence[Attributed], options: AttributionOptions) -> list[str]:
-    notes = ["attribution: the sample is drawn from sequences of at most 64 tokens (analysis.attribution.tokens)"]
+    notes = []
+    if options.target != "answer":  # pairs are drawn whatever their lengths
+        notes.append(
+            "attribution: the sample is drawn from sequences of at most 64 tokens (analysis.attribution.tokens)"
+        )
     if options.pooling is None and every[0].quantity == "cosine":
         embedding = "the mean of the last hidden vectors" if every[0].is_bert else "the last token's hidden vector"
         notes.append(

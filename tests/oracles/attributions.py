@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.maths.choices import Pooling
 from normscope.models.task_heads import Head
 from tests.oracles import through_attention

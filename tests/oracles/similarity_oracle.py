@@ -147,6 +147,7 @@ def expected(
     else:
         tables["by_category"] = by_category
         summary = by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution")
+        summary = summary.rename(index=spoken, columns=spoken)
         of_query = specimen.ranked if options.rows is None else ()
         sentences = [*(_similar(of_query, row, pairs, matrices, values) for row in drawn[:1]), *sentences]
     if specimen.ranked:

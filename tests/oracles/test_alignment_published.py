@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from normscope.alignment.analysis import REFERENCE
-from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
-from normscope.alignment.options import AlignmentOptions
-from normscope.alignment.reverse_run import ReverseAlignment
+from normscope.alignment.reference import Reference, SentencePair
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.declarations.alignment import AlignmentOptions
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.observer import Observer
@@ -55,17 +54,7 @@ PAIRS = {
 READ = [1, 2, 3, 4, 5]
 
 BASELINES = {"giza": {1: {(0, 0), (2, 1)}, 2: set(), 3: {(3, 1)}, 4: {(0, 0), (0, 1)}, 5: {(2, 1)}, 6: {(0, 0)}}}
-REVERSE = {
-    ("attn_n", "awo"): (
-        2,
-        {1: {(0, 0), (1, 1), (1, 2)}, 2: {(0, 1), (2, 0)}, 3: {(0, 0), (3, 2)}, 4: set(), 5: {(0, 1)}, 6: set()},
-    ),
-    ("attn_w", "awi"): (1, {1: {(2, 2)}, 2: {(0, 0), (1, 1)}, 3: {(2, 1), (3, 0)}, 4: {(0, 1)}, 5: set(), 6: set()}),
-}
 BASELINES = {name: {row: frozenset(links) for row, links in rows.items()} for name, rows in BASELINES.items()}
-REVERSE = {
-    key: (layer, {row: frozenset(links) for row, links in rows.items()}) for key, (layer, rows) in REVERSE.items()
-}
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +89,20 @@ def batch(*rows: int) -> Batch:
     )
 
 
-def seen(model, options: AlignmentOptions, baselines, reverse, layers):
+def seen(model, options: AlignmentOptions, baselines, layers):
     """The analysis after the corpus."""
     layout = layout_of("marian", "cross")
     observer = Observer(model, layout, layers)
     reference = Reference(
         {row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()},
         baselines,
-        {key: ReverseAlignment(layer, links) for key, (layer, links) in reverse.items()},
     )
     context = AnalysisContext(layers, ["all"], observer.parameters, resources={REFERENCE: reference})
     return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2), batch(5)])
 
 
-def findings(options: AlignmentOptions, baselines, reverse, layers):
-    analysis = seen(tiny_stack("marian", "cross", torch.float64), options, baselines, reverse, layers)
+def findings(options: AlignmentOptions, baselines, layers):
+    analysis = seen(tiny_stack("marian", "cross", torch.float64), options, baselines, layers)
     return rolled_up("alignment", analysis.info.published, analysis.result())
 
 
@@ -122,23 +110,23 @@ def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():
     model = tiny_stack("marian", "cross", torch.float64)
     with torch.no_grad():
         model.decoder.layers[1].encoder_attn.out_proj.weight[3, 1] = float("inf")
-    analysis = seen(model, AlignmentOptions(), {}, {}, LAYERS)
+    analysis = seen(model, AlignmentOptions(), {}, LAYERS)
     with pytest.raises(InputError, match="^NaN or infinity in the activations of layer 2; try device.dtype=float32$"):
         analysis.result()
 
 
 @pytest.mark.parametrize("layers", [[1, 2], [2]])
 def test_everything(maps, layers):
-    found = findings(AlignmentOptions(sentences=[1, 3, 5]), BASELINES, REVERSE, layers)
-    expected = alignment_oracle.expected(maps, PAIRS, layers, [1, 3, 5], BASELINES, REVERSE)
+    found = findings(AlignmentOptions(sentences=[1, 3, 5]), BASELINES, layers)
+    expected = alignment_oracle.expected(maps, PAIRS, layers, [1, 3, 5], BASELINES)
     assert_published(found, expected, tolerance=1e-6)  # maps are kept in float32
 
 
 def test_the_first_three_pairs_are_shown_and_nothing_to_compare_with_is_fine(maps):
-    found = findings(AlignmentOptions(), {}, {}, LAYERS)
-    assert_published(found, alignment_oracle.expected(maps, PAIRS, LAYERS, [1, 2, 3], {}, {}), tolerance=1e-6)
+    found = findings(AlignmentOptions(), {}, LAYERS)
+    assert_published(found, alignment_oracle.expected(maps, PAIRS, LAYERS, [1, 2, 3], {}), tolerance=1e-6)
 
 
 def test_maps_of_a_pair_that_was_not_read_are_left_out(maps):
-    found = findings(AlignmentOptions(sentences=[6]), {}, {}, LAYERS)
-    assert_published(found, alignment_oracle.expected(maps, PAIRS, LAYERS, [6], {}, {}), tolerance=1e-6)
+    found = findings(AlignmentOptions(sentences=[6]), {}, LAYERS)
+    assert_published(found, alignment_oracle.expected(maps, PAIRS, LAYERS, [6], {}), tolerance=1e-6)

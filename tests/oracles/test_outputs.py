@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.alignment.options import AlignmentOptions
-from normscope.analyses.attribution.options import AttributionOptions
-from normscope.analyses.attribution.sampled_pairs import PAIRS
+from normscope.analyses.declarations.alignment import AlignmentOptions
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
@@ -24,6 +23,7 @@ from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
+from normscope.analyses.sampled_pairs import PAIRS
 from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
@@ -93,7 +93,7 @@ def everything(name: str) -> Result:
             return specimens.massive().findings(name, options, [1, 2], ["other", "first"])
         case "alignment":
             given = test_alignment_published
-            return given.findings(AlignmentOptions(), given.BASELINES, given.REVERSE, given.LAYERS)
+            return given.findings(AlignmentOptions(), given.BASELINES, given.LAYERS)
     raise AssertionError(f"no example of what {name} publishes")
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
-from normscope.analyses.attribution.sampled_pairs import PAIRS, SampledPairs
+from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.mixing import MixingOptions
@@ -19,6 +18,7 @@ from normscope.analyses.declarations.similarity import SimilarityOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.frequency import FREQUENCIES
+from normscope.analyses.sampled_pairs import PAIRS, SampledPairs
 from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies

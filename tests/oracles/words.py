@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.data.batching import batches, batches_of
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Annotation, CorpusCounts, Example

@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import sys
-import types
-from pathlib import Path
 from re import escape, fullmatch
 
 import numpy as np
@@ -16,18 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
-from normscope.alignment import gold, link_scores
-from normscope.alignment.aligners import align
-from normscope.alignment.error_rates import error_rates, evaluate
-from normscope.alignment.figures import describe_figures
-from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words
-from normscope.alignment.options import AlignmentOptions, LinkFileOptions
-from normscope.alignment.published import PUBLISHED
-from normscope.alignment.symmetrisation import Heuristic, symmetrised
+from normscope.alignment import reference
+from normscope.alignment.analysis import describe_figures
+from normscope.alignment.links import LinkFile, error_rates, evaluate, parsed, pharaoh, punctuated_words
 from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
+from normscope.analyses.declarations.alignment import PUBLISHED, AlignmentOptions, LinkFileOptions
 from normscope.data.annotation import spaced_words
 from normscope.data.corpora import open_corpus
-from normscope.data.examples import Example, Links
+from normscope.data.examples import Links
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
@@ -174,84 +167,6 @@ def test_word_maps_sum_over_sources_and_average_over_targets():
     assert aligned_words(ended).tolist() == [[[-1]]], "the end of the sentence has most"
 
 
-@given(LINKS, LINKS)
-def test_symmetrised_alignments_lie_between_intersection_and_union(forward, backward):
-    intersection, grown, final, union = (
-        symmetrised(forward, backward, heuristic)
-        for heuristic in (Heuristic.INTERSECTION, Heuristic.GROW_DIAG, Heuristic.GROW_DIAG_FINAL, Heuristic.UNION)
-    )
-    assert intersection == forward & backward
-    assert union == forward | backward
-    assert intersection <= grown <= final <= union
-    # In the end every link that was left out has both its words linked otherwise.
-    for link in union - final:
-        assert all(any(other[side] == link[side] for other in final) for side in (0, 1))
-    for link in grown - intersection:
-        assert any(max(abs(link[0] - other[0]), abs(link[1] - other[1])) == 1 for other in grown - {link})
-
-
-def test_grow_diag_by_hand():
-    forward, backward = {(0, 0), (1, 1), (4, 4)}, {(0, 0), (1, 2), (2, 1)}
-    assert symmetrised(forward, backward, Heuristic.GROW_DIAG) == {(0, 0), (1, 1), (2, 1), (1, 2)}
-    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL) == {(0, 0), (1, 1), (2, 1), (1, 2), (4, 4)}
-    # (2, 1) and (1, 2) each have a word that (1, 1) has taken.
-    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_AND) == {(0, 0), (1, 1)}
-    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL_AND) == {(0, 0), (1, 1), (4, 4)}
-    # Of two neighbours that want the same word, the one nearer to the beginning comes first.
-    for wanted, refused in (((0, 0), (2, 0)), ((0, 0), (0, 2)), ((0, 2), (2, 2)), ((2, 0), (2, 2))):
-        assert symmetrised({(1, 1)}, {(1, 1), wanted, refused}, Heuristic.GROW_DIAG_AND) == {(1, 1), wanted}
-    # The final step: one word of (3, 0) is free, both of (3, 3) are.
-    forward, backward = {(0, 0), (3, 0)}, {(0, 0), (3, 3)}
-    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL) == {(0, 0), (3, 0), (3, 3)}
-    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL_AND) == {(0, 0), (3, 3)}
-
-
-def _grown_word_by_word(forward, backward, enough, final):
-    """The algorithm as it is published: every cell, its eight neighbours, until a pass changes nothing."""
-    links, union = forward & backward, forward | backward
-
-    def free(source, target):
-        return enough([all(link[0] != source for link in links), all(link[1] != target for link in links)])
-
-    before = None
-    while before != links:
-        before = set(links)
-        for source, target in itertools.product(range(8), repeat=2):
-            if (source, target) in links:
-                beside = [(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)]
-                for cell in [(source + down, target + right) for down, right in beside]:
-                    if cell in union and free(*cell):
-                        links = links | {cell}
-    for alignment in (forward, backward) if final else ():
-        for cell in itertools.product(range(8), repeat=2):
-            if cell in alignment and free(*cell):
-                links = links | {cell}
-    return links
-
-
-@given(LINKS, LINKS)
-def test_growing_is_that_of_the_published_algorithm(forward, backward):
-    for heuristic, enough, final in (
-        (Heuristic.GROW_DIAG, any, False),
-        (Heuristic.GROW_DIAG_FINAL, any, True),
-        (Heuristic.GROW_DIAG_AND, all, False),
-        (Heuristic.GROW_DIAG_FINAL_AND, all, True),
-    ):
-        assert symmetrised(forward, backward, heuristic) == _grown_word_by_word(forward, backward, enough, final)
-
-
-def test_the_directions_of_an_aligner_are_symmetrised_as_asked(monkeypatch):
-    class Aligner:
-        def align(self, _sources, _targets, links_filename_fwd, links_filename_rev):
-            Path(links_filename_fwd).write_text("0-0 1-1 4-4\n")
-            Path(links_filename_rev).write_text("0-0 1-2 2-1\n")
-
-    monkeypatch.setitem(sys.modules, "eflomal", types.SimpleNamespace(Aligner=Aligner))
-    pairs = {1: (("a",) * 5, ("b",) * 5)}
-    assert align("eflomal", pairs, "", Heuristic.GROW_DIAG_FINAL_AND) == {1: {(0, 0), (1, 1), (4, 4)}}
-    assert align("eflomal", pairs, "", Heuristic.INTERSECTION) == {1: {(0, 0)}}
-
-
 def test_the_map_of_a_pair_is_that_of_the_best_layer_and_setting_of_each_method():
     places = list(itertools.product((3, 7), (0, 1), ("attn_w", "attn_n"), ("awo", "awi")))
     rates = pd.DataFrame(places, columns=["layer", "head", "method", "setting"]).assign(mean_norm=1.0)
@@ -281,7 +196,7 @@ def test_the_map_of_a_pair_is_that_of_the_best_layer_and_setting_of_each_method(
         ],
     )
     figures = describe_figures(rates, maps)
-    assert figures.keys() == {"by_layer", "by_head", "norm_and_aer", "map_2", "map_5"}
+    assert figures.keys() == {"by_layer", "norm_and_aer", "map_2", "map_5"}
     for row in (2, 5):
         figure = figures[f"map_{row}"]
         assert figure.panel_titles == {
@@ -320,58 +235,6 @@ def test_heads_that_align_equally_well_have_no_rank_correlation(rates, correlati
     assert of_norms.get("heads/spearman_norm_aer") == (correlation and pytest.approx(correlation))
 
 
-def test_baselines_of_aligners_and_of_a_run_in_the_opposite_direction(monkeypatch, tmp_path):
-    """Aligners are given the words of every pair; the other run, the numbers of its words."""
-    calls = []
-    monkeypatch.setattr(gold, "align", lambda *given: calls.append(given) or {1: frozenset({(1, 2)})})
-    monkeypatch.setattr(gold.reverse_run, "read", lambda *given: calls.append(given) or {})
-    options = AlignmentOptions(aligners=["eflomal"], simalign_model="m", reverse=str(tmp_path), symmetrisation="union")
-    links = Links(frozenset({(0, 0)}), frozenset({(0, 0)}))
-    found = gold.reference([Example("a b", "c d e", links=links), "skipped"], options)
-    assert found.baselines == {"eflomal": {1: {(1, 2)}}}
-    assert calls == [
-        ("eflomal", {1: (("a", "b"), ("c", "d", "e"))}, "m", Heuristic.UNION),
-        (tmp_path, {1: (2, 3)}),
-    ]
-
-
-def test_scores_of_files(tmp_path, capsys):
-    gold, forward, backward = (tmp_path / name for name in ("gold", "forward", "backward"))
-    gold.write_text("1-1 2-2\n1-2 2p1\n")
-    forward.write_text("0-0 1-1\n0-1\n")
-    backward.write_text("0-0\n1-0 0-1\n")
-    assert link_scores.main(["--gold", str(gold), "--gold-base", "1", str(forward), f"{backward}:target-source"]) == 0
-    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
-    assert rows["forward"] == ["0.0", "100.0", "100.0"]
-    # {00} and {01, 10} as (source, target): two of three sure links, and a possible one.
-    assert rows["backward"] == ["16.7", "100.0", "66.7"]
-    out = tmp_path / "joined"
-    arguments = ["--gold", str(gold), "--gold-base", "1", "--symmetrise", "union", "--output", str(out)]
-    assert link_scores.main([*arguments, str(forward), f"{backward}:target-source"]) == 0
-    assert out.read_text() == "0-0 1-1\n0-1 1-0\n"
-    for one_file in ([str(forward)], [str(forward), str(forward)]):
-        assert link_scores.main([*arguments, *one_file]) == 2
-        assert "expected two files, in opposite directions, got 1" in capsys.readouterr().err
-
-
-def test_files_of_one_name_are_scored_side_by_side(tmp_path, capsys):
-    for folder, links in (("one", "0-0"), ("other", "0-1")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "links").write_text(links + "\n")
-    (tmp_path / "gold").write_text("0-0\n")
-    files = [str(tmp_path / folder / "links") for folder in ("one", "other")]
-    assert link_scores.main(["--gold", str(tmp_path / "gold"), *files]) == 0
-    rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
-    assert rows == dict(zip(files, ["0.0", "100.0"], strict=True))
-    assert link_scores.main(["--gold", str(tmp_path / "gold"), "--symmetrise", "union", *files]) == 0
-
-
-def test_links_of_very_long_sentences_are_scored(tmp_path, capsys):
-    (tmp_path / "gold").write_text("0-0 9000-9000\n")
-    assert link_scores.main(["--gold", str(tmp_path / "gold"), str(tmp_path / "gold")]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0.0", "100.0", "100.0"]
-
-
 def test_a_file_of_links_that_is_not_text_is_named(tmp_path):
     path = tmp_path / "links"
     path.write_bytes(b"0-0\n\xff\xfe\n")
@@ -399,7 +262,7 @@ def test_links_of_a_sentence_with_a_no_break_space(tmp_path):
     paths = {"path": str(tmp_path / "de"), "pair_path": str(tmp_path / "en")}
     corpus = open_corpus(DatasetOptions(kind=DatasetKind.parallel, seed=0, **paths))
     options = AlignmentOptions(gold=LinkFileOptions(path=str(tmp_path / "gold")))
-    (pair,) = gold.reference(list(corpus.examples()), options).pairs.values()
+    (pair,) = reference.reference(list(corpus.examples()), options).pairs.values()
     assert pair.source == ("\u00a0", "der", "Hund\u00a0:", "ja")
     assert {(pair.source[i], pair.target[j]) for i, j in pair.links.sure} == {
         *{("\u00a0", "the"), ("der", "the"), ("Hund\u00a0:", "dog\u00a0:"), ("ja", "yes")}

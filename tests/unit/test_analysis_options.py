@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from normscope.alignment.options import AlignmentOptions, LinkFileOptions
-from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
+from normscope.analyses.declarations.alignment import AlignmentOptions, LinkFileOptions
+from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.norms import NormsOptions
@@ -90,7 +90,6 @@ def aligned(stack=None, dataset="parallel", **options):
         ({"stack": "cross"}, {"stack": "encoder"}, "model.stack=encoder: analysis=alignment needs cross-attention"),
         ({"stack": None}, {"stack": "decoder"}, "model.stack=decoder"),
         ({"gold": LinkFileOptions(), "dataset": "toy"}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
-        ({"symmetrisation": "grow-diag"}, {"symmetrisation": "grow"}, "analysis.alignment.symmetrisation=grow"),
         ({"baselines": {"a.b+c-d_1": "f"}}, {"baselines": {"a b": "f"}}, "analysis.alignment.baselines.a b"),
         ({"baselines": {"attn": "f"}}, {"baselines": {"attn_w": "f"}}, "analysis.alignment.baselines.attn_w"),
         ({"baselines": {}}, {"baselines": {"attn_n": "f"}}, "analysis.alignment.baselines.attn_n"),

@@ -10,11 +10,10 @@ import scipy.stats
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from normscope.analyses.attribution.analysis import AttributionAnalysis
-from normscope.analyses.attribution.erasures import by_score, random_orders, trials, without
-from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
-from normscope.analyses.attribution.sample import methods_of
+from normscope.analyses.attribution import AttributionAnalysis, methods_of
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.analyses.faithfulness import by_score, random_orders, trials, without
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.readouts import (

@@ -160,7 +160,6 @@ def test_values_of_other_types_are_accepted_or_refused(folder, name):
 
 # Who reads files by other means, and why.
 _ELSEWHERE = {
-    "alignment/aligners.py": "what an aligner that we started has written",
     "cli/command_line.py": "the standard input",
     "data/categories.py": "a file that the user has named",
     "data/conllu_file.py": "a corpus",

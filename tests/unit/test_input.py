@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from normscope.alignment import link_scores
 from normscope.config.schema import flat, nested, plain
 from normscope.data import token_frequencies as frequency
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -40,7 +39,7 @@ def strings() -> list[str]:
 def test_an_empty_value_is_not_a_missing_one(key, value):
     if value and key in ("dataset.delimiter", "dataset.separator"):
         return
-    given = [value] if key in ("tracking.tags", "analysis.alignment.aligners") else value
+    given = [value] if key == "tracking.tags" else value
     with pytest.raises(InputError, match=f"{key}=.*: expected .*, got an empty text; leave {key} out"):
         SCHEMA.check(nested(key, given))
 
@@ -121,10 +120,6 @@ def viewing(words: list[str]) -> int:
 @pytest.mark.parametrize(
     ("program", "arguments", "reason"),
     [
-        (link_scores.main, ["a.txt"], "--gold"),
-        (link_scores.main, ["a.txt", "--gold", "/nope"], "--gold=/nope: no such file"),
-        (link_scores.main, ["a.txt", "--gold", "x" * 300], "--gold=xxx"),
-        (link_scores.main, ["a.txt", "--gold", "/nope", "--base", "x"], "--base"),
         (viewing, ["compare"], "RUN"),
         (viewing, ["page"], "RUN"),
         (viewing, ["page", "/nope"], "run=/nope: expected the folder of a run"),

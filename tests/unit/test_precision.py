@@ -10,12 +10,12 @@ import pytest
 import scipy.stats
 
 from normscope.analyses import feedforward, samples, score, sinks
-from normscope.analyses.attribution.faithfulness import Faithfulness
-from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
+from normscope.analyses.faithfulness import Faithfulness
 from normscope.distribution import CHECKOUT
 from normscope.statistics.precision import FIRST, ROUND, half_width, in_rounds, until_precise
 from tests.oracles import specimens

@@ -139,6 +139,7 @@ def test_streams_of_tests_and_notebooks_stay(monkeypatch):
     assert sys.stdout is own
 
 
+@pytest.mark.draws
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["SOURCE_DATE_EPOCH", "MPLBACKEND"])
 def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.scenarios import analyses_of, context_of, random_batch
 from normscope.alignment.analysis import REFERENCE
-from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
+from normscope.alignment.reference import Reference, SentencePair
 from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.declarations.similarity import SimilarityOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions

@@ -1,28 +1,48 @@
-"""Word alignment from the cross-attention of translation models (Kobayashi et al. 2020, section 5)."""
+"""Word alignment: which source word does each translated word come from? (Kobayashi et al. 2020, section 5)
 
-from collections.abc import Sequence
+The cross-attention of a translation model links target words with source words, by weights or by vector norms. These links are
+compared with those that people drew.
+"""
 
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.alignment.gold import SEGMENTERS, Reference, ReferenceResource, SentencePair
-from normscope.alignment.options import ALIGNMENT, AlignmentOptions
-from normscope.alignment.tables import METHODS, SETTINGS, AlignmentReport
-from normscope.alignment.word_maps import aligned_words, row_words, word_maps
+from normscope.alignment.links import RATES, error_rates, evaluate, pharaoh
+from normscope.alignment.reference import SEGMENTERS, Reference, ReferenceResource, SentencePair
+from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.declarations.alignment import ALIGNMENT, METHOD, SETTING, AlignmentOptions
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
+from normscope.data.examples import Link
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.figures import Figure, HeatmapPanels, Scatter, WordMaps
+from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
+from normscope.results.rollups import by_axes, roll_up
+from normscope.rounding import begun, brief_share, compared, counted, enumeration
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
+from normscope.statistics.tidy import tidy
+
+METHODS = ("attn_w", "attn_n")
+
+OTHER = "none"
+"""The setting of other aligners, which have none."""
+
+_METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
+_SETTINGS = {str(Setting.AWO): "alignment with output", str(Setting.AWI): "alignment with input"}
 
 # Maps are kept for this many sentence pairs unless `sentences` selects some.
 _DEFAULT_SENTENCES = 3
@@ -49,7 +69,7 @@ class AlignmentAnalysis(Analysis):
             )
         layers, maps = len(context.layers), 1 + context.heads
         # Number of links, and of those that are sure and possible.
-        self._counts = Counts(layers, len(METHODS), len(SETTINGS), maps, 3)
+        self._counts = Counts(layers, len(METHODS), len(Setting), maps, 3)
         self._norms = Mean(layers, 1, len(METHODS), maps)
         self._links = KeptTensors(torch.int16)
         self._maps = KeptTensors(torch.float64)  # a few sentences, whatever the precision of the run
@@ -92,7 +112,7 @@ class AlignmentAnalysis(Analysis):
         maps = _maps(block)
         self._add_norms(layer, maps, block)
         by_setting = [
-            word_maps(maps.flatten(1, 2), row_words(target, setting), source, self._word_counts) for setting in SETTINGS
+            word_maps(maps.flatten(1, 2), row_words(target, setting), source, self._word_counts) for setting in Setting
         ]
         words = torch.stack([setting.unflatten(1, maps.shape[1:3]) for setting in by_setting], dim=2)
         # Axes: batch, method, setting, map (the whole layer, then its heads), target word.
@@ -116,15 +136,101 @@ class AlignmentAnalysis(Analysis):
         norms = self._norms.compute().mean[:, 0]
         require_finite(norms, "the activations of layer {layer}", self.context.layers)
         links = self._links.compute().by_number()
-        return AlignmentReport(
-            layers=self.context.layers,
-            reference=self._reference,
-            counts=self._counts.compute(),
-            norms=norms,
-            links=links,
-            maps=self._maps.compute().by_number() if links.keys() & set(self._selected) else {},
-            dropped=self._dropped.compute()[0],
-        ).findings()
+        maps = self._maps.compute().by_number() if links.keys() & set(self._selected) else {}
+        rates, baselines = self._rates(norms, links), self._baselines(links)
+        tables = {
+            "aer": pd.concat([rates, baselines], ignore_index=True),
+            "links": self._link_table(links),
+        }
+        if maps:
+            tables["maps"] = pd.concat([self._maps_of(row, own) for row, own in maps.items()], ignore_index=True)
+        rolled = roll_up(self.info.published, tables)
+        return Result(
+            tables=tables,
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
+            figures=describe_figures(rates, tables.get("maps")),
+            summaries={
+                "alignment": Summary(
+                    _summary(rates[rates["head"] == 0], baselines),
+                    digits=1,
+                    caption="alignment error rate (AER, lower is better), precision and recall (higher is better) of the best "
+                    "layer, by weights and by vectors, from the row that predicts a target word (output) or reads it (input)",
+                )
+            },
+            notes=self._notes(len(links)),
+        )
+
+    def _rates(self, norms: Float[Tensor, "layer method map"], read: Collection[int]) -> pd.DataFrame:
+        """Error rates of every layer and head, by method and setting.
+
+        Args:
+            norms: Mean α and ‖αf(x)‖ over pairs of tokens.
+            read: The rows that the model has read.
+        """
+        counts = self._counts.compute()
+        links, in_sure, in_possible = counts.numpy().transpose(4, 0, 1, 2, 3)
+        sure = sum(len(self._reference.pairs[row].links.sure) for row in read)
+        table = tidy(
+            {
+                **error_rates(links, in_sure, in_possible, sure),
+                "sentences": np.array(len(read)),
+                "mean_norm": norms[:, :, None],
+            },
+            **self._axes,
+            head=range(counts.shape[3]),
+        )
+        return table[["layer", "head", "method", "setting", *RATES, "sentences", "mean_norm"]]
+
+    def _baselines(self, read: Collection[int]) -> pd.DataFrame:
+        """Error rates of other aligners, on the pairs that the model has read."""
+        gold = [self._reference.pairs[row].links for row in read]
+        return pd.DataFrame(
+            {"layer": 0, "head": 0, "method": name, "setting": OTHER}
+            | evaluate((alignments[row] for row in read), gold)
+            | {"sentences": len(read)}
+            for name, alignments in self._reference.baselines.items()
+        )
+
+    def _link_table(self, links: Mapping[int, Int[Tensor, "layer method setting target_word"]]) -> pd.DataFrame:
+        table = tidy({}, row=list(links), **self._axes)
+        # Sentences differ in length, so the links are no one tensor.
+        alignments = (targets for by_layer in links.values() for targets in by_layer.flatten(0, 2))
+        return table.assign(links=[pharaoh(_as_links(targets)) for targets in alignments])
+
+    def _maps_of(
+        self, row: int, maps: Float[Tensor, "layer method setting map target_word source_word"]
+    ) -> pd.DataFrame:
+        """Every cell of the maps of one sentence pair; the last source word is the end of the sentence."""
+        pair = self._reference.pairs[row]
+        sources = [*pair.source, "</s>"]
+        heads, targets = range(maps.shape[3]), range(len(pair.target))
+        table = tidy({"value": maps}, **self._axes, head=heads, target=targets, source=range(len(sources)))
+        values = table.pop("value")
+        table.insert(0, "row", row)
+        return table.assign(
+            target_word=table["target"].map(dict(enumerate(pair.target))),
+            source_word=table["source"].map(dict(enumerate(sources))),
+            value=values,
+            gold=[_kind(pair, link) for link in zip(table["source"], table["target"], strict=True)],
+        )
+
+    @property
+    def _axes(self) -> dict[str, Sequence[int | str]]:
+        """Labels of the axes that counts, links and maps begin with."""
+        return {"layer": self.context.layers, "method": METHODS, "setting": [str(setting) for setting in Setting]}
+
+    def _notes(self, read: int) -> list[str]:
+        notes, pairs = [], len(self._reference.pairs)
+        for side, number in zip(("source", "target"), self._dropped.compute()[0].tolist(), strict=True):
+            if number:
+                notes.append(
+                    f"the tokenizer drops {counted(number, f'{side} word: it is', f'{side} words: they are')} never aligned"
+                )
+        if read < pairs:
+            notes.append(f"error rates cover only the {read:,} of {pairs:,} pairs that were read")
+        return notes
 
     def _add_norms(self, layer: int, maps: Float[Tensor, "batch method map query key"], block: AttentionBlock) -> None:
         pairs = block.token_mask[:, :, None] & block.key_mask[:, None, :]
@@ -192,3 +298,142 @@ def _dropped_words(
 def _padded(values: Tensor, length: int, filling: float) -> Tensor:
     """The values with a last axis of this length: cut if the batch has longer sentences, filled if words were dropped."""
     return torch.nn.functional.pad(values, (0, length - values.shape[-1]), value=filling)
+
+
+def _summary(layers: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+    """The best layer by each method and setting, and other aligners, in per cent."""
+    rows = {}
+    for (method, setting), group in layers.groupby(["method", "setting"], sort=False):
+        best = group.iloc[group["aer"].argmin()]
+        rows[f"{METHOD.title(str(method))} {SETTING.title(str(setting))}"] = {
+            "layer mean AER %": group["aer"].mean() * 100,
+            "best layer": str(best["layer"]),
+            **{f"{rate.replace('aer', 'AER')} %": best[rate] * 100 for rate in RATES},
+        }
+    for _, row in baselines.iterrows():
+        rows[row["method"]] = {
+            "best layer": "",
+            **{f"{rate.replace('aer', 'AER')} %": row[rate] * 100 for rate in RATES},
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _as_links(targets: Int[Tensor, " target_word"]) -> frozenset[Link]:
+    """Links from the source word of each target word, −1 for none."""
+    return frozenset((source, target) for target, source in enumerate(targets.tolist()) if source >= 0)
+
+
+def _kind(pair: SentencePair, link: Link) -> str:
+    """What the reference says of a link."""
+    if link in pair.links.sure:
+        return "sure"
+    return "possible" if link in pair.links.possible else "none"
+
+
+def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Figure]:
+    """Figures 7, 8 and 13 to 17 of Kobayashi et al. 2020, and every head's error rate beside its norm.
+
+    Args:
+        rates: The rows of the table `aer` of the model.
+        maps: The table `maps`; None without one.
+    """
+    layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
+    heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
+    figures: dict[str, Figure] = {
+        "by_layer": HeatmapPanels(
+            table=layers.replace({"method": _METHODS}),
+            panel="setting",
+            row="layer",
+            column="method",
+            value="percent",
+            panel_titles=_SETTINGS,
+            value_label="alignment error rate (%)",
+            limits=(0.0, 100.0),
+            caption=(
+                "Alignment error rate of each layer by weights and by vector norms; lower is better. "
+                "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "
+                "have a lower rate than weights, what heads contribute aligns words better than where they look."
+            ),
+        ),
+        "norm_and_aer": Scatter(
+            table=heads[heads["method"] == "attn_n"],
+            x="mean_norm",
+            y="percent",
+            panel="setting",
+            panel_titles=_SETTINGS,
+            x_label="mean ‖αf(x)‖ of a head",
+            y_label="alignment error rate (%)",
+            caption=(
+                "One point per head: its mean norm and its alignment error rate. If the points fall towards the right, "
+                "heads with large norms align well."
+            ),
+        ),
+    }
+    if maps is not None:
+        figures |= {f"map_{row}": _map(row, maps[maps["row"] == row], layers) for row in maps["row"].unique().tolist()}
+    return figures
+
+
+def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
+    """The maps of one sentence pair, each method in its best layer and setting."""
+    titles, panels = {}, []
+    for method, title in _METHODS.items():
+        rates = layers[layers["method"] == method]
+        best = rates.iloc[rates["aer"].argmin()]
+        in_best = (
+            (maps["method"] == method)
+            & (maps["setting"] == best["setting"])
+            & (maps["layer"] == best["layer"])
+            & (maps["head"] == 0)
+        )
+        panels.append(maps[in_best])
+        titles[method] = f"{title}, layer {best['layer']}, {_SETTINGS[str(best['setting'])]}"
+    table = pd.concat(panels)
+    frames = [
+        words
+        for kind, words in (
+            ("sure", "Frames mark the reference's links"),
+            ("possible", "dashed frames mark links that are only possible"),
+        )
+        if (table["gold"] == kind).any()
+    ]
+    marked = "; ".join(frames)
+    return WordMaps(
+        table=table,
+        panel="method",
+        panel_titles=titles,
+        row="target",
+        row_label="target_word",
+        column="source",
+        column_label="source_word",
+        value="value",
+        frame="gold",
+        caption=(
+            f"Row {row} of the corpus: what each target word receives from each source word, by each method in its best "
+            f"layer.{f' {begun(marked)}.' if marked else ''}"
+        ),
+    )
+
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+    """Whether norms align better than weights, and how other aligners do.
+
+    Args:
+        metrics: Numbers by name; missing ones are left out.
+    """
+    sentences: list[Sentence] = []
+    for setting, name in (("awo", "output"), ("awi", "input")):
+        weights, vectors = (metrics.get(f"{method}/{setting}/best_layer/aer") for method in METHODS)
+        if weights is not None and vectors is not None:
+            means = compared(brief_share, *(metrics[f"{method}/{setting}/layer_mean/aer"] for method in METHODS[::-1]))
+            text = (
+                f"Alignment with {name}: vector norms have an alignment error rate of "
+                f"{brief_share(vectors, weights)} and attention weights of {brief_share(weights, vectors)}, "
+                f"each in its best layer; averaged over layers, {means[0]} and {means[1]}."
+            )
+            sentences.append(Sentence(text, figure="by_layer", table="aer"))
+    others = [f"{brief_share(value)} by {name}" for name, value in by_axes("<aligner>/aer", metrics).items()]
+    if others:
+        text = f"On the same pairs, the alignment error rate is {enumeration(others)}."
+        sentences.append(Sentence(text, table="aer"))
+    return sentences

@@ -29,6 +29,7 @@ from normscope.results.rollups import roll_up
 from normscope.rounding import brief, brief_share, compared, differ
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.precision import half_width
+from normscope.statistics.rank_correlation import correlation
 
 STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
     "ff": (LayerStage.BLOCK, LayerStage.NETWORK),
@@ -176,9 +177,9 @@ class MapComparison:
             if before not in ranks or after not in ranks:
                 continue
             changes = self._changes.setdefault((layer, step), [])
-            correlation = _correlation(ranks[before], ranks[after])
-            if correlation is not None:
-                changes.append(1 - correlation)
+            spearman = correlation(ranks[before], ranks[after])
+            if spearman is not None:
+                changes.append(1 - spearman)
                 if step == "ff":
                     self._by_network[-1].append(changes[-1])
 
@@ -213,13 +214,6 @@ class MapComparison:
         return "adjacent" if distance == 1 and not batch.is_cross_attention else "other"
 
 
-def _correlation(one: np.ndarray, other: np.ndarray) -> float | None:
-    """The correlation of two lists of ranks; None if either is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
-    return float(one @ other) / size if size else None
-
-
 def _shares(norms: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Each query's norms divided by their sum over its keys."""
     norms = np.where(seen, norms, 0.0)
@@ -235,7 +229,6 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
         overall: The same over all tokens.
         change: The table `change`.
     """
-    titles = {method: title for method, title in METHODS.items() if (overall["method"] == method).any()}
     figures: dict[str, Figure] = {
         "strip": HeatmapPanels(
             table=shown.assign(mean=shown["mean"] * 100),
@@ -243,7 +236,7 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             row="layer",
             column="category",
             value="mean",
-            panel_titles=titles,
+            panel_titles=METHODS,
             value_label="mixing ratio (%)",
             limits=(0.0, 100.0),
             caption=(
@@ -256,10 +249,13 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             x="layer",
             y="mean",
             series="method",
-            series_titles=titles,
+            series_titles=METHODS,
             y_label="mean mixing ratio (%)",
             limits=(0.0, 100.0),
-            caption="Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer.",
+            caption=(
+                "Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer. The gap "
+                "between the attention block and the last method is what the network and the steps after it change."
+            ),
         ),
     }
     known = change[change["mean"].notna()]
@@ -269,12 +265,13 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             x="layer",
             y="mean",
             series="step",
-            series_titles={step: title for step, title in STEP.titles.items() if (known["step"] == step).any()},
+            series_titles=STEP.titles,
             y_label="change (1 − Spearman's ρ)",
             band=("low", "high"),
             caption=(
                 "How much each step changes the order of contributions between tokens: the feed-forward network (FF), its "
-                "residual connection (RES) and normalisation (LN). Bands are one standard deviation over sequences."
+                "residual connection (RES) and normalisation (LN). Bands are one standard deviation over sequences. Where FF "
+                "alone changes more than FF together with the steps after it, these steps undo part of what the network does."
             ),
         )
     return figures

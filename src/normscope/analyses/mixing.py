@@ -110,9 +110,7 @@ class MixingAnalysis(Analysis):
                 x="layer",
                 y="mean",
                 series="method",
-                series_titles={
-                    method: title for method, title in METHODS.items() if (overall["method"] == method).any()
-                },
+                series_titles=METHODS,
                 y_label="mean mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from normscope.alignment.options import ALIGNMENT
-from normscope.analyses.attribution.options import ATTRIBUTION
+from normscope.analyses.declarations.alignment import ALIGNMENT
+from normscope.analyses.declarations.attribution import ATTRIBUTION
 from normscope.analyses.declarations.feedforward import FEEDFORWARD
 from normscope.analyses.declarations.frequency import FREQUENCY
 from normscope.analyses.declarations.mixing import MIXING

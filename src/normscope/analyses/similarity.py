@@ -19,14 +19,12 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.similarity import SIMILARITY, SimilarityOptions
-from normscope.analyses.drawn_pairs import DrawnPair, Embedded, PairMaps
 from normscope.analyses.finite import require_finite
+from normscope.analyses.text_pairs import FRIENDS, DrawnPair, Embedded, PairMaps, Words
 from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import PairSums, embedded_parts, sums_of_pairs
 from normscope.data.batching import Batch
-from normscope.data.categories import CATEGORIES, FIRST
 from normscope.data.encoders import NO_PROMPTS, Prompts
-from normscope.data.token_texts import Vocabulary
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
@@ -42,6 +40,7 @@ from normscope.rounding import begun, brief, compared, counted, differ, enumerat
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans, KeyedSummary
 from normscope.statistics.mean import Mean, MeanSummary
+from normscope.statistics.rank_correlation import FEWEST_PAIRS, correlation
 from normscope.statistics.tidy import tidy
 
 BIAS = "bias"
@@ -50,17 +49,8 @@ BIAS = "bias"
 SPANS = ("special", "prompt", "text", BIAS)
 """Special tokens, wherever they are; other tokens of a prompt; all other tokens; and the biases."""
 
-FRIENDS = 3
-"""Words that are kept for each pair, and words in a sentence."""
-
-_NO_WORDS = (*CATEGORIES[:-1], FIRST)
-"""Categories of tokens that are neither words nor parts of words."""
-
 _LISTED = 10
 """Documents in the terminal."""
-
-_FEWEST = 3
-"""Pairs below which a rank correlation says nothing."""
 
 _LOW = 0.25
 """The share of pairs whose gold scores are low."""
@@ -86,7 +76,7 @@ class SimilarityAnalysis(Analysis):
         self._spans, self._tokens = Mean(1, len(SPANS)), KeyedMeans(1, 1)
         self._words = Words(context.vocabulary, context.names)
         self._cells = Mean(1, self._groups**2)
-        self._maps = PairMaps(None if options.rows is None else frozenset(options.rows), self._words.of)
+        self._maps = PairMaps(None if options.rows is None else frozenset(options.rows), self._words)
         self._drawn: dict[int, DrawnPair] = {}
         self.accumulators = {"pairs": self._pairs, "by_span": self._spans, "by_token": self._tokens}
         if self._maps_wanted:
@@ -247,46 +237,6 @@ def members_of_spans(batch: Batch, special: Int[Tensor, " _"]) -> Bool[Tensor, "
     return members
 
 
-class Words:
-    """The tokens of a vocabulary that are words, or pieces of words.
-
-    Args:
-        names: The token categories.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
-        self.special = torch.tensor(sorted(vocabulary.special), dtype=torch.long)
-        """The special tokens, in order."""
-        self._no_words = [place for place, name in enumerate(names) if name in _NO_WORDS]
-
-    def of(self, batch: Batch) -> Bool[np.ndarray, "batch token"]:
-        """Which tokens of a batch are words, or pieces of words."""
-        host = batch.host
-        kept: np.ndarray = host.token_mask.numpy() & ~np.isin(host.input_ids.numpy(), self.special.numpy())
-        return kept & ~np.isin(host.categories.numpy(), self._no_words)
-
-    def that_add_most(self, batch: Batch, added: Float[np.ndarray, "batch token"]) -> Float[np.ndarray, "pair number"]:
-        """The words of each pair of texts that add most, wherever they stand.
-
-        Args:
-            added: What each token of each text adds.
-
-        Returns:
-            For each pair, the ids of FRIENDS words, then what each adds; NaN where it has fewer.
-        """
-        assert batch.pairing is not None
-        ids, words = batch.host.input_ids.numpy(), self.of(batch)
-        words &= np.arange(words.shape[1]) >= batch.pairing.prompts.numpy()[:, None]
-        rows = np.full((len(ids) // 2, 2 * FRIENDS), np.nan)
-        for pair, row in enumerate(rows):
-            sides = slice(2 * pair, 2 * pair + 2)
-            tokens, places = np.unique(ids[sides][words[sides]], return_inverse=True)
-            totals = np.bincount(places, added[sides][words[sides]], minlength=len(tokens))
-            most = np.argsort(-totals, kind="stable")[:FRIENDS]
-            row[: len(most)], row[FRIENDS : FRIENDS + len(most)] = tokens[most], totals[most]
-        return rows
-
-
 _OF_PAIR = ("row", "query", "document", "value", "with_bias", "gold")
 
 
@@ -388,7 +338,7 @@ def false_friends(kept: Float[Tensor, "pair column"], columns: PairColumns) -> p
     gold, friends = columns.of(kept, "gold"), columns.friends(kept)
     scored = gold[~np.isnan(gold)]
     low = np.zeros_like(gold, dtype=bool)
-    if len(scored) >= _FEWEST and scored.min() < scored.max():
+    if len(scored) >= FEWEST_PAIRS and scored.min() < scored.max():
         low = gold <= np.quantile(scored, _LOW)
     groups = friends[low[friends["pair"]]].groupby("token_id", sort=True)["added"]
     return groups.agg(["sum", "count"]).set_axis(["low_gold", "low_gold_pairs"], axis="columns")
@@ -457,16 +407,11 @@ def gold_correlation(pairs: pd.DataFrame, parts: pd.DataFrame) -> dict[str, floa
         return {}
     gold, metrics = pairs["gold"][scored], {"gold/count": float(scored.sum())}
     sides = {"gold/spearman": pairs["value"], **{f"gold/category/{name}": parts[name] for name in parts}}
-    found = {name: _spearman(values[scored], gold) for name, values in sides.items()}
+    if len(gold) < FEWEST_PAIRS:
+        return metrics
+    ranks = gold.rank().to_numpy()
+    found = {name: correlation(values[scored].rank().to_numpy(), ranks) for name, values in sides.items()}
     return metrics | {name: value for name, value in found.items() if value is not None}
-
-
-def _spearman(values: pd.Series, gold: pd.Series) -> float | None:
-    import scipy.stats  # slow to import
-
-    if len(gold) < _FEWEST or gold.nunique() < 2 or values.nunique() < 2:
-        return None
-    return float(scipy.stats.spearmanr(values, gold).statistic)
 
 
 def describe_figures(

@@ -506,7 +506,7 @@ def _relations_figure(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
         row="layer",
         column="relation",
         value="accuracy",
-        panel_titles={name: title for name, title in TITLES.items() if (best["measure"] == name).any()},
+        panel_titles=TITLES,
         value_label="accuracy (%)",
         limits=(0.0, 100.0),
         caption=(

@@ -83,7 +83,8 @@ class Lines:
     caption: str
     y_label: str
     series_titles: Mapping[Any, str] | None = None
-    """Titles of the lines, in order. None draws all lines alike, without a legend."""
+    """Titles of the lines, in order; lines without rows in the table are left out. None draws all lines alike, without a
+    legend."""
     panel: str | None = None
     """Column that assigns rows of the table to panels."""
     panel_titles: Mapping[Any, str] | None = None
@@ -97,6 +98,12 @@ class Lines:
     """By default the name of `x`."""
     steps: bool = False
     """Whether x counts training steps, on a logarithmic axis that has room for step 0."""
+
+    def __post_init__(self) -> None:
+        if self.series_titles is not None:
+            present = set(self.table[self.series])
+            titles = {line: title for line, title in self.series_titles.items() if line in present}
+            object.__setattr__(self, "series_titles", titles)  # the class is frozen
 
 
 @dataclasses.dataclass(frozen=True)

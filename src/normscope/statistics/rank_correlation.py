@@ -32,6 +32,13 @@ class Correlation:
     """Why ρ is undefined."""
 
 
+def correlation(one: Float[np.ndarray, " pair"], other: Float[np.ndarray, " pair"]) -> float | None:
+    """Pearson's correlation, which for ranks is Spearman's ρ; None if either side is constant."""
+    one, other = one - one.mean(), other - other.mean()
+    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
+    return float(one @ other) / size if size else None
+
+
 def rounded(axis: Axis, dtype: torch.dtype) -> Axis:
     """The axis for numbers that were computed in some type."""
     return dataclasses.replace(axis, tolerance=_EPSILONS * torch.finfo(dtype).eps)

@@ -1,11 +1,7 @@
-"""Bad word alignments: files of links, and runs in the opposite direction."""
+"""Bad files of links."""
 
 import random
-import shutil
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.spoil import spoiled_bytes
@@ -13,7 +9,7 @@ from tests.end_to_end.bad_input.stock import Stock
 
 
 def links(draw: random.Random, stock: Stock) -> Case:
-    """A file of links that is broken, as gold, as baseline or for the command."""
+    """A file of links that is broken, as gold or as baseline."""
     line = draw.choice(
         [
             *(
@@ -42,62 +38,10 @@ def links(draw: random.Random, stock: Stock) -> Case:
     def prepare(folder: Path) -> None:
         (folder / name).write_bytes(content)
 
-    use = draw.choice(["gold", "baseline", "command", "command gold"])
-    gold = str(stock.folder / "gold.txt")
+    use = draw.choice(["gold", "baseline"])
     what = f"links {use} {content[:40]!r}"
-    if use.startswith("command"):
-        files = ["--gold", name, gold] if use == "command gold" else ["--gold", gold, name]
-        options = draw.choice(
-            [[], ["--base", "1"], ["--symmetrise", "union"], [f"{name}:sideways"], ["--base", "9" * 5000]]
-        )
-        if use == "command" and draw.random() < 0.3:
-            options = [
-                "--symmetrise",
-                "intersection",
-                name,
-                "--output",
-                draw.choice(["folder/x", "/proc/x", "out.txt"]),
-            ]
-        return Case(
-            what,
-            [*files, *options],
-            [name, "--", "FILE"],
-            prepare,
-            statuses=EITHER,
-            module="normscope.alignment.link_scores",
-        )
     key = "analysis.alignment.gold.path" if use == "gold" else "+analysis.alignment.baselines.x"
     given = draw.choice(
         [name, name, name, f"{{path: {name}, base: x}}", f"{{path: {name}, base: 7}}", "{path: [1]}", "[1]"]
     )
     return Case(what, [*stock.aligning(), f"{key}={given}"], [name, "alignment"], prepare, statuses=EITHER)
-
-
-def reverse_run(draw: random.Random, stock: Stock) -> Case:
-    """A run in the opposite direction whose tables are broken."""
-    table, state = draw.choice(["alignment_aer", "alignment_links"]), draw.getstate()
-
-    def prepare(folder: Path) -> None:
-        inner = random.Random()
-        inner.setstate(state)
-        shutil.copytree(stock.aligned, folder / "before")
-        path = folder / "before/tables" / f"{table}.parquet"
-        rows = pq.read_table(path)
-        column = inner.choice(rows.column_names)
-        how = inner.random()
-        if how < 0.4:
-            path.write_bytes(spoiled_bytes(inner, path.read_bytes()))
-        elif how < 0.6:
-            pq.write_table(rows.drop_columns([column]), path)
-        else:
-            place = rows.column_names.index(column)
-            junk = inner.choice([None, "x", "9-9", -1, 10**6])
-            pq.write_table(rows.set_column(place, column, pa.array([junk] * len(rows))), path)
-
-    return Case(
-        f"reverse {table}",
-        [*stock.aligning(), "analysis.alignment.reverse=before"],
-        ["before"],
-        prepare,
-        statuses=EITHER,
-    )

@@ -32,7 +32,6 @@ PATHS = ["dataset.path", "dataset.pair_path", "model.name", "model.tokenizer", "
 PATHS += [
     "analysis.frequency.source",
     "analysis.alignment.gold.path",
-    "analysis.alignment.reverse",
     "resume",
     "reproduce",
 ]
@@ -81,11 +80,11 @@ def two_values(draw: random.Random, stock: Stock) -> Case:
 
 def empty_value(draw: random.Random, stock: Stock) -> Case:
     """An empty string where something is meant."""
-    key = draw.choice([*STRINGS, "+model.pin.name", "tracking.tags", "analysis.alignment.aligners"])
+    key = draw.choice([*STRINGS, "+model.pin.name", "tracking.tags"])
     value = draw.choice(["", "''", '""', "' '"])
     if key in ("dataset.delimiter", "dataset.separator"):
         value = "''"
-    if key in ("tracking.tags", "analysis.alignment.aligners"):
+    if key == "tracking.tags":
         value = "['']"
     return Case(f"{key}={value}", [*_with(stock, key), f"{key}={value}"], [_last(key)])
 

@@ -67,7 +67,7 @@ _KEYS = {
     "report.text": ["report.enabled=true", "report.examples=0"],
 }
 _ALIGNMENT_KEYS = (
-    *("dataset.path", "dataset.pair_path", "analysis.alignment.gold.path", "analysis.alignment.reverse"),
+    *("dataset.path", "dataset.pair_path", "analysis.alignment.gold.path"),
     "+analysis.alignment.baselines.x",
 )
 

@@ -1,12 +1,83 @@
-"""How faithful the scores are: what the model answers without the tokens that score highest, and with these alone."""
+"""Tests of token scores: what the model answers without the tokens that score highest and with these alone, beside random
+orders of the tokens; and how far the scores of methods agree.
 
-from collections.abc import Callable, Mapping, Sequence
+Source: DeYoung et al. 2020, ERASER, section 4 (arXiv:1911.03429).
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy.stats
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, MEASURES, SUFFICIENCY, trials
 from normscope.statistics.intervals import Interval, mean_interval
+from normscope.statistics.rank_correlation import correlation
+
+COMPREHENSIVENESS, SUFFICIENCY = "comprehensiveness", "sufficiency"
+MEASURES = (COMPREHENSIVENESS, SUFFICIENCY)
+
+
+class Trial(NamedTuple):
+    """One measure of one order at one share, and the positions that are erased for it."""
+
+    order: str
+    measure: str
+    share: float
+    erased: frozenset[int]
+
+
+def trials(orders: Sequence[tuple[str, Int[np.ndarray, " ordinary"]]], shares: Sequence[float]) -> Iterator[Trial]:
+    """Every measure of every order at every share.
+
+    Args:
+        orders: Names of orders, with positions of the ordinary tokens, the most important first.
+        shares: Percentages of the ordinary tokens that count as the most important: at least one token, and not all of them.
+    """
+    for name, order in orders:
+        for share in shares:
+            # A share such as 0.07 × 100 may be a rounding error above a whole number.
+            count = min(max(1, math.ceil(len(order) * share / 100 - 1e-9)), len(order) - 1)
+            yield Trial(name, COMPREHENSIVENESS, share, frozenset(order[:count].tolist()))
+            yield Trial(name, SUFFICIENCY, share, frozenset(order[count:].tolist()))
+
+
+def by_score(
+    scores: Float[np.ndarray, " token"], ordinary: Int[np.ndarray, " ordinary"]
+) -> Int[np.ndarray, " ordinary"]:
+    """The ordinary tokens by score, the highest first; of equal ones, the first."""
+    return ordinary[np.argsort(-scores[ordinary], kind="stable")]
+
+
+def random_orders(
+    ordinary: Int[np.ndarray, " ordinary"], number: int, seed: int, fingerprint: int
+) -> list[Int[np.ndarray, " ordinary"]]:
+    """Random orders of the ordinary tokens, which depend on the seed and the sequence alone."""
+    return [np.random.default_rng([seed, fingerprint, count]).permutation(ordinary) for count in range(number)]
+
+
+def without(kinds: Int[Tensor, "kind token"], erased: frozenset[int], mask_token: int | None) -> Int[Tensor, "kind _"]:
+    """A sequence with some tokens replaced by the mask token, or taken out.
+
+    Args:
+        kinds: The sequence, as `Batch.packed` has it.
+        erased: Positions.
+        mask_token: The id of the mask token; None takes the tokens out.
+    """
+    positions = torch.tensor(sorted(erased), dtype=torch.long)
+    if mask_token is None:
+        kept = torch.ones(kinds.shape[1], dtype=torch.bool)
+        kept[positions] = False
+        return kinds[:, kept]
+    masked = kinds.clone()
+    masked[0, positions] = mask_token
+    return masked
+
 
 RANDOM = "random"
 
@@ -18,8 +89,6 @@ class Faithfulness:
 
     Args:
         shares: Percentages of the ordinary tokens.
-
-    Source: DeYoung et al. 2020, ERASER, section 4 (arXiv:1911.03429).
     """
 
     def __init__(self, methods: Sequence[str], shares: Sequence[float]) -> None:
@@ -112,3 +181,29 @@ _MISSING = Interval(float("nan"), float("nan"), float("nan"))
 
 def _columns(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+class Agreement:
+    """Rank correlations between the scores of pairs of methods, sequence by sequence."""
+
+    def __init__(self, methods: Sequence[str]) -> None:
+        self._values: dict[tuple[str, str], list[float]] = {pair: [] for pair in itertools.combinations(methods, 2)}
+
+    def add(self, scores: Mapping[str, Float[np.ndarray, " token"]]) -> None:
+        """Add the scores of the ordinary tokens of one sequence."""
+        ranks = {method: scipy.stats.rankdata(values) for method, values in scores.items()}
+        for (one, other), values in self._values.items():
+            spearman = correlation(ranks[one], ranks[other])
+            if spearman is not None:
+                values.append(spearman)
+
+    def table(self) -> pd.DataFrame:
+        """The table `agreement`: pairs of methods in their order."""
+        rows = [
+            {"method": one, "other": other}
+            | dict(zip(("spearman", "low", "high"), mean_interval(values), strict=True))
+            | {"count": len(values)}
+            for (one, other), values in self._values.items()
+            if values
+        ]
+        return pd.DataFrame(rows, columns=["method", "other", "spearman", "low", "high", "count"])

@@ -1,15 +1,82 @@
-"""What the alignment analysis publishes."""
+"""Word alignment: which source word does each translated word come from? Options, and what the analysis publishes."""
 
+import dataclasses
+import enum
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
+from normscope.analyses.papers import KOBAYASHI_2020
+from normscope.config.rules import Expected, FilePath, Options
+from normscope.errors import InputError
 from normscope.results.axes import HEAD, LAYER, STREAM
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest
 
-_METHOD = Axis(
-    "method", "`attn_w`: weights; `attn_n`: vector norms.", titles={"attn_w": "weights", "attn_n": "vectors"}
-)
-_SETTING = Axis(
+
+class WordsAre(enum.StrEnum):
+    """How texts are split into the words that links refer to."""
+
+    spaced = "spaced"
+    punctuated = "punctuated"
+
+
+@dataclasses.dataclass
+class LinkFileOptions(Options):
+    """A file of word alignments in Pharaoh format."""
+
+    path: FilePath | None = None
+    """The file, one line per sentence pair."""
+    base: int = 0
+    """Number of the first word of a sentence: 0 or 1."""
+    direction: str = "source-target"
+    """Which side a link names first: `source-target` or `target-source`."""
+
+
+_BASELINES = Expected("{NAME: FILE, ...}, or null", lambda given: isinstance(given, dict | None))
+
+
+@dataclasses.dataclass
+class AlignmentOptions(AnalysisConfig):
+    """Word alignment from cross-attention (Kobayashi et al. 2020)."""
+
+    gold: LinkFileOptions = dataclasses.field(default_factory=LinkFileOptions)
+    """Manual alignments: `1-2` is a sure link, `3p4` a possible one."""
+    words: WordsAre = WordsAre.spaced
+    """What counts as a word: text between spaces (`spaced`), or runs of letters and single punctuation marks (`punctuated`)."""
+    baselines: Annotated[Any, _BASELINES] = (
+        None  # a dict; if it were typed as one, Hydra would demand a + before its keys
+    )
+    """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
+    sentences: list[int] = dataclasses.field(default_factory=list)
+    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
+
+    def validate(self, run: RunSettings) -> None:
+        """Check that the run has cross-attention to align by and links to compare with.
+
+        Raises:
+            InputError: If the stack is not cross-attention, gold links are missing, or a baseline has an invalid name.
+        """
+        if not self.enabled:
+            return
+        if run.model.stack not in (None, "cross"):
+            raise InputError(
+                f"model.stack={run.model.stack}: analysis=alignment needs cross-attention; leave model.stack out"
+            )
+        if self.gold.path is None and run.dataset.kind != "toy":
+            raise InputError(
+                "analysis.alignment.gold.path is not set: expected a file of word alignments, with lines such as `1-2 3p4`, "
+                "for dataset=parallel"
+            )
+        for name in self.baselines or {}:
+            if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
+                raise InputError(
+                    f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -"
+                )
+
+
+METHOD = Axis("method", "`attn_w`: weights; `attn_n`: vector norms.", titles={"attn_w": "weights", "attn_n": "vectors"})
+SETTING = Axis(
     "setting",
     "`awo`: alignment with output; `awi`: alignment with input.",
     titles={"awo": "with output", "awi": "with input"},
@@ -52,8 +119,8 @@ PUBLISHED = Published(
             rows=(
                 LAYER.but("Layer, from 1; 0 for other aligners."),
                 _HEAD,
-                _METHOD.but(f"{_METHOD.meaning} Otherwise the name of another aligner."),
-                _SETTING.but(f"{_SETTING.meaning} `none` for other aligners."),
+                METHOD.but(f"{METHOD.meaning} Otherwise the name of another aligner."),
+                SETTING.but(f"{SETTING.meaning} `none` for other aligners."),
             ),
             per="layer, head, method and setting, and one per other aligner",
             values={
@@ -66,7 +133,7 @@ PUBLISHED = Published(
             },
         ),
         "links": Table(
-            rows=(_ROW, LAYER, _METHOD, _SETTING),
+            rows=(_ROW, LAYER, METHOD, SETTING),
             values={"links": Column("The links in Pharaoh format, `source-target`, from 0.", kind="text")},
         ),
         "maps": Table(
@@ -74,8 +141,8 @@ PUBLISHED = Published(
                 _ROW,
                 LAYER,
                 _HEAD,
-                _METHOD,
-                _SETTING,
+                METHOD,
+                SETTING,
                 Axis("target", "Number of the target word, from 0.", noun="target word", kind="whole"),
                 Axis(
                     "source",
@@ -92,16 +159,6 @@ PUBLISHED = Published(
                     unit=f"{STREAM} for `attn_n`",
                 ),
                 "gold": Column("Whether the reference has the link: `sure`, `possible` or `none`.", kind="text"),
-            },
-        ),
-        "symmetrised": Table(
-            rows=(_METHOD, _SETTING, Axis("heuristic", "How the two directions are merged.")),
-            per="method, setting and heuristic, if `analysis.alignment.reverse` is set",
-            values={
-                "layer": Column("The layer with the lowest error rate in this direction.", kind="whole"),
-                "reverse_layer": Column("The layer with the lowest error rate in the other direction.", kind="whole"),
-                **_RATES,
-                "sentences": _SENTENCES,
             },
         ),
     },
@@ -208,16 +265,23 @@ PUBLISHED = Published(
             where=_HEADS_BY_NORM,
             label=f"Spearman’s ρ of heads’ mean norms and {_ERROR_RATE}s",
         ),
-        Rollup(
-            f"{_NAME}/<heuristic>/aer",
-            "Error rate of the symmetrised alignment.",
-            of="symmetrised.aer",
-            label=f"merged {_ERROR_RATE} (%)",
-        ),
         *(
             Rollup(f"<method>/{rate}", f"{meaning} of another aligner.", of=f"aer.{rate}", where={"layer": 0})
             for rate, meaning in (("aer", "Error rate"), ("precision", "Precision"), ("recall", "Recall"))
         ),
     ),
     curves=(Rollup(f"{_NAME}/aer", "Alignment error rate of a layer as a whole.", of="aer.aer", where=_LAYERS),),
+)
+
+ALIGNMENT = AnalysisInfo(
+    name="alignment",
+    title="Word alignment",
+    question="Which source word does each translated word come from?",
+    options=AlignmentOptions,
+    implementation="normscope.alignment.analysis:AlignmentAnalysis",
+    papers=(KOBAYASHI_2020,),
+    supports_words=True,
+    supports_cross_attention=True,
+    requires_cross_attention=True,
+    published=PUBLISHED,
 )

@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.alignment import reverse_run
-from normscope.alignment.aligners import align
 from normscope.alignment.links import LinkFile, punctuated_words, words_of
-from normscope.alignment.options import AlignmentOptions, LinkFileOptions, WordsAre
-from normscope.alignment.reverse_run import ReverseAlignment
-from normscope.alignment.symmetrisation import Heuristic
+from normscope.analyses.declarations.alignment import AlignmentOptions, LinkFileOptions, WordsAre
 from normscope.data.annotation import spaced_words
 from normscope.data.examples import Example, Link, Links
 from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
@@ -38,8 +34,6 @@ class Reference:
     """By row of the corpus, from 1."""
     baselines: Mapping[str, Mapping[int, frozenset[Link]]]
     """Alignments of other aligners, by name and row."""
-    reverse: Mapping[tuple[str, str], ReverseAlignment] = dataclasses.field(default_factory=dict)
-    """Alignments of a model in the opposite direction, by method and setting."""
 
     def packed(self) -> dict[str, Any]:
         """The reference in JSON's types."""
@@ -49,7 +43,6 @@ class Reference:
                 for row, pair in self.pairs.items()
             ],
             "baselines": {name: _packed(links) for name, links in self.baselines.items()},
-            "reverse": [[*key, best.layer, _packed(best.links)] for key, best in self.reverse.items()],
         }
 
     @classmethod
@@ -61,10 +54,6 @@ class Reference:
                 for row, source, target, sure, possible in content["pairs"]
             },
             {name: _unpacked(links) for name, links in content["baselines"].items()},
-            {
-                (method, setting): ReverseAlignment(layer, _unpacked(links))
-                for method, setting, layer, links in content["reverse"]
-            },
         )
 
 
@@ -142,13 +131,7 @@ def reference(examples: Sequence[Example | str], options: AlignmentOptions) -> R
             "at least one"
         )
     baselines = {name: _baseline(name, entry, lengths) for name, entry in (options.baselines or {}).items()}
-    texts = {row: (pair.source, pair.target) for row, pair in pairs.items()}
-    for name in options.aligners:
-        baselines[name] = align(name, texts, options.simalign_model, Heuristic(options.symmetrisation))
-    if options.reverse is None:
-        return Reference(pairs, baselines)
-    rows = {row: (len(pair.source), len(pair.target)) for row, pair in pairs.items()}
-    return Reference(pairs, baselines, reverse_run.read(Path(options.reverse).expanduser(), rows))
+    return Reference(pairs, baselines)
 
 
 def _packed(alignments: Mapping[int, frozenset[Link]]) -> list[Any]:

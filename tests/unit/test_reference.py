@@ -1,15 +1,10 @@
 """A parallel corpus and its links, by hand."""
 
-import sys
-import types
-
 import pytest
 
-from normscope.alignment.aligners import align
-from normscope.alignment.gold import ReferenceResource, SentencePair
 from normscope.alignment.links import Links, parsed
-from normscope.alignment.options import AlignmentOptions, LinkFileOptions, WordsAre
-from normscope.alignment.symmetrisation import Heuristic
+from normscope.alignment.reference import ReferenceResource, SentencePair
+from normscope.analyses.declarations.alignment import AlignmentOptions, LinkFileOptions, WordsAre
 from normscope.data.examples import Example
 from normscope.data.resources import ResourceContext
 from normscope.errors import InputError
@@ -46,7 +41,7 @@ def test_pairs_keep_their_rows_and_links(written):
     assert value.pairs == {
         1: SentencePair(("Ja,", "gut!"), ("yes",), Links(frozenset({(0, 0)}), frozenset({(0, 0), (1, 0)})))
     } | {3: SentencePair(("der", "Hund"), ("the", "dog"), Links(parsed("1-0 1-1"), parsed("1-0 1-1")))}
-    assert (value.baselines, value.reverse) == ({}, {})
+    assert value.baselines == {}
 
 
 def test_punctuation_may_be_words(written):
@@ -88,44 +83,3 @@ def test_whatever_changes_words_or_links_changes_the_digest(written):
     ]
     assert len(set(digests)) == len(digests)
     assert read(AlignmentOptions(gold=gold))[1] == digests[0]
-
-
-def test_simalign_is_given_words_and_its_own_direction(monkeypatch):
-    class SentenceAligner:
-        def __init__(self, model, token_type, matching_methods):
-            assert (model, token_type, matching_methods) == ("a model", "bpe", "i")
-
-        def get_word_aligns(self, source, target):
-            assert (source, target) == (["der", "alte Hund"], ["dogs"])
-            return {"itermax": [("1", 0)], "inter": []}
-
-    monkeypatch.setitem(sys.modules, "simalign", types.SimpleNamespace(SentenceAligner=SentenceAligner))
-    pairs = {4: (("der", "alte Hund"), ("dogs",))}
-    assert align("simalign", pairs, "a model", Heuristic.UNION) == {4: {(1, 0)}}
-
-
-def test_eflomal_is_given_words_without_spaces(monkeypatch):
-    class Aligner:
-        def align(self, sources, targets, links_filename_fwd, links_filename_rev):
-            assert (sources, targets) == (["der alte_Hund", "ja"], ["dogs", "oh_yes indeed"])
-            for name, text in ((links_filename_fwd, "1-0\n0-1\n"), (links_filename_rev, "0-0\n0-1\n")):
-                with open(name, "w") as file:
-                    file.write(text)
-
-    monkeypatch.setitem(sys.modules, "eflomal", types.SimpleNamespace(Aligner=Aligner))
-    pairs = {4: (("der", "alte Hund"), ("dogs",)), 7: (("ja",), ("oh yes", "indeed"))}
-    assert align("eflomal", pairs, "", Heuristic.UNION) == {4: {(0, 0), (1, 0)}, 7: {(0, 1)}}
-
-
-@pytest.mark.parametrize(("name", "message"), [("giza", "unknown aligner"), ("eflomal", "failed: 'broken'")])
-def test_aligners_that_cannot_be_run(monkeypatch, name, message):
-    class Aligner:
-        def align(self, *_, **__):
-            raise KeyError("broken")
-
-    monkeypatch.setitem(sys.modules, "eflomal", types.SimpleNamespace(Aligner=Aligner))
-    with pytest.raises(InputError, match=message):
-        align(name, {1: (("a",), ("b",))}, "", Heuristic.UNION)
-    monkeypatch.setitem(sys.modules, "eflomal", None)
-    with pytest.raises(InputError, match="not installed" if name == "eflomal" else "unknown"):
-        align(name, {1: (("a",), ("b",))}, "", Heuristic.UNION)

@@ -1,13 +1,19 @@
-"""How much of each word of a translation comes from the source, and how much from the target so far."""
+"""How much of each word of a translation comes from the source, and how much from the target so far.
 
-from collections.abc import Sequence
+Two methods attribute translations: ALTI+ (Ferrando et al. 2022, EMNLP) and DecompX with everything held fixed.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from normscope.analyses.attribution.options import AttributionOptions
+from normscope.analyses.base import Requirements
+from normscope.analyses.declarations.attribution import OF_TRANSLATIONS, PUBLISHED, AttributionOptions
+from normscope.analyses.finite import require_finite
+from normscope.analyses.sampled_pairs import PAIRS, SampledPairs
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.translations import attribute_words, translation_maps
 from normscope.data.annotation import spaced_words
@@ -15,14 +21,17 @@ from normscope.data.batching import Batch
 from normscope.data.examples import Example
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
+from normscope.maths.choices import ValueBias
 from normscope.models.interventions import InterventionRunner
+from normscope.results.figures import Lines
+from normscope.results.findings import Sentence, Summary
+from normscope.results.result import Result
+from normscope.results.rollups import by_axes, roll_up
+from normscope.rounding import brief_share, counted
 from normscope.statistics.intervals import mean_interval
 
 TRANSLATION_METHODS = (MapMethod.ALTI, MapMethod.DECOMPX)
 """The methods that attribute translations."""
-
-_DRAWN, _DRAWN_WORDS = 2, 40
-"""Number of translations whose shares are drawn: the shortest that have at most so many words on both sides."""
 
 
 class WordShares(NamedTuple):
@@ -85,14 +94,6 @@ def _members(words: Int[np.ndarray, " token"], numbers: Int[np.ndarray, " word"]
     return (words == numbers[:, None]).astype(float)
 
 
-class DrawnTranslation(NamedTuple):
-    """The shares of a short translation, by method."""
-
-    source: Sequence[str]
-    target: Sequence[str]
-    shares: dict[str, WordShares]
-
-
 class TranslationSample:
     """Attributes sampled translations, one at a time.
 
@@ -114,9 +115,7 @@ class TranslationSample:
             )
         if MapMethod.ALTI in self.methods:
             _ = runner.model.stacks_verification
-        self._sentences: list[dict[str, object]] = []
-        self._target: list[dict[str, object]] = []
-        self.drawn: list[DrawnTranslation] = []
+        self._words: list[dict[str, object]] = []
         self.without_rows = 0
         """Number of pairs without a word that can be attributed."""
 
@@ -127,10 +126,16 @@ class TranslationSample:
             found = {} if batch is None else self._shares(batch)
             found = {method: shares for method, shares in found.items() if len(shares.target) and len(shares.source)}
             self.without_rows += not found
+            texts = [pair.text_pair[start:end] for start, end in spaced_words(pair.text_pair)] if pair.text_pair else []
             for method, shares in found.items():
-                self._add(method, pair, shares)
-            if found:
-                self._offer(pair, found)
+                numbers = zip(
+                    shares.target.tolist(), shares.of_source.tolist(), shares.of_special.tolist(), strict=True
+                )
+                self._words += [
+                    {"method": method, "row": pair.row, "word": number, "text": texts[number]}
+                    | {"source": of_source, "special": of_special}
+                    for number, of_source, of_special in numbers
+                ]
 
     def _shares(self, batch: Batch) -> dict[str, WordShares]:
         assert batch.words is not None
@@ -149,49 +154,39 @@ class TranslationSample:
             found[str(method)] = word_shares(scores.cpu().numpy(), words, source)
         return found
 
-    def _add(self, method: str, pair: Example, shares: WordShares) -> None:
-        of_pair, of_source = {"method": method, "row": pair.row}, shares.of_source
-        self._sentences.append(
-            of_pair
-            | {
-                "source": of_source.mean(),
-                "target": 1 - of_source.mean(),
-                "special": shares.of_special.mean(),
-                "target_words": len(of_source),
-                "source_words": len(shares.source),
-            }
-        )
-        texts = _words(pair.text_pair or "")
-        self._target += [
-            of_pair | {"word": number, "text": texts[number], "source": value}
-            for number, value in zip(shares.target.tolist(), of_source.tolist(), strict=True)
-        ]
-
-    def _offer(self, pair: Example, shares: dict[str, WordShares]) -> None:
-        drawn = DrawnTranslation(_words(pair.text), _words(pair.text_pair or ""), shares)
-        if len(drawn.source) + len(drawn.target) <= _DRAWN_WORDS:
-            self.drawn = sorted([*self.drawn, drawn], key=lambda each: len(each.source) + len(each.target))[:_DRAWN]
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables of the analysis.
+    def result(self) -> Result:
+        """The table `target_words`, its metrics, a figure and a sentence for each method.
 
         Raises:
             InputError: If no pair could be attributed.
         """
-        if not self._sentences:
+        if not self._words:
             raise InputError(
                 "analysis=attribution: no sampled translation has words on both sides that can be attributed"
             )
-        target = pd.DataFrame(self._target)
-        return {
-            "translations": pd.DataFrame(self._sentences),
-            "translation_positions": _by_position(target),
-            "target_words": target,
-        }
-
-
-def _words(text: str) -> list[str]:
-    return [text[start:end] for start, end in spaced_words(text)]
+        words = pd.DataFrame(self._words)
+        require_finite(words["source"].to_numpy(dtype=float), "the shares of the source")
+        metrics = roll_up(PUBLISHED, {"target_words": words}).metrics
+        notes = []
+        if self.without_rows:
+            texts = counted(self.without_rows, "sampled translation has", "sampled translations have")
+            notes.append(f"{texts} no words that can be attributed")
+        of_methods = by_axes("translation/<method>/source", metrics)
+        percent = {OF_TRANSLATIONS[method]: 100 * share for method, share in of_methods.items()}
+        return Result(
+            tables={"target_words": words},
+            metrics=metrics,
+            figures={"source_share": _by_position(words)},
+            summaries={
+                "attribution": Summary(
+                    pd.DataFrame({"from the source %": percent}).rename_axis("method"),
+                    digits=1,
+                    caption="how much of a target word comes from the source, in %; the rest comes from the target so far",
+                )
+            },
+            sentences=sentences_of_translations(metrics),
+            notes=notes,
+        )
 
 
 def translation_methods(options: AttributionOptions) -> list[MapMethod]:
@@ -212,18 +207,69 @@ def translation_methods(options: AttributionOptions) -> list[MapMethod]:
     return [MapMethod(name) for name in names]
 
 
-def _by_position(target: pd.DataFrame) -> pd.DataFrame:
+def requirements_of_translations(options: AttributionOptions) -> Requirements:
+    """A sample of translations, and the head that predicts them.
+
+    Raises:
+        InputError: If an option is not defined for translations.
+    """
+    translation_methods(options)
+    unusable = {
+        "target": options.target is not None,
+        "pooling": options.pooling is not None,
+        "erasure": options.erasure is not None,
+        "bias": options.bias is not ValueBias.token,
+    }
+    for key, given in unusable.items():
+        if given:
+            raise InputError(
+                f"analysis.attribution.{key}={getattr(options, key)}: not defined for translations (model.stack=cross), "
+                "where words are attributed; leave it out, or set model.stack=encoder"
+            )
+    pairs = SampledPairs(
+        options.sequences,
+        options.seed,
+        "analysis=attribution with model.stack=cross: expected texts and their translations (dataset=parallel, or "
+        "dataset.pair_column)",
+    )
+    return Requirements(feed_forward=True, translator=True, resources={PAIRS: pairs})
+
+
+def _by_position(words: pd.DataFrame) -> Lines:
+    """The share of the source by the position of a word, with intervals over translations."""
     rows: list[dict[str, object]] = []
-    for (method, word), group in target.groupby(["method", "word"]):
-        interval = mean_interval(group["source"].to_numpy())
-        rows.append(
-            {
-                "method": str(method),
-                "word": int(str(word)),
-                "source": interval.mean,
-                "low": interval.low,
-                "high": interval.high,
-                "count": len(group),
-            }
+    for (method, word), group in words.groupby(["method", "word"]):
+        mean, low, high = mean_interval(group["source"].to_numpy() * 100)
+        rows.append({"method": method, "word": word, "source": mean, "low": low, "high": high})
+    return Lines(
+        table=pd.DataFrame(rows),
+        x="word",
+        y="source",
+        series="method",
+        series_titles=OF_TRANSLATIONS,
+        y_label="share from the source (%)",
+        x_label="target word",
+        band=("low", "high"),
+        caption=(
+            "Share of each target word that comes from the source, by position; the rest comes from the target so far. "
+            f"Means and 95% intervals over {counted(words['row'].nunique(), 'translation')}, fewer for later words. "
+            "Where the share falls, the model writes on from its own words rather than from the source."
+        ),
+    )
+
+
+def sentences_of_translations(metrics: Mapping[str, float]) -> list[Sentence]:
+    """How much of a target word comes from the source, according to each method.
+
+    Args:
+        metrics: Numbers by name.
+    """
+    sentences = []
+    for method, share in by_axes("translation/<method>/source", metrics).items():
+        special = metrics[f"translation/{method}/special"]
+        text = (
+            f"According to {OF_TRANSLATIONS[method]}, {brief_share(share)} of a target word comes from the source on average "
+            f"({brief_share(special)} from its special tokens), and the rest from the target so far."
         )
-    return pd.DataFrame(rows)
+        sentences.append(Sentence(text, figure="source_share", table="target_words"))
+    return sentences

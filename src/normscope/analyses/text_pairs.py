@@ -1,4 +1,4 @@
-"""Token-by-token maps of a few pairs of texts, for the analysis of similarity."""
+"""Pairs of texts, for the analysis of similarity: the words that add most, and maps of a few pairs, token by token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from normscope.attribution.similarities import cosine_parts
 from normscope.data.batching import Batch
+from normscope.data.categories import CATEGORIES, FIRST
+from normscope.data.token_texts import Vocabulary
 from normscope.models.interventions import InterventionRunner
 from normscope.results.figures import TextPair
 from normscope.rounding import counted, number
@@ -24,7 +26,53 @@ PAIRS, DOCUMENTS = 3, 5
 
 _STRONGEST = 5
 
+FRIENDS = 3
+"""Words that are kept for each pair, and words in a sentence."""
+
+_NO_WORDS = (*CATEGORIES[:-1], FIRST)
+"""Categories of tokens that are neither words nor parts of words."""
+
 Embedded = tuple[Float[Tensor, "1 source made"], Float[Tensor, "1 made"]]
+
+
+class Words:
+    """The tokens of a vocabulary that are words, or pieces of words.
+
+    Args:
+        names: The token categories.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, names: Sequence[str]) -> None:
+        self.special = torch.tensor(sorted(vocabulary.special), dtype=torch.long)
+        """The special tokens, in order."""
+        self._no_words = [place for place, name in enumerate(names) if name in _NO_WORDS]
+
+    def of(self, batch: Batch) -> Bool[np.ndarray, "batch token"]:
+        """Which tokens of a batch are words, or pieces of words."""
+        host = batch.host
+        kept: np.ndarray = host.token_mask.numpy() & ~np.isin(host.input_ids.numpy(), self.special.numpy())
+        return kept & ~np.isin(host.categories.numpy(), self._no_words)
+
+    def that_add_most(self, batch: Batch, added: Float[np.ndarray, "batch token"]) -> Float[np.ndarray, "pair number"]:
+        """The words of each pair of texts that add most, wherever they stand.
+
+        Args:
+            added: What each token of each text adds.
+
+        Returns:
+            For each pair, the ids of FRIENDS words, then what each adds; NaN where it has fewer.
+        """
+        assert batch.pairing is not None
+        ids, words = batch.host.input_ids.numpy(), self.of(batch)
+        words &= np.arange(words.shape[1]) >= batch.pairing.prompts.numpy()[:, None]
+        rows = np.full((len(ids) // 2, 2 * FRIENDS), np.nan)
+        for pair, row in enumerate(rows):
+            sides = slice(2 * pair, 2 * pair + 2)
+            tokens, places = np.unique(ids[sides][words[sides]], return_inverse=True)
+            totals = np.bincount(places, added[sides][words[sides]], minlength=len(tokens))
+            most = np.argsort(-totals, kind="stable")[:FRIENDS]
+            row[: len(most)], row[FRIENDS : FRIENDS + len(most)] = tokens[most], totals[most]
+        return rows
 
 
 class DrawnPair(NamedTuple):
@@ -78,10 +126,10 @@ class PairMaps:
 
     Args:
         rows: The pairs to draw; None for the shortest or, if there are rankings, the first documents of the first query.
-        words: Returns which tokens of a batch of one text are words.
+        words: Says which tokens are words.
     """
 
-    def __init__(self, rows: frozenset[int] | None, words: Callable[[Batch], Bool[np.ndarray, "batch token"]]) -> None:
+    def __init__(self, rows: frozenset[int] | None, words: Words) -> None:
         self._rows, self._words = rows, words
         size = max(PAIRS, DOCUMENTS) if rows is None else None
         self._texts, self._about = KeptTensors(torch.int64, size), KeptTensors(torch.int64, size)
@@ -141,7 +189,7 @@ class PairMaps:
             for side in sides:
                 (batch,) = runner.batches([side.kinds])
                 parts += embedded(batch, side.prompt, side.units.to(batch.input_ids.device))
-                words.append(side.words(self._words(batch)[0]))
+                words.append(side.words(self._words.of(batch)[0]))
             matrix, value = (each[0].cpu().numpy() for each in cosine_parts(*parts))
             first, second = (side.labels(token) for side in sides)
             title = f"pair {row}: cosine {number(float(value))}"
