@@ -202,6 +202,7 @@ def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tm
         for tokens, count in ((pair.tokens_a, 82), (pair.tokens_b, 72 if row == 1 else 82)):
             left_out = [int(token.split()[1]) for token in tokens if token.startswith("[…")]
             assert len(tokens) - len(left_out) == 40
+            assert all("[…" not in token for token in tokens[1:-1])
             assert sum(left_out) == count - 40
 
 
