@@ -37,7 +37,12 @@ def number(value: float, *, signed: bool = False, digits: int = _DIGITS) -> str:
     if -4 < exponent < 6:
         return _with_sign(f"{rounded:,f}", value, signed)
     mantissa = rounded.scaleb(-exponent)
-    return _with_sign(f"{mantissa:f}×10{str(exponent).translate(_SUPERSCRIPTS)}", value, signed)
+    return _with_sign(f"{mantissa:f}×{power_of_ten(exponent)}", value, signed)
+
+
+def power_of_ten(exponent: int) -> str:
+    """A power of ten in plain characters: `10⁻³`."""
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 def percentage(share: float, *, signed: bool = False, decimals: int = 1) -> str:

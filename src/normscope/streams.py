@@ -39,7 +39,6 @@ _SPELLED = {
     "”": '"',
     "Σ": "sum ",
     "√": "sqrt",
-    "²": "^2",
     "α": "alpha",
     "β": "beta",
     "γ": "gamma",
@@ -50,6 +49,9 @@ _SPELLED = {
     "μ": "mu",
 }
 """What stands for our own signs where an encoding lacks them."""
+
+_SUPERSCRIPTS = dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True))
+"""What stands for the characters of an exponent; a circumflex begins it: `10^-3`."""
 
 _UP = "\x1b[A"
 """What progress bars print on a terminal besides text and the start of the line: one line up."""
@@ -173,6 +175,9 @@ def _spelled(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing, after = error.object[error.start], error.start + 1
+    if missing in _SUPERSCRIPTS:
+        begins = error.object[error.start - 1 : error.start] not in _SUPERSCRIPTS
+        return f"{'^' * begins}{_SUPERSCRIPTS[missing]}", after
     if missing in _BYTES:
         return bytes([ord(missing) - 0xDC00]), after
     return _SPELLED.get(missing) or ascii(missing)[1:-1], after

@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import normscope
 from normscope.errors import InputError
+from normscope.untrusted.tensor_files import checksum
 from tests.contract.test_answers import PROMPT, causal
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -159,15 +162,16 @@ def test_other_files_are_refused(model, tmp_path):
     with pytest.raises(InputError, match="expected a file that .save"):
         normscope.load_attribution(path)
     safetensors.numpy.save_file({"a": np.zeros(2)}, path)
-    with pytest.raises(InputError, match="got another safetensors file"):
+    with pytest.raises(InputError, match="expected a file that .save.* normscope has not written it"):
         normscope.load_attribution(path)
+    tensors = {"a": torch.zeros(2)}
     for metadata, message in (
-        ('{"normscope": "Attribution", "version": 3, "fields": {}}', "another version"),
-        ('{"normscope": "Attribution", "version": 2, "fields": {"tokens": []}}', "has been changed"),
+        ('{"kind": "Attribution", "version": 4, "fields": {}}', "another version"),
+        ('{"kind": "Attribution", "version": 3, "fields": {"tokens": []}}', "has been changed"),
         ("[1]", "expected a mapping"),
         ("[" * 100_000, "nested at most"),
     ):
-        safetensors.numpy.save_file({"a": np.zeros(2)}, path, {"normscope": metadata})
+        save_file(tensors, path, {"normscope": metadata, "sha256": checksum(metadata, tensors)})
         with pytest.raises(InputError, match=message):
             normscope.load_attribution(path)
     with pytest.raises(InputError, match="expected a file, or nothing, got a folder"):
@@ -181,9 +185,6 @@ def test_saved_results_that_are_damaged_or_forged_are_refused(model, tmp_path):
     import random
 
     from safetensors import safe_open
-    from safetensors.numpy import save_file
-
-    from normscope.api.saved import _digest
 
     path, damaged = tmp_path / "whole", tmp_path / "damaged"
     normscope.attribute(model, PROMPT, normscope.Answer("onions", matrix=True), by=["layer"]).save(path)
@@ -197,19 +198,21 @@ def test_saved_results_that_are_damaged_or_forged_are_refused(model, tmp_path):
         damaged.write_bytes(content[:length])
         with pytest.raises(InputError):
             normscope.load_attribution(damaged)
-    with safe_open(path, "numpy") as file:
+    with safe_open(path, "pt") as file:
         described = json.loads(file.metadata()["normscope"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     forged = [("fields", name, value) for name in described["fields"] for value in (5, "x", [1], {"a": []}, [[]], True)]
     forged += [
-        ("tensors", name, array) for name in tensors for array in (np.zeros(1), np.zeros((1, 2, 3)), np.zeros(2, int))
+        ("tensors", name, array)
+        for name in tensors
+        for array in (torch.zeros(1), torch.zeros(1, 2, 3), torch.zeros(2, dtype=torch.int64))
     ]
     accepted = []
     for kind, name, value in forged:
         fields, arrays = dict(described["fields"]), dict(tensors)
         (fields if kind == "fields" else arrays)[name] = value
         text = json.dumps(described | {"fields": fields})
-        save_file(arrays, damaged, {"normscope": text, "sha256": _digest(text, arrays)})
+        save_file(arrays, damaged, {"normscope": text, "sha256": checksum(text, arrays)})
         try:
             found = normscope.load_attribution(damaged)
         except InputError:

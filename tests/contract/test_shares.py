@@ -104,5 +104,5 @@ def test_parts_that_do_not_add_up_are_noticed(family, family_model):
 def test_a_run_whose_shares_do_not_add_up_fails(monkeypatch):
     monkeypatch.setattr(AttentionBlock, "share_error", lambda _block: torch.tensor(0.5))
     specimen = specimens.bert()
-    with pytest.raises(RuntimeError, match=r"^in layer 2, signed shares add up to 1 only within 5\.0e-01$"):
+    with pytest.raises(RuntimeError, match=r"^in layer 2, signed shares add up to 1 only within 0\.50$"):
         specimen.findings("mixing", MixingOptions(), [2, 3], ["all"])

@@ -46,21 +46,3 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     assert {path.suffix for path in (tmp_path / "again/figures").iterdir()} == {".svg", ".txt", ".parquet"}
     first, again = (json.loads((path / "results.json").read_text()) for path in (folder, tmp_path / "again"))
     assert first["metrics"] == again["metrics"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "figures.width=wide",
-        "figures.width=true",
-        "figures.format=pdf",
-        "figures.format=[gif]",
-    ],
-)
-def test_bad_settings_of_figures_are_one_line_and_leave_nothing(capsys, monkeypatch, tmp_path, saved_model, wrong):
-    folder = tmp_path / "run"
-    outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", wrong, f"output_dir={folder}")
-    assert outcome.status == 2
-    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
-    assert wrong.partition("=")[0] in outcome.err
-    assert not folder.exists()

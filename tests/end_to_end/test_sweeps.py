@@ -160,7 +160,8 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     metrics = json.loads((tmp_path / "0/results.json").read_text())["metrics"]
     bars = {panel.title: panel.metrics for panel in panels if isinstance(panel, wr.BarPlot)}
     shares = {
-        f"share of {what} (%)" for what in ("other tokens", "the token itself", "the residual connection", "biases")
+        f"signed share of {what} (%)"
+        for what in ("other tokens", "the token itself", "the residual connection", "biases")
     }
     assert set(bars) == {"mixing ratio (%)", "largest mixing ratio (%)", "smallest mixing ratio (%)", *shares}
     assert {getattr(name, "name", name) for names in bars.values() for name in names} == set(metrics)

@@ -52,7 +52,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         curves=_curves(specimen, tables, main),
         figures=_figures(specimen, tables, main),
         summary=_summary(specimen, means, main),
-        sentences=_sentences(specimen, means, main, variants) + _massive_sentences(tables, metrics),
+        sentences=_sentences(specimen, means, main, variants, options.length) + _massive_sentences(tables, metrics),
         notes=_notes(specimen, options, tables),
     )
 
@@ -371,7 +371,7 @@ def _listed(parts: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
-def _sentences(specimen: Specimen, means: pd.DataFrame, main: str | None, variants: Variants) -> list[str]:
+def _sentences(specimen: Specimen, means: pd.DataFrame, main: str | None, variants: Variants, length: int) -> list[str]:
     if main is None:
         return []
     one, begin = next(iter(variants)), _begins(specimen)
@@ -380,8 +380,9 @@ def _sentences(specimen: Specimen, means: pd.DataFrame, main: str | None, varian
     )
     is_sink = "the first token is a sink" if main == "first" else f"{spoken(main)} tokens are, on average, sinks"
     where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
+    part = f"the first {length} tokens of " if one[0] == "text" else ""
     sentences = [
-        f"On {where}, {is_sink} in {rate} of the heads, with {mass} of the attention weight and {contribution} of the norms "
+        f"On {part}{where}, {is_sink} in {rate} of the heads, with {mass} of the attention weight and {contribution} of the norms "
         "‖αf(x)‖ of what heads contribute."
     ]
     others = {f"without {begin}": (one[0], False)} if one[1] else {}

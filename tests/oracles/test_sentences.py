@@ -673,9 +673,9 @@ CASES = {
                 "text/with_bos/sink_rate/sep": 0.25,
                 "text/without_bos/sink_rate/sep": 0.3,
             },
-            {"first_token": "[CLS]"},
+            {"first_token": "[CLS]", "length": 64},
             [
-                "On text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
+                "On the first 64 tokens of text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
                 "The sink rate of [SEP] tokens is 30% without [CLS].",
             ],
         ),

@@ -11,7 +11,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.errors import InputError
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.results.result import Result
-from normscope.running.checkpoint import CHECKPOINT, Checkpoint, Position, checksum, remove_checkpoints
+from normscope.running.checkpoint import CHECKPOINT, Checkpoint, Position, remove_checkpoints
 from normscope.running.ranks import ProcessGroup
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
@@ -19,6 +19,7 @@ from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.uniform_sample import UniformSample
+from normscope.untrusted.tensor_files import checksum
 
 
 class Counting(Analysis):

@@ -161,6 +161,7 @@ def test_a_map_of_many_words_is_as_wide_as_asked(words, shown):
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_words_of_a_corpus_are_drawn_as_they_are(tmp_path):
     paths = [tmp_path / "map.svg", tmp_path / "map.png"]
     draw(word_map(HOSTILE, "costs $5 or $x_{ more"), paths)
@@ -266,6 +267,7 @@ def test_what_would_change_a_figures_width_or_let_tokens_be_formulas_cannot_be_c
         assert not mpl.rcParams["text.parse_math"]
 
 
+@pytest.mark.draws
 def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
     Picture(CURVES).save(tmp_path / "curves.png", width="column", caption=False, dpi=100)
     with Image.open(tmp_path / "curves.png") as image:

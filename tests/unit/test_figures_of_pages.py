@@ -12,9 +12,10 @@ import pytest
 from normscope.distribution import CHECKOUT
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
+from normscope.reporting.figures.heatmaps import heatmap_grid
 from normscope.reporting.figures.layout import series_styles
 from normscope.reporting.figures.style import styled
-from normscope.reporting.options import PAGE, SCREEN
+from normscope.reporting.options import ACROSS, PAGE, SCREEN
 from normscope.reporting.page.elements import table_data
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.report import repeated
@@ -384,3 +385,43 @@ def test_the_command_to_repeat_a_run_needs_no_folder():
     typed = "python run.py 'analysis=[mixing,norms]' output_dir=/tmp/run dataset.limit=3"
     assert repeated(typed) == "python run.py 'analysis=[mixing,norms]' dataset.limit=3"
     assert repeated("python run.py resume=outputs/run") == "python run.py reproduce=outputs/run"
+
+
+VARIANTS = pd.concat([GRID.assign(category=f"variant {number}", value=number / 10) for number in range(6)])
+TALL = HeatmapGrid(
+    VARIANTS.drop_duplicates(["layer", "head", "category"]),
+    {"value": "rate", "head": "another"},
+    "layer",
+    "head",
+    "caption",
+    "category",
+    limits=(0.0, 1.0),
+)
+
+
+@pytest.mark.draws
+def test_a_tall_figure_beside_text_is_drawn_across_the_page_as_well():
+    element = figure_element(TALL, "tall", first=True)
+    narrow, wide = (ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", element, re.DOTALL))
+    heights, widths = zip(
+        *([float(svg.attrib["viewBox"].split()[place]) for place in (3, 2)] for svg in (narrow, wide)), strict=True
+    )
+    assert widths == pytest.approx((4 * 72, 8 * 72))
+    assert heights[1] < 0.7 * heights[0]
+    assert [node.get("class") for node in ElementTree.fromstring(f"<p>{element}</p>").iter("div")] == ["narrow", "wide"]
+    names = re.findall(r' id="([^"]*)"', element)
+    assert len(set(names)) == len(names)
+    assert figure_element(TALL, "tall").count("<svg") == 1
+    assert figure_element(lines(CURVES), "low", first=True).count("<svg") == 1
+
+
+@pytest.mark.draws
+def test_across_a_page_the_variants_are_the_columns_of_maps_on_one_scale():
+    with styled():
+        narrow, wide = (heatmap_grid(TALL, width) for width in (SCREEN, ACROSS))
+    shapes = [[axes.get_title() for axes in canvas.axes if axes.get_title()] for canvas in (narrow, wide)]
+    assert shapes == [["rate", "another"], [f"variant {number}" for number in range(6)]]
+    for canvas, order in ((narrow, "C"), (wide, "F")):
+        maps = [axes.images[0].get_array() for axes in canvas.axes if axes.images]
+        rates = np.array([values.mean() for values in maps]).reshape((6, 2) if order == "C" else (2, 6))
+        np.testing.assert_allclose(rates[:, 0] if order == "C" else rates[0], np.arange(6) / 10)

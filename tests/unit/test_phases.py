@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from normscope.reporting.terminal import PhaseLine
 from normscope.running.options import run_options
 from normscope.running.progress import Phase, Phases, coming
 
@@ -93,16 +92,3 @@ def test_nobody_sees_the_phases_of_a_run_in_memory(capsys, monkeypatch):
     phases.begin(Phase.PASS)
     assert list(phases.steps("ab", 2, "letters")) == ["a", "b"]
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_line_is_replaced_and_removed(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    line = PhaseLine()
-    line.hide()
-    line.show("long text")
-    line.show("short")
-    line.hide()
-    line.hide()
-    shown = capsys.readouterr().err
-    assert "long text" in shown
-    assert shown.rstrip("\r ").endswith("short")

@@ -1,63 +1,85 @@
 """Throughput, the time that is left, and how they are shown."""
 
+import re
 import sys
 import time
+from collections import Counter
 
 import pytest
+import torch
 
-from normscope.reporting.terminal import CorpusBar, Throughput, duration, say, show_table, steps_bar
-from normscope.running.progress import Phase, Phases
+from normscope.data.examples import CorpusCounts
+from normscope.reporting.terminal import say, show_table
+from normscope.reporting.weights_and_biases import no_tracker
+from normscope.running.progress import CorpusProgress, Phase, Phases
 
 
-def state(seconds: float = 10.0, total: int | None = 500) -> Throughput:
+class Clock:
+    """Shows the time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def progress(total: int | None = 500, seconds: float = 10.0) -> CorpusProgress:
     """After a resumption: 200 of 500 examples, 100 of them in this process."""
-    return Throughput(
-        examples=200, total=total, new_examples=100, new_tokens=12_340, seconds=seconds, model_seconds=9.5
-    )
+    clock, counts = Clock(), CorpusCounts(used=90, skipped=Counter({"empty": 10}), tokens=1000)
+    made = CorpusProgress(counts, total, torch.device("cpu"), no_tracker(), clock)
+    with made.shown(Phases([Phase.PASS])):
+        with made.model_runs():
+            clock.now += 0.95 * seconds
+        counts.used, counts.tokens = 190, 13_340
+        clock.now += 0.05 * seconds
+        made.update()
+    return made
 
 
 def test_rates_are_those_of_this_process():
-    assert state().tokens_per_second == 1234
-    assert state().examples_per_second == 10
-    assert state().model_share == 0.95
-    assert state().seconds_left == 30
-    assert state().sentence() == "200 of 500 examples, 1,234 tokens/s, 30 s left"
+    state = progress()
+    assert (state.examples, state.seconds) == (200, 10)
+    assert state.tokens_per_second == 1234
+    assert state.examples_per_second == 10
+    assert state.model_share == pytest.approx(0.95)
+    assert state.seconds_left == 30
+    assert state.sentence() == "200 of 500 examples, 1,234 tokens/s, 30 s left"
 
 
 def test_nothing_is_promised_without_a_size_or_a_speed():
-    assert state(total=None).seconds_left is None
-    assert state(total=None).sentence() == "200 examples, 1,234 tokens/s"
-    assert state(seconds=0.0).seconds_left is None
-    assert state(seconds=0.0).model_share == 0
+    assert progress(total=None).seconds_left is None
+    assert progress(total=None).sentence() == "200 examples, 1,234 tokens/s"
+    assert progress(seconds=0.0).seconds_left is None
+    assert progress(seconds=0.0).model_share == 0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0 s"), (89.0, "89 s"), (90.0, "2 min"), (300.0, "5 min"), (7800.0, "2 h 10 min"), (180e3, "50 h 0 min")],
-)
-def test_durations_are_rounded(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_a_log_gets_a_plain_line_every_ten_seconds(capsys):
-    with CorpusBar(500, "pass") as bar:
-        for seconds in (0.0, 9.0, 10.0, 19.0, 21.0):
-            bar.update(state(seconds))
-    assert capsys.readouterr().err.splitlines() == [f"pass: {state(each).sentence()}" for each in (10.0, 21.0)]
-    assert list(steps_bar("abc", 3, "ablations")) == ["a", "b", "c"]
-    assert capsys.readouterr().err == ""
+def test_a_log_gets_a_plain_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr("normscope.running.progress._SECONDS_BETWEEN_LINES", 0.0)
+    phases = Phases([Phase.START, Phase.PASS], shown=True)
+    phases.begin(Phase.PASS)
+    phases.end()  # the thread, not the phases
+    with phases.bar(3, lambda: "two of three"):
+        phases.beat()
+    for _ in phases.steps("ab", 2, "ablations"):
+        phases.beat()
+    phases.beat()
+    *said, last = capsys.readouterr().err.splitlines()
+    assert said[0] == "pass (2 of 2): two of three"
+    assert said[1] == "pass (2 of 2), ablations: 0 of 2"
+    assert re.fullmatch(r"pass \(2 of 2\), ablations: 1 of 2, \d\.\d s left", said[2])
+    assert re.fullmatch(r"pass \(2 of 2\): \d\.\d s so far", last)
 
 
 @pytest.mark.slow
 def test_no_phase_is_silent_for_ten_seconds(capsys, monkeypatch):
-    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_BEATS", 0.01)
-    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr("normscope.running.progress._SECONDS_BETWEEN_BEATS", 0.01)
+    monkeypatch.setattr("normscope.running.progress._SECONDS_BETWEEN_LINES", 0.1)
     phases = Phases([Phase.START, Phase.INTERVENTIONS], shown=True)
     phases.begin(Phase.INTERVENTIONS)
     time.sleep(0.35)
     said = capsys.readouterr().err.splitlines()
     assert 2 <= len(said) <= 4
-    assert set(said) == {"interventions (2 of 2): 0 s so far"}
+    assert set(said) <= {f"interventions (2 of 2): 0.{tenth} s so far" for tenth in range(1, 5)}
     phases.end()
     time.sleep(0.25)
     assert capsys.readouterr().err == ""
@@ -65,8 +87,8 @@ def test_no_phase_is_silent_for_ten_seconds(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_what_is_printed_postpones_what_is_said_in_silence(capsys, monkeypatch):
-    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_BEATS", 0.01)
-    monkeypatch.setattr("normscope.reporting.terminal._SECONDS_BETWEEN_LINES", 0.2)
+    monkeypatch.setattr("normscope.running.progress._SECONDS_BETWEEN_BEATS", 0.01)
+    monkeypatch.setattr("normscope.running.progress._SECONDS_BETWEEN_LINES", 0.2)
     phases = Phases([Phase.START], shown=True)
     for _ in range(8):
         time.sleep(0.05)
@@ -77,10 +99,14 @@ def test_what_is_printed_postpones_what_is_said_in_silence(capsys, monkeypatch):
 
 def test_a_terminal_gets_a_bar_with_throughput(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with CorpusBar(500, "pass") as bar:
-        bar.update(state())
+    clock, counts = Clock(), CorpusCounts(used=100)
+    state = CorpusProgress(counts, 500, torch.device("cpu"), no_tracker(), clock)
+    with Phases([Phase.PASS], shown=True) as phases, state.shown(phases):
+        clock.now, counts.used, counts.tokens = 10.0, 200, 12_340
+        state.update()
+        phases.beat()
     shown = capsys.readouterr().err
-    assert "pass: " in shown
+    assert "pass (1 of 1): " in shown
     assert "200/500" in shown
     assert "1,234 tokens/s" in shown
 

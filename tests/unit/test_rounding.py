@@ -1,6 +1,8 @@
 """Numbers as readers see them."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,8 @@ from normscope.rounding import (
     percentage,
     shares_differ,
 )
+
+SOURCE = Path(__file__).parents[2] / "src/normscope"
 
 
 @pytest.mark.parametrize(
@@ -212,3 +216,11 @@ def test_a_movement_that_rounding_makes_is_none():
     assert movement(0.0126, 0.0124) == "stays at about 1.2%"
     assert movement(0.245, 0.2549) == "rises from 24.5% to 25.5%"
     assert movement(0.1, 0.25) == "rises from 10% to 25%"
+
+
+def test_no_number_for_readers_is_written_as_a_computer_does():
+    """`2.0e-06` beside `2.0×10⁻⁶`."""
+    scientific = re.compile(r"\{[^{}]*:[,+]?\.?\d*e\}")
+    lines = {line.strip() for path in SOURCE.rglob("*.py") for line in path.read_text().splitlines()}
+    found = {line for line in lines if scientific.search(line)}
+    assert found == {'float(f"{epsilon:.5e}"),'}, "rounded, and stays a number"

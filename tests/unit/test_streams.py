@@ -86,6 +86,11 @@ def test_every_encoding_prints(encoding):
     assert done.stdout.decode(encoding) == f"{spelled}\n"
 
 
+def test_powers_are_spelled():
+    done = run_python("print('2.0×10⁻⁶ 10¹² ²')", capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.stdout == b"2.0x10^-6 10^12 ^2\n"
+
+
 def can(sign: str, encoding: str) -> bool:
     try:
         sign.encode(encoding)
@@ -134,6 +139,7 @@ def test_streams_of_tests_and_notebooks_stay(monkeypatch):
     assert sys.stdout is own
 
 
+@pytest.mark.draws
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["SOURCE_DATE_EPOCH", "MPLBACKEND"])
 def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):

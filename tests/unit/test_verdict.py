@@ -205,7 +205,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     moved = [("base", SHARE, 0.4), ("base", SHARE, 0.6)]
     assert verdict(comparison([*values, *moved], seeds=seeds)) == [
         told,
-        "What seeds change most is share of other tokens (AttnResLn-N: the attention block): from 40% to 60%.",
+        "What seeds change most is signed share of other tokens (AttnResLn-N: the attention block): from 40% to 60%.",
     ]
 
 
@@ -215,7 +215,7 @@ def test_a_metric_that_nobody_describes_has_its_name():
 
 def test_a_number_of_its_own_is_no_category():
     assert metric_title("norms/share/heads") == "number of heads"
-    assert metric_title("norms/share/cls") == "share of the attention output ([CLS])"
+    assert metric_title("norms/share/cls") == "signed share of the attention output ([CLS])"
 
 
 def test_a_small_and_precise_difference_does_not_win():

@@ -24,6 +24,7 @@ from transformers import (
 import normscope
 from normscope.errors import InputError
 from normscope.models import adapters, wrapping
+from normscope.rounding import number
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed_sites, layout_of, tiny_model, token_batch
 
 # peft uses a deprecated attribute of transformers.
@@ -122,7 +123,7 @@ def test_a_model_is_shown_in_one_line(tokenizer):
     size = f"{wrapped.layers} layers, {wrapped.model.config.num_attention_heads} heads"
     assert repr(wrapped) == (
         f"LoadedModel(BertModel: bert, {size}, float32 on cpu, matches the untouched model to "
-        f"{wrapped.verification.error:.1e})"
+        f"{number(wrapped.verification.error, digits=2)})"
     )
 
 

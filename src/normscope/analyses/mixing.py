@@ -20,7 +20,7 @@ from normscope.results.figures import HeatmapPanels, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief_share, compared, shares_differ
+from normscope.rounding import brief_share, compared, number, shares_differ
 
 _ROUNDING = 1e-3
 """How far signed shares in float32 may be from adding up to 1, relative to the sum of their magnitudes."""
@@ -80,7 +80,9 @@ class MixingAnalysis(Analysis):
     def _check_shares(self) -> None:
         for layer, error in self._errors.items():
             if float(error) > _ROUNDING:
-                raise RuntimeError(f"in layer {layer}, signed shares add up to 1 only within {float(error):.1e}")
+                raise RuntimeError(
+                    f"in layer {layer}, signed shares add up to 1 only within {number(float(error), digits=2)}"
+                )
 
     @staticmethod
     def _figures(shown: pd.DataFrame, overall: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:

@@ -160,7 +160,7 @@ class SinksAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, first_token or "BOS"),
+            sentences=sentences_of(metrics, first_token or "BOS", self.options.length),
             curves=curves_of(published, {"by_head": of_sink}) | {"max_abs": curve},
             figures=describe_figures(of_sink, curve, first_token, self.options.epsilon),
             summaries={
@@ -169,7 +169,7 @@ class SinksAnalysis(Analysis):
                     digits=1,
                     caption="sink rate: % of the heads in which the token receives more than "
                     f"{self.options.epsilon:g} of the weight; its weight: % of all attention weight; its contribution: % of "
-                    "the norms ‖αf(x)‖ of what heads contribute",
+                    f"the norms ‖αf(x)‖ of what heads contribute; all on sequences cut to {self.options.length} tokens",
                 )
             },
             notes=self._notes(),
@@ -475,17 +475,18 @@ def describe_figures(
     return figures
 
 
-def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS") -> list[Sentence]:
+def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", length: int | None = None) -> list[Sentence]:
     """The sink, with its weight and contribution; the same elsewhere; and massive activations, with what happens without.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         first_token: The token that begins a sequence.
+        length: Tokens of each text that were measured, which other analyses measure whole; None to leave it unsaid.
     """
-    return [*_sink(metrics, first_token), *_elsewhere(metrics, first_token), *_massive(metrics)]
+    return [*_sink(metrics, first_token, length), *_elsewhere(metrics, first_token), *_massive(metrics)]
 
 
-def _sink(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
+def _sink(metrics: Mapping[str, float], first_token: str, length: int | None) -> list[Sentence]:
     variant, position = _first_variant(metrics), main_position(metrics)
     if variant is None or position is None:
         return []
@@ -504,7 +505,8 @@ def _sink(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     learned = (
         "" if nowhere is None else f"; learned sinks take {brief_share(nowhere)} of the weight, which goes to no key"
     )
-    text = f"On {_WORDS[inputs]}{begins}, {subject} in {rate} of the heads{receives}{learned}."
+    part = f"the first {length} tokens of " if length is not None and inputs == SinkInput.text else ""
+    text = f"On {part}{_WORDS[inputs]}{begins}, {subject} in {rate} of the heads{receives}{learned}."
     return [Sentence(text, figure="rate", table="by_head")]
 
 

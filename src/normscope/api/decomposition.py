@@ -1,7 +1,6 @@
 """How much each token of a text receives from every other, layer by layer."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar, overload
@@ -18,18 +17,15 @@ from normscope.api.picture import Explorer, Picture, Several
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError, escaped
-from normscope.maths.layer_composition import LayerStage
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.maths.tensors import lengthened
-from normscope.models.block import AttentionBlock
-from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, is_single
-from normscope.models.text_check import Check
-from normscope.models.word_block import between
+from normscope.models.token_block import TokenBlock
+from normscope.models.word_block import WordBlock
 from normscope.results.maps import TokenMap
-from normscope.running.token_maps import without_values
+from normscope.running.token_maps import SHARE, pair_maps, without_values
 from normscope.statistics.tidy import tidy
 
 T = TypeVar("T")
@@ -361,16 +357,13 @@ def decompose(
     return decompositions[0] if single else Decompositions(decompositions)
 
 
-_SHARE = "share"
-
-
 def _measures(model: LoadedModel, measures: Iterable[str] | None) -> tuple[str, ...] | None:
     """The wanted maps of pairs; None for all."""
     if measures is None:
         return None
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     of_vectors = [str(method) for method in model.layout.methods if method in OF_STAGE.values()]
-    defined = ["attn_w", *(of_vectors[:1] if model.layout.is_cross_attention else of_vectors), _SHARE]
+    defined = ["attn_w", *(of_vectors[:1] if model.layout.is_cross_attention else of_vectors), SHARE]
     for name in names:
         if name not in defined:
             raise InputError(f"measures={str(name)[:80]!r}: expected some of {', '.join(defined)}")
@@ -419,7 +412,7 @@ def _decomposition(
         key_words=about.key_words,
         feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
         level=Level.token if batch.groups is None else Level.word,
-        shares=maps.get("shares"),
+        shares=maps.get(SHARE),
         parts=maps["parts"].permute(2, 1, 0, 3),
         layers=tuple(observer.parameters) if len(observer.parameters) < model.layers else (),
         positions=tuple(places or ()),
@@ -436,65 +429,20 @@ def _maps(
     feed_forward: bool,
 ) -> dict[str, Tensor]:
     """What a decomposition consists of, by name: the layers of a batch of one."""
-    methods, groups = model.layout.methods, batch.groups
+    methods = model.layout.methods
     at = slice(None) if queries is None else queries
-    layers = _Layers(len(observer.parameters))
 
-    def visit(block: AttentionBlock) -> None:
-        units = between(block, groups, queries)
+    def beside(units: TokenBlock | WordBlock) -> dict[str, Tensor]:
         of_method, shares = units.mixing_ratios(), units.shares()
-        ratios = torch.stack([of_method[method][0] for method in methods]).cpu()[:, at]
+        ratios = torch.stack([of_method[method][0] for method in methods])
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
-        norms = None if measures is None else [method for method in methods if method in measures]
-        of_block = units.maps(norms)
-        kept = {"attn_w", *(map(str, of_block) if measures is None else measures)}
-        maps = {str(method): maps[0] for method, maps in of_block.items() if str(method) in kept} | {"ratios": ratios}
-        maps["parts"] = parts.cpu()[..., at]
-        if measures is None or _SHARE in measures:
-            maps["shares"] = units.pair_shares()[0]
+        found = {"ratios": ratios.cpu()[:, at], "parts": parts.cpu()[..., at]}
         if heads:
             of_heads = (lengthened(values[0], model.layout.heads, 0) for values in units.head_maps())
-            maps["head_w"], maps["head_n"] = of_heads
-        layers.add(**maps)
+            found["head_w"], found["head_n"] = of_heads
+        return found
 
-    def visit_feed_forward(block: FeedForwardBlock) -> None:
-        stages = block.pair_maps() if groups is None else block.word_maps(groups)
-        layers.extend(**{f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK})
-
-    with observer:
-        inputs = batch.model_inputs()
-        of_networks = visit_feed_forward if feed_forward else None
-        observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
-    return layers.of_all()
-
-
-class _Layers:
-    """Tensors of layers by name, in float64 on the CPU: each is copied once, and not at all if there is one layer."""
-
-    def __init__(self, count: int) -> None:
-        self._maps: dict[str, Tensor] = {}
-        self._added: Counter[str] = Counter()
-        self._count, self._done = count, 0
-
-    def of_all(self) -> dict[str, Tensor]:
-        """What all layers have."""
-        return {name: tensor for name, tensor in self._maps.items() if self._added[name] == self._count}
-
-    def add(self, **values: Tensor) -> None:
-        """Add what belongs to the next layer."""
-        self._done += 1
-        self.extend(**values)
-
-    def extend(self, **values: Tensor) -> None:
-        """Add more of the same layer."""
-        for name, of_layer in values.items():
-            self._added[name] += 1
-            if self._count == 1:
-                self._maps[name] = of_layer.cpu().double().unsqueeze(0)
-                continue
-            if name not in self._maps:
-                self._maps[name] = torch.empty(self._count, *of_layer.shape, dtype=torch.float64)
-            self._maps[name][self._done - 1] = of_layer
+    return pair_maps(observer, batch, beside, queries=queries, measures=measures, feed_forward=feed_forward)
 
 
 def _from_end(place: object, length: int) -> object:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import enum
-import hashlib
-import json
 import types
 import typing
 from collections.abc import Mapping
@@ -12,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+import torch
+from safetensors import SafetensorError
 
 from normscope.errors import InputError, one_line
-from normscope.untrusted.plain_data import opened, parsed_json
+from normscope.untrusted.tensor_files import DAMAGE, packed, unpacked
 from normscope.untrusted.writing import write_named
 
-_VERSION = 2
+_VERSION = 3
 """Of what is written."""
 
 
@@ -29,16 +27,16 @@ def save_result(result: Any, path: str | Path) -> None:
     Raises:
         InputError: If the file cannot be written.
     """
-    tensors: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(result):
         value = getattr(result, field.name)
         match value:
             case np.ndarray():
-                tensors[field.name] = np.ascontiguousarray(value)
+                arrays[field.name] = np.array(value, order="C")
             case pd.DataFrame():
                 numbers = [at for at, kind in enumerate(value.dtypes) if kind == np.float64]
-                tensors[field.name] = np.ascontiguousarray(value.iloc[:, numbers].to_numpy())
+                arrays[field.name] = np.array(value.iloc[:, numbers].to_numpy(), order="C")
                 fields[field.name] = {
                     "columns": list(value.columns),
                     "index": None if isinstance(value.index, pd.RangeIndex) else list(value.index),
@@ -54,9 +52,9 @@ def save_result(result: Any, path: str | Path) -> None:
                 fields[field.name] = dict(value)
             case _:
                 fields[field.name] = value
-    text = json.dumps({"normscope": type(result).__name__, "version": _VERSION, "fields": fields})
+    content = {"kind": type(result).__name__, "version": _VERSION, "fields": fields}
     try:
-        write_named(path, save(tensors, {"normscope": text, "sha256": _digest(text, tensors)}))
+        write_named(path, packed(content, {name: torch.from_numpy(array) for name, array in arrays.items()}))
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: {one_line(error)}") from error
 
@@ -70,41 +68,24 @@ def read_result(path: str | Path, kinds: Mapping[str, type]) -> Any:
     Raises:
         InputError: If the file cannot be read, is none of ours, or has been changed.
     """
-    with opened(Path(path)):  # a pipe would never be read to its end
-        pass
     try:
-        with safe_open(str(path), "numpy") as file:
-            metadata = file.metadata() or {}
-            described = parsed_json(metadata.get("normscope", "{}"), finite=True)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, TypeError, MemoryError) as error:
+        described, tensors = unpacked(Path(path), finite=True)
+    except DAMAGE as error:
         raise InputError(f"{path}: expected a file that .save() has written: {one_line(error)}") from error
-    kind = kinds.get(str(described.get("normscope")))
-    if kind is None:
-        raise InputError(f"{path}: expected a file that .save() has written, got another safetensors file")
-    if described.get("version") != _VERSION:
+    kind = kinds.get(str(described.get("kind")))
+    if kind is None or described.get("version") != _VERSION:
         raise InputError(f"{path}: written by another version of normscope; save the result again")
-    if metadata.get("sha256") != _digest(metadata["normscope"], tensors):
-        raise InputError(f"{path}: has been changed since .save() wrote it")
     try:
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         fields = {
-            name: _table(value, tensors.pop(name)) if name in tensors else _tupled(value)
+            name: _table(value, arrays.pop(name)) if name in arrays else _tupled(value)
             for name, value in described["fields"].items()
         }
-        result = kind(**fields, **tensors)
+        result = kind(**fields, **arrays)
         _check_types(result)
     except Exception as error:  # whoever forges a digest may put anything there
         raise InputError(f"{path}: has been changed since .save() wrote it: {one_line(error)}") from error
     return result
-
-
-def _digest(text: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of a description and of the names, types, shapes and bytes of arrays."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
-        digest.update(np.ascontiguousarray(tensors[name]).data)
-    return digest.hexdigest()
 
 
 def _check_types(result: Any) -> None:

@@ -31,6 +31,7 @@ from normscope.models.layouts import layout_of
 from normscope.models.model_code import model_code
 from normscope.models.stored_weights import is_offloaded
 from normscope.models.untouched import reference_attention
+from normscope.rounding import number
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,8 +74,8 @@ class Bound(NamedTuple):
             raise InputError(f"{self.name} cannot be attributed on these texts: it returns NaN or infinity")
         if largest >= self.bound:
             raise InputError(
-                f"{self.name} cannot be attributed on these texts: {what} miss it by {largest:.1e} (relative, at most "
-                f"{self.bound:.0e})"
+                f"{self.name} cannot be attributed on these texts: {what} miss it by {number(largest, digits=2)} "
+                f"(relative, at most {number(self.bound, digits=1)})"
             )
 
 

@@ -40,7 +40,7 @@ from normscope.errors import InputError, PeerError, Terminated, escaped, message
 from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
 from normscope.running.options import SCHEMA, RunOptions, check
-from normscope.streams import open_streams, shell_word
+from normscope.streams import open_streams, shell_word, wrapped
 
 if TYPE_CHECKING:
     from normscope.results.result import Result
@@ -294,7 +294,7 @@ def _show_job(number: int, overrides: Sequence[str], result: "Result") -> None:
     """Print the line of a job."""
     from normscope.reporting.comparison.in_terminal import line
 
-    print(f"{_job(number, overrides)}: {line(result)}", flush=True)
+    print(wrapped(f"{_job(number, overrides)}: {line(result)}"), flush=True)
 
 
 def _job(number: int, overrides: Sequence[str]) -> str:
@@ -304,8 +304,15 @@ def _job(number: int, overrides: Sequence[str]) -> str:
     except InputError:  # a launcher's process was started with other words
         given = set()
     # What all jobs have stands in the command as it is.
-    own = [text for text in overrides if text.lower() not in given]
+    own = [_without_folders(text) for text in overrides if text.lower() not in given]
     return escaped(f"job {number}: {' '.join(own)}" if own else f"job {number}")
+
+
+def _without_folders(override: str) -> str:
+    """An override without the folders of an absolute path, which the jobs of a sweep mostly share."""
+    key, _, value = override.partition("=")
+    path = value.strip("'\"")
+    return f"{key}={Path(path).name}" if path.startswith("/") else override
 
 
 def _process_began() -> float:

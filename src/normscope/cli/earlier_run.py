@@ -11,7 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normscope.config.schema import INCIDENTAL, difference, lasting
 from normscope.errors import InputError, one_line
+from normscope.results.measures import metric_title
 from normscope.results.run_files import read_config, read_results
+from normscope.rounding import number
 from normscope.running.options import SCHEMA, RunOptions
 
 AGREEMENT = 1e-5
@@ -147,7 +149,8 @@ def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bo
     agrees = differences[worst] <= AGREEMENT and math.isfinite(differences[worst])
     return agrees, (
         f"reproduction: {equal} of {len(differences)} numbers are the same; the largest difference is "
-        f"{differences[worst]:.1e} of its value, {worst}: {before[worst]:.9g} then, {now[worst]:.9g} now"
+        f"{number(differences[worst], digits=2)} of its value, {metric_title(worst)}: {number(before[worst], digits=9)} then, "
+        f"{number(now[worst], digits=9)} now"
     )
 
 

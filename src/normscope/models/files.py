@@ -19,6 +19,7 @@ from normscope.distribution import folder as shipped
 from normscope.errors import InputError
 from normscope.models.embedder_files import TRANSFORMER_SETTINGS, transformer_folder
 from normscope.models.options import ModelOptions
+from normscope.rounding import number
 from normscope.untrusted.plain_data import MIB, unreadable
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
@@ -135,7 +136,7 @@ def check_readable(folder: Path, setting: str) -> None:
             raise InputError(f"{setting}: expected a file {where} in it, got a device or pipe")
         if status.st_size > most and not _is_named(path, _OF_ANY_SIZE):
             raise InputError(
-                f"{setting}: expected at most {most / MIB:g} MiB in {where}, got {status.st_size / MIB:,.0f}"
+                f"{setting}: expected at most {number(most / MIB)} MiB in {where}, got {number(status.st_size / MIB)}"
             )
 
 

@@ -36,7 +36,7 @@ from normscope.models.text_check import Check
 from normscope.models.tokenizer_loading import TokenNames
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
-from normscope.rounding import counted
+from normscope.rounding import counted, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LoadedModel:
         heads = f"{'up to ' * self.layout.heads_differ}{counted(self.layout.heads, 'head')}"
         text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
-        matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
+        matched = "" if proof is None else f", matches the untouched model to {number(proof.error, digits=2)}"
         return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
 
     def exclusively(self, call: Callable[[], T]) -> T:

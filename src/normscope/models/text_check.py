@@ -26,6 +26,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.identities import Rest, precision_explains, row_error, side_by_side, too_large
 from normscope.models.layout import ModelLayout
 from normscope.models.linear_layers import stacked_heads
+from normscope.rounding import number
 
 ROWS_OF_A_TEXT = 1
 """Tokens of every text of a batch that are compared in runs, beside one new token id for every fourth text."""
@@ -205,8 +206,8 @@ class TextCheck:
         """
         kind = str(self.dtype).removeprefix("torch.")
         differs = (
-            f"{self.name} cannot be observed exactly on these texts: {part} differs by {error:.1e} (relative, at most "
-            f"{self.bound:.0e} in {kind})"
+            f"{self.name} cannot be observed exactly on these texts: {part} differs by {number(error, digits=2)} "
+            f"(relative, at most {number(self.bound, digits=1)} in {kind})"
         )
         if precision_explains(error, score, self.dtype):
             return f"{differs}; {too_large(score)}"

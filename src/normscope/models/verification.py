@@ -56,6 +56,7 @@ from normscope.models.stored_weights import execution_device
 from normscope.models.text_check import Check
 from normscope.models.text_tower import base_of
 from normscope.models.untouched import UntouchedPass, untouched_pass
+from normscope.rounding import number
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
 _WITHOUT_PADDING = ((9,), (7, 7))
@@ -190,8 +191,8 @@ def require_same_outputs(
         error = relative_error(output.values, reference.values, reference.values, reference.token_mask)
         if not error < BOUNDS[dtype]:
             raise InputError(
-                f"{name} cannot be observed exactly: {changed}, its output differs by {error:.1e} "
-                f"(relative, at most {BOUNDS[dtype]:.0e} in {dtype})"
+                f"{name} cannot be observed exactly: {changed}, its output differs by {number(error, digits=2)} "
+                f"(relative, at most {number(BOUNDS[dtype], digits=1)} in {dtype})"
             )
 
 
@@ -355,14 +356,14 @@ class _Proof:
         if error >= bound and precision_explains(error, self._scores.get(layer, 0.0), self._model.dtype):
             kind = str(self._model.dtype).removeprefix("torch.")
             raise InputError(
-                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} (relative, at "
-                f"most {bound:.0e} in {kind}); {too_large(self._scores[layer])}"
+                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {number(error, digits=2)} "
+                f"(relative, at most {number(bound, digits=1)} in {kind}); {too_large(self._scores[layer])}"
             )
         if error >= bound:
             raise InputError(
-                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                f"(relative, at most {bound:.0e} in {self._model.dtype}); the model may do something there that no rule covers "
-                f"(a multiplier, a norm, dropout that stays on); see {self._layout.source}"
+                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {number(error, digits=2)} "
+                f"(relative, at most {number(bound, digits=1)} in {self._model.dtype}); the model may do something there "
+                f"that no rule covers (a multiplier, a norm, dropout that stays on); see {self._layout.source}"
             )
 
 

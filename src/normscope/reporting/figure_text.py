@@ -12,6 +12,7 @@ from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 from normscope.errors import cut
 from normscope.results.codes import category_name
 from normscope.results.figures import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.rounding import number, power_of_ten
 
 D = TypeVar("D", bound=Drawing)
 
@@ -114,7 +115,8 @@ def step_label(step: float) -> str:
 _DECADES = 100
 """An axis that spans less shows numbers instead of powers."""
 
-_SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DIGITS_OF_TICKS = 1
+"""Significant digits that 1, 2 and 5 times powers of ten have."""
 
 
 class _Ticks(LogLocator):
@@ -132,8 +134,8 @@ class _Labels(Formatter):
     def __call__(self, x: float, pos: Any = None) -> str:  # noqa: ARG002  (matplotlib passes both)
         low, high = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
         if high / max(low, 1e-300) < _DECADES:
-            return f"{x:,.7g}" if x >= 1e-3 else f"{x:.0e}"
-        return f"10{str(round(math.log10(x))).translate(_SUPERSCRIPTS)}"
+            return number(x, digits=_DIGITS_OF_TICKS)
+        return power_of_ten(round(math.log10(x)))
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:

@@ -27,7 +27,7 @@ from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking import RunDescription
 from normscope.results.findings import Sentence
-from normscope.results.result import Result
+from normscope.results.result import Result, title
 from normscope.results.run_files import RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
 from normscope.untrusted.plain_data import LONGEST_NAME, text
@@ -281,7 +281,7 @@ class Tracker:
             of_analyses.setdefault(sentence.analysis, []).append(f"<li>{html.escape(sentence)}</li>")
         if of_analyses:
             page = "".join(
-                f"<h3>{html.escape(name)}</h3><ul>{''.join(said)}</ul>" for name, said in of_analyses.items()
+                f"<h3>{html.escape(title(name))}</h3><ul>{''.join(said)}</ul>" for name, said in of_analyses.items()
             )
             self._collect("findings", lambda: _html(page))
 

@@ -42,6 +42,11 @@ CHANGES = {
 }
 """Columns of the tables that compare attention with and without some dimensions."""
 
+SIGNED_SHARES = (
+    "Signed shares add up to 100%: one exceeds it if others are negative, since they point against the vector."
+)
+"""What readers need to know of signed shares."""
+
 MIXING: Mapping[str, Column | str] = {
     "mean": Column("Mean mixing ratio of the tokens, in [0, 1].", label="mixing ratio (%)"),
     "sequence_mean": "Mean mixing ratio over each sequence's tokens of the category first, then over the sequences that have "
@@ -56,15 +61,15 @@ MIXING: Mapping[str, Column | str] = {
 SHARES: Mapping[str, Column | str] = {
     "share": Column(
         "Mean signed share of the other tokens in a token's vector: the part of what they contribute that points along it.",
-        label="share of other tokens (%)",
+        label="signed share of other tokens (%)",
     ),
-    "own": Column("Mean share of the token itself, through attention.", label="share of the token itself (%)"),
+    "own": Column("Mean share of the token itself, through attention.", label="signed share of the token itself (%)"),
     "residual": Column(
-        "Mean share of what the residual connection carries.", label="share of the residual connection (%)"
+        "Mean share of what the residual connection carries.", label="signed share of the residual connection (%)"
     ),
     "bias": Column(
         "Mean share of what comes from no token: biases and β. The four shares add up to 1.",
-        label="share of biases (%)",
+        label="signed share of biases (%)",
     ),
     "count": TOKENS,
 }
@@ -81,7 +86,7 @@ def share_metrics(table: str, parts: Mapping[str, str]) -> tuple[Rollup, ...]:
     return tuple(
         Rollup(
             f"<method>/{part}",
-            f"Mean share of {what} in the vectors of all tokens, over all chosen layers.",
+            f"Mean signed share of {what} in the vectors of all tokens, over all chosen layers.",
             of=f"{table}.{part}",
             where=everything,
         )
@@ -91,7 +96,7 @@ def share_metrics(table: str, parts: Mapping[str, str]) -> tuple[Rollup, ...]:
 
 def share_curves(table: str) -> Rollup:
     """The mean share of the other tokens by method, from a table with the columns SHARES."""
-    meaning = "Mean share of the other tokens in the vectors of all tokens."
+    meaning = f"Mean signed share of the other tokens in the vectors of all tokens. {SIGNED_SHARES}"
     return Rollup("<method>/share", meaning, of=f"{table}.share", where={"category": "all"})
 
 

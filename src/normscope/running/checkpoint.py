@@ -2,8 +2,6 @@
 
 A resumed run makes the same batches again, skips those already done, and continues from the saved sums. The file is written
 atomically, so the result is bit for bit that of an uninterrupted run, as long as every batch fits into memory.
-
-The format is safetensors with a checksum: reading executes nothing from a file. The checksum detects damage, not forgery.
 """
 
 import contextlib
@@ -15,9 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -27,7 +22,7 @@ from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.running.ranks import ProcessGroup
-from normscope.untrusted.plain_data import parsed_json
+from normscope.untrusted.tensor_files import DAMAGE, packed, unpacked
 
 CHECKPOINT = "checkpoint.safetensors"
 """The file of the main process; the others have their rank in its name."""
@@ -118,12 +113,12 @@ class Checkpoint:
     def _read(self) -> tuple[Position, dict[str, Tensor]]:
         """The saved position and state, verified by the checksum and checked to be those of this run."""
         try:
-            content, state = unpacked(self._path)
+            content, state = unpacked(self._path, finite=False)
             position = Position(content["batches"], content["digest"])
             identity = content["identity"]
             if type(position.batches) is not int or position.batches < 0 or not isinstance(identity, dict):
                 raise ValueError("its header is not that of a checkpoint")
-        except DAMAGE as error:
+        except (InputError, *DAMAGE) as error:
             raise InputError(
                 f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to start over"
             ) from error
@@ -160,43 +155,3 @@ def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor])
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-
-
-def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """A header and tensors, as the content of a safetensors file with a checksum."""
-    text = json.dumps(content)
-    return safetensors.torch.save(dict(tensors), metadata={"normscope": text, "sha256": checksum(text, tensors)})
-
-
-DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, safetensors.SafetensorError)
-"""The errors of reading a file that `packed` did not write, or that has changed since."""
-
-
-def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and tensors that `packed` was given.
-
-    Raises:
-        DAMAGE: If the file cannot be read or the checksum does not match.
-    """
-    if not path.is_file():  # a pipe could block forever
-        raise ValueError("it is not a file")
-    size, memory = path.stat().st_size, psutil.virtual_memory().available
-    if size > memory:
-        raise ValueError(f"it has {size:,} bytes, but only {memory:,} bytes of memory are free")
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    if checksum(metadata["normscope"], tensors) != metadata["sha256"]:
-        raise ValueError("the checksum does not match, so the file is damaged")
-    return parsed_json(metadata["normscope"], finite=False), tensors
-
-
-def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over a header and the names, types, shapes and bytes of tensors, as hexadecimal digits."""
-    digest = hashlib.sha256(header.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        if tensor.numel():  # without values, an array of NumPy has strides of 0, and no view of its bytes
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -20,14 +20,14 @@ from normscope.errors import InputError, Terminated
 from normscope.models.layout import ModelLayout
 from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
-from normscope.reporting.terminal import Throughput, say, say_detail
+from normscope.reporting.terminal import say, say_detail
 from normscope.reporting.weights_and_biases import Tracker, no_tracker
-from normscope.rounding import counted, numbered
+from normscope.rounding import counted, number, numbered
 from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.memory import BatchRunner, explain_out_of_memory
 from normscope.running.options import RunOptions
 from normscope.running.plan import Plan, configured
-from normscope.running.progress import Phase, Phases, ProgressMeter
+from normscope.running.progress import CorpusProgress, Phase, Phases
 from normscope.running.ranks import ProcessGroup
 
 
@@ -46,7 +46,7 @@ class Run:
     """Start time, by `time.monotonic`."""
     command: str = ""
     """What the user typed."""
-    speed: Throughput | None = None
+    speed: CorpusProgress | None = None
     """How fast the corpus was read, once it has been."""
     checkpoint: Checkpoint | None = None
     """None if nothing is saved: in memory, or if not all processes see the run folder."""
@@ -187,27 +187,26 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
         view.encoder.separate: BatchRunner(plan.observer, device, view.analyses, token_entries=view.token_entries)
         for view in plan.views
     }
+    speed = CorpusProgress(run.counts, plan.total, device, tracker or no_tracker())
     with (
         explain_out_of_memory(plan.options.device.batch_tokens, device),
         plan.observer,
         contextlib.nullcontext(ShutdownRequest()) if tracker is None else deferred_signals() as request,
-        run.phases.corpus_bar(plan.total) as bar,
     ):
-        meter = ProgressMeter(run.counts, plan.total, device, tracker or no_tracker(), bar)
-        with run.stream.ahead_of(device):
+        with speed.shown(run.phases), run.stream.ahead_of(device):
             for batch, mine in run.stream:
                 if mine:
-                    with meter.model_runs():
+                    with speed.model_runs():
                         by_view[batch.paired].run(batch)
                 position = position.after(batch)
-                meter.update()
+                speed.update()
                 if checkpoint is not None:
                     checkpoint.save_if_due(plan.analyses, position, at_once=request.error is not None)
                 if request.error is not None:
                     raise request.error
         if checkpoint is not None and plan.group.size > 1:  # the others may not be done for long
             checkpoint.save(plan.analyses, position)
-        run.speed = meter.finish()
+        run.speed = speed
         for runner in by_view.values():
             runner.finish()
 
@@ -243,7 +242,7 @@ def _announce(plan: Plan) -> None:
         f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
         *(["random weights"] if plan.options.model.random_init else []),
         *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
-        f"matches the untouched model to {plan.verification.error:.1e}",
+        f"matches the untouched model to {number(plan.verification.error, digits=2)}",
     )
 
 

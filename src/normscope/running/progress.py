@@ -3,21 +3,28 @@
 import contextlib
 import resource
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from tqdm import tqdm
 
 from normscope.data.examples import CorpusCounts
-from normscope.reporting.terminal import CorpusBar, Heartbeat, PhaseLine, Throughput, duration, steps_bar
+from normscope.errors import escaped
+from normscope.reporting.terminal import has_bars, say, silence
 from normscope.reporting.weights_and_biases import Tracker
+from normscope.rounding import counted, duration
 from normscope.running.options import RunOptions
 
 T = TypeVar("T")
 
-_SECONDS_BETWEEN_LOGS = 10.0
+_SECONDS_BETWEEN_LINES = 10.0
+"""How often progress is logged, and printed where stderr is not a terminal."""
+_SECONDS_BETWEEN_BEATS = 0.5
 _GIB = 2**30
 
 
@@ -45,10 +52,12 @@ class Phase(StrEnum):
 class Phases:
     """The phases of a run, known from the start. Each ends where the next one begins, so that no time is left out.
 
+    A terminal shows the phase, or a bar. A log has a line whenever nothing has been printed for ten seconds.
+
     Args:
         coming: The phases, in order. The run is in the first.
         begun: When that began, by `clock`; now by default.
-        shown: Whether a terminal shows which one it is.
+        shown: Whether anything is printed.
         clock: Returns seconds, and never goes back.
     """
 
@@ -64,12 +73,15 @@ class Phases:
         self._since = clock() if begun is None else begun
         self._seconds: dict[Phase, float] = {}
         self._step_seconds: dict[str, float] = {}
-        self._line = PhaseLine()
-        self._now = self._coming[0]
-        self._heartbeat = Heartbeat(self._doing) if shown else None
-        if self._heartbeat is not None:
-            self._heartbeat.start()
+        self._now, self._silent_from = self._coming[0], time.monotonic()
+        self._state: Callable[[], str] | None = None
+        self._bar: tqdm[Any] = tqdm(disable=True)
         self._show()
+        self._ended = threading.Event()
+        if shown:
+            threading.Thread(
+                target=_beat, args=(weakref.ref(self), self._ended), name="normscope-heartbeat", daemon=True
+            ).start()
 
     def __enter__(self) -> "Phases":
         """The phases, which are shown until the context ends."""
@@ -99,45 +111,83 @@ class Phases:
         """Seconds so far of the steps within phases, by name."""
         return {what: round(seconds, 3) for what, seconds in self._step_seconds.items()}
 
+    @contextlib.contextmanager
+    def bar(
+        self, total: int | None, state: Callable[[], str], what: str = "", unit: str = "it", initial: int = 0
+    ) -> "Iterator[tqdm[Any]]":
+        """A bar for something that the phase does many times.
+
+        Args:
+            total: How often, if known.
+            state: How far it is, in words, for a log.
+            what: What it is; the phase itself by default.
+            unit: What is counted.
+            initial: How much had been done before.
+        """
+        self._replace(total=total, desc=escaped(self.title + (what and f", {what}")), unit=unit, initial=initial)
+        self._state = lambda: f"{what and f', {what}'}: {state()}"
+        try:
+            yield self._bar
+        finally:
+            self._show()
+
     def steps(self, steps: Iterable[T], total: int, what: str) -> Iterator[T]:
-        """Iterate over steps of the phase, with a progress bar.
+        """Iterate over steps of the phase, with a bar.
 
         Args:
             total: Their number.
             what: What they are.
         """
-        started = self._clock()
+        started, done = self._clock(), 0
+
+        def state() -> str:
+            left = (self._clock() - started) / max(done, 1) * (total - done)
+            return f"{done:,} of {total:,}" + (f", {duration(left)} left" if done else "")
+
         try:
-            self._line.hide()
-            yield from steps_bar(steps, total, f"{self.title}, {what}") if self._shown else steps
-            self._show()
+            with self.bar(total, state, what) as bar:
+                for step in steps:
+                    yield step
+                    done += 1
+                    bar.update()
         finally:
             self._step_seconds[what] = self._step_seconds.get(what, 0.0) + self._clock() - started
 
-    def corpus_bar(self, total: int | None) -> CorpusBar:
-        """The progress bar of a phase that reads the corpus.
-
-        Args:
-            total: Number of examples, if known.
-        """
-        self._line.hide()
-        return CorpusBar(total, self.title, shown=self._shown)
+    def beat(self) -> None:
+        """Show that time passes: in the bar, or with a line after ten seconds without one."""
+        if has_bars():
+            self._bar.refresh()
+        elif min(silence(), time.monotonic() - self._silent_from) >= _SECONDS_BETWEEN_LINES - _SECONDS_BETWEEN_BEATS:
+            state = self._state
+            say(self.title + (f": {duration(self._clock() - self._since)} so far" if state is None else state()))
 
     def end(self) -> None:
         """Stop showing the phase."""
-        if self._heartbeat is not None:
-            self._heartbeat.end()
-        self._line.hide()
-
-    def _doing(self) -> str:
-        return f"{self.title}: {duration(self._clock() - self._since)} so far"
+        self._ended.set()
+        self._bar.close()
 
     def _so_far(self, now: float) -> dict[Phase, float]:
         return self._seconds | {self._now: self._seconds.get(self._now, 0.0) + now - self._since}
 
     def _show(self) -> None:
-        if self._shown:
-            self._line.show(f"{self.title} …")
+        """Show the phase, as a line that vanishes."""
+        self._state = None
+        self._replace(desc=f"{self.title} …", bar_format="{desc}", leave=False)
+
+    def _replace(self, **settings: Any) -> None:
+        self._bar.close()
+        hidden = not (self._shown and has_bars())
+        self._bar = tqdm(**settings, file=sys.stderr, dynamic_ncols=True, disable=hidden)
+
+
+def _beat(phases: "weakref.ref[Phases]", ended: threading.Event) -> None:
+    """What a thread does until the phases end, or are forgotten."""
+    while not ended.wait(_SECONDS_BETWEEN_BEATS):
+        living = phases()
+        if living is None:
+            return
+        living.beat()
+        del living
 
 
 def coming(options: RunOptions) -> list[Phase]:
@@ -147,15 +197,14 @@ def coming(options: RunOptions) -> list[Phase]:
     return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]
 
 
-class ProgressMeter:
-    """Measures a run's throughput and memory while it reads its corpus.
+class CorpusProgress:
+    """How fast a run reads its corpus, which bar, log and tracker show.
 
     Args:
         counts: What has been read so far; it grows.
         total: Number of examples, if known.
         device: The model's device.
         tracker: Receives the values every ten seconds, and once at the end.
-        bar: Shows them.
         clock: Seconds that never go back.
     """
 
@@ -165,14 +214,59 @@ class ProgressMeter:
         total: int | None,
         device: torch.device,
         tracker: Tracker,
-        bar: CorpusBar,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counts, self._total, self._device = counts, total, device
-        self._tracker, self._bar, self._clock = tracker, bar, clock
-        self._examples, self._tokens = _examples(counts), counts.all_tokens
+        self._tracker, self._clock = tracker, clock
+        self._examples, self._tokens = self.examples, counts.all_tokens
         self._started = self._logged = clock()
         self._model_seconds = 0.0
+        self.seconds = 0.0
+        """Seconds until the last batch."""
+
+    @property
+    def examples(self) -> int:
+        """Examples read, those before a resumption included."""
+        return self._counts.used + self._counts.skipped.total()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens analysed per second; 0 before any time has passed."""
+        return (self._counts.all_tokens - self._tokens) / self.seconds if self.seconds else 0.0
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples read per second; 0 before any time has passed."""
+        return (self.examples - self._examples) / self.seconds if self.seconds else 0.0
+
+    @property
+    def model_share(self) -> float:
+        """Share of the time in which the model and the analyses ran; 0 before any time has passed."""
+        return self._model_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until the corpus has been read; None if its size or the speed is unknown."""
+        if self._total is None or not self.examples_per_second:
+            return None
+        return max(self._total - self.examples, 0) / self.examples_per_second
+
+    def sentence(self) -> str:
+        """The state as a line for a log."""
+        total, left = self._total, self.seconds_left
+        read = (
+            counted(self.examples, "example") if total is None else f"{self.examples:,} of {counted(total, 'example')}"
+        )
+        parts = [read, f"{self.tokens_per_second:,.0f} tokens/s"]
+        return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
+
+    @contextlib.contextmanager
+    def shown(self, phases: Phases) -> Iterator[None]:
+        """Show it in the phase while the context lasts, and log the final values."""
+        with phases.bar(self._total, self.sentence, unit=" examples", initial=self.examples) as self._bar:
+            yield
+            self.seconds = self._clock() - self._started
+            self._log()
 
     @contextlib.contextmanager
     def model_runs(self) -> Iterator[None]:
@@ -184,39 +278,22 @@ class ProgressMeter:
     def update(self) -> None:
         """Measure after a batch."""
         now = self._clock()
-        throughput = self._measured(now)
-        self._bar.update(throughput)
-        if now - self._logged >= _SECONDS_BETWEEN_LOGS:
-            self._log(throughput, now)
+        self.seconds = now - self._started
+        self._bar.set_postfix_str(f"{self.tokens_per_second:,.0f} tokens/s", refresh=False)
+        self._bar.update(self.examples - self._bar.n)
+        if now - self._logged >= _SECONDS_BETWEEN_LINES:
+            self._logged = now
+            self._log()
 
-    def finish(self) -> Throughput:
-        """Log the final values, and return them."""
-        now = self._clock()
-        throughput = self._measured(now)
-        self._log(throughput, now)
-        return throughput
-
-    def _measured(self, now: float) -> Throughput:
-        examples = _examples(self._counts)
-        return Throughput(
-            examples=examples,
-            total=self._total,
-            new_examples=examples - self._examples,
-            new_tokens=self._counts.all_tokens - self._tokens,
-            seconds=now - self._started,
-            model_seconds=self._model_seconds,
-        )
-
-    def _log(self, throughput: Throughput, now: float) -> None:
-        self._logged = now
-        left = throughput.seconds_left
+    def _log(self) -> None:
         values = {
-            "tokens_per_second": throughput.tokens_per_second,
-            "examples_per_second": throughput.examples_per_second,
-            "model_share": throughput.model_share,
+            "tokens_per_second": self.tokens_per_second,
+            "examples_per_second": self.examples_per_second,
+            "model_share": self.model_share,
             "peak_memory_gib": peak_memory(self._device) / _GIB,
         }
-        self._tracker.progress(throughput.examples, values | ({} if left is None else {"seconds_left": left}))
+        left = self.seconds_left
+        self._tracker.progress(self.examples, values | ({} if left is None else {"seconds_left": left}))
 
 
 def peak_memory(device: torch.device) -> int:
@@ -225,7 +302,3 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux KiB
-
-
-def _examples(counts: CorpusCounts) -> int:
-    return counts.used + counts.skipped.total()

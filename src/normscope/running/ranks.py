@@ -96,11 +96,7 @@ class ProcessGroup:
 
     def shared(self, value: str) -> str:
         """The main process's value, in all processes."""
-        values = [value]
-        if self.size > 1:
-            with self._communication():
-                dist.broadcast_object_list(values, src=0)
-        return values[0]
+        return self.gathered(value)[0]
 
     def gathered(self, value: T) -> list[T]:
         """The values of all processes, by rank."""

@@ -3,9 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
@@ -15,16 +19,21 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
+from normscope.maths.mixing import OF_STAGE
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import ModelLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_check import Check
-from normscope.models.word_block import between
+from normscope.models.token_block import TokenBlock
+from normscope.models.word_block import WordBlock, between
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.rounding import counted
+
+SHARE = "share"
+"""The measure of signed shares."""
 
 # Number of examples that are searched for short ones.
 _SEARCHED = 500
@@ -192,42 +201,101 @@ def _sentence(
     feed_forward: bool,
 ) -> TokenMap:
     batch = collate([text.sequence], encoder)
-    block_maps: list[dict[str, np.ndarray]] = []
-    head_weights: list[np.ndarray] = []
-    head_norms: list[np.ndarray] = []
-    groups = batch.to(model.device).groups
+    words = batch.groups is not None
+
+    def heads(units: TokenBlock | WordBlock) -> dict[str, Tensor]:
+        if not single_heads:
+            return {}
+        # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖.
+        weights, vectors = units.head_maps() if words else (units.block.weights, units.block.transformed_norms)
+        return {"head_w": weights[0], "head_n": vectors[0]}
+
+    on_device = batch.to(model.device)
+    found = pair_maps(observer, on_device, heads, feed_forward=feed_forward, in_double=False)
+    maps = {name: values.float().numpy() for name, values in found.items()}
+    head_maps, norms = {}, None
+    if single_heads:
+        head_maps["attn_w"], vectors = maps.pop("head_w"), maps.pop("head_n")
+        if words:
+            head_maps["attn_n"] = vectors
+        else:
+            norms = vectors
+    about = without_values(model, batch)
+    title = f"{about.title} …" if text.cut else about.title
+    return dataclasses.replace(about, title=title, layers=tuple(layers), maps=maps, head_maps=head_maps, norms=norms)
+
+
+def pair_maps(
+    observer: Observer,
+    batch: Batch,
+    beside: Callable[[TokenBlock | WordBlock], Mapping[str, Tensor]],
+    *,
+    queries: Int[Tensor, " query"] | None = None,
+    measures: Collection[str] | None = None,
+    feed_forward: bool = False,
+    in_double: bool = True,
+) -> dict[str, Float[Tensor, "layer ..."]]:
+    """What every query of a batch of one takes from every key, by measure: layer, query, key, in float64 on the CPU.
+
+    Args:
+        observer: Of the layers, and of their networks if maps go through them.
+        batch: On the model's device.
+        beside: Returns what else is wanted of a block, by name.
+        queries: The places of the queries; all by default.
+        measures: The wanted maps of blocks beside the weights; all by default.
+        feed_forward: Whether to add maps through the feed-forward networks.
+        in_double: Whether these are computed in float64, or as the model does.
+    """
+    groups, layers = batch.groups, _Layers(len(observer.parameters))
 
     def visit(block: AttentionBlock) -> None:
-        units = between(block, groups)
-        of_block = units.maps() | {"share": units.pair_shares()}
-        block_maps.append({str(name): values[0].float().numpy() for name, values in of_block.items()})
-        if single_heads:
-            of_heads = (block.weights, block.transformed_norms) if groups is None else units.head_maps()
-            for kept, values in zip((head_weights, head_norms), of_heads, strict=True):
-                kept.append(values[0].float().cpu().numpy())
+        units = between(block, groups, queries)
+        norms = None if measures is None else [method for method in OF_STAGE.values() if method in measures]
+        of_block = {str(method): values[0] for method, values in units.maps(norms).items()}
+        if measures is not None:
+            of_block = {name: values for name, values in of_block.items() if name in ("attn_w", *measures)}
+        if measures is None or SHARE in measures:
+            of_block[SHARE] = units.pair_shares()[0]
+        layers.add(**of_block, **beside(units))
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
-        of_words = None if groups is None else block.word_maps(groups, in_double=False)
-        stages = of_words or block.pair_maps(in_double=False)
-        del stages[LayerStage.BLOCK]
-        block_maps[-1] |= {f"{stage}_n": values[0].float().cpu().numpy() for stage, values in stages.items()}
+        of_words = None if groups is None else block.word_maps(groups, in_double=in_double)
+        stages = of_words or block.pair_maps(in_double=in_double)
+        layers.extend(**{f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK})
 
     with observer:
-        inputs = batch.to(model.device).model_inputs()
         of_networks = visit_feed_forward if feed_forward else None
-        observer.run(inputs, visit, visit_feed_forward=of_networks, check=Check.TEXTS)
-    head_maps = {"attn_w": np.stack(head_weights)} if single_heads else {}
-    norms = np.stack(head_norms) if single_heads else None
-    if groups is not None and norms is not None:
-        head_maps["attn_n"], norms = norms, None
-    maps = {
-        name: np.stack([maps[name] for maps in block_maps])
-        for name in block_maps[0]
-        if all(name in maps for maps in block_maps)
-    }
-    found = without_values(model, batch)
-    title = f"{found.title} …" if text.cut else found.title
-    return dataclasses.replace(found, title=title, layers=tuple(layers), maps=maps, head_maps=head_maps, norms=norms)
+        observer.run(batch.model_inputs(), visit, visit_feed_forward=of_networks, check=Check.TEXTS)
+    return layers.of_all()
+
+
+class _Layers:
+    """Tensors of layers by name, in float64 on the CPU: each is copied once, and not at all if there is one layer."""
+
+    def __init__(self, count: int) -> None:
+        self._maps: dict[str, Tensor] = {}
+        self._added: Counter[str] = Counter()
+        self._count, self._done = count, 0
+
+    def of_all(self) -> dict[str, Tensor]:
+        """What all layers have."""
+        return {name: tensor for name, tensor in self._maps.items() if self._added[name] == self._count}
+
+    def add(self, **values: Tensor) -> None:
+        """Add what belongs to the next layer."""
+        self._done += 1
+        self.extend(**values)
+
+    def extend(self, **values: Tensor) -> None:
+        """Add more of the same layer."""
+        for name, of_layer in values.items():
+            self._added[name] += 1
+            if self._count == 1:
+                self._maps[name] = of_layer.cpu().double().unsqueeze(0)
+                continue
+            if name not in self._maps:
+                self._maps[name] = torch.empty(self._count, *of_layer.shape, dtype=torch.float64)
+            self._maps[name][self._done - 1] = of_layer
 
 
 def without_values(model: LoadedModel, batch: Batch) -> TokenMap:

@@ -1,4 +1,4 @@
-"""Bad folders of runs that are compared, and bad sweeps; run_folders.py damages every file that a command reads."""
+"""Bad folders of runs that are compared, and bad sweeps."""
 
 import random
 import shutil

@@ -4,7 +4,7 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.end_to_end.bad_input.alignments import links
@@ -56,36 +56,19 @@ KINDS: tuple[tuple[Kind, int], ...] = (
 )
 
 
-def case(seed: int, number: int, stock: Stock, only: str = "") -> Case:
-    """Case `number` of a seed; of one kind alone where that is asked for."""
+def case(seed: int, number: int, stock: Stock) -> Case:
+    """Case `number` of a seed."""
     draw = random.Random(f"{seed} {number}")
-    kinds = [(kind, weight) for kind, weight in KINDS if only in kind.__name__]
-    kind = draw.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
+    (kind,) = draw.choices(*zip(*KINDS, strict=True))
     return kind(draw, stock)
 
 
-def run_all(
-    stock: Stock, folder: Path, seed: int, numbers: Sequence[int], only: str = "", loud: bool = False
-) -> list[str]:
-    """Run cases beside each other and return the faults."""
-    drawn = ((number, case(seed, number, stock, only)) for number in numbers)
-    return run_cases(drawn, folder, loud=loud, every=bool(only))
-
-
-def run_cases(
-    cases: Iterable[tuple[int | str, Case]], folder: Path, loud: bool = False, every: bool = False
-) -> list[str]:
+def run_all(stock: Stock, folder: Path, seed: int, numbers: Sequence[int]) -> list[str]:
     """Run numbered cases, as many at a time as there are processors, and return the faults.
 
     What the message of a case suggests is then done, as a case of its own.
-
-    Args:
-        cases: The cases and their numbers.
-        folder: Holds their folders while they run.
-        loud: Whether to print the faults.
-        every: Whether to print the other answers as well.
     """
-    waiting: Iterator[tuple[int | str, Case]] = iter(cases)
+    waiting: Iterator[tuple[int | str, Case]] = ((number, case(seed, number, stock)) for number in numbers)
     running: list[Started] = []
     found: list[str] = []
     while True:
@@ -98,10 +81,6 @@ def run_cases(
         wrong = faults(run, outcome)
         if wrong:
             found.append(report(run, outcome, wrong))
-        if wrong and loud:
-            print(found[-1], flush=True)
-        elif loud and every:
-            print(f"#{run.number} {run.case.what}: {outcome.status} {outcome.err.strip()[-200:]}", flush=True)
         next_ones = [(f"{run.number}.{n}", case) for n, case in enumerate(followed(run.case, outcome.err), start=1)]
         waiting = itertools.chain(next_ones, waiting)
         shutil.rmtree(run.folder, ignore_errors=True)

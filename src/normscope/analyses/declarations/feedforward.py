@@ -80,11 +80,11 @@ PUBLISHED = Published(
                 "share": SHARES["share"],
                 "own": Column(
                     "Mean share of the token itself, the residual connections included.",
-                    label="share of the token itself (%)",
+                    label="signed share of the token itself (%)",
                 ),
                 "bias": Column(
                     "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
-                    label="share of biases (%)",
+                    label="signed share of biases (%)",
                 ),
             },
         ),

@@ -33,7 +33,7 @@ _LABELS = {
     "alpha": "α, summed",
     "alpha_f": "‖αf(x)‖, summed",
     "f": "‖f(x)‖",
-    "share": "share of the attention output",
+    "share": "signed share of the attention output",
 }
 _OVER_HEADS = {"share": "summed over heads"}
 _EXPANSION = "expansion rate"

@@ -1,11 +1,14 @@
 """The size of a difference beside the natural range of its measure."""
 
+from collections.abc import Iterable
+
+from normscope.results.axes import SIGNED_SHARES
 from normscope.results.declare import is_percentage
 from normscope.results.measures import panel_of
 
 COUNTS = 0.1
 """The part of a measure's natural range below which a difference counts as nothing."""
-_PARTS = ("share of", "α")
+_PARTS = ("share of", "signed share of", "α")
 """How the labels of measures begin that are parts of a whole but not in per cent."""
 
 
@@ -19,3 +22,8 @@ def is_part(metric: str) -> bool:
     """Whether a measure is a part of a whole: a share or a weight, in per cent or not."""
     label = panel_of(metric).label
     return is_percentage(label) or label.startswith(_PARTS)
+
+
+def of_shares(texts: Iterable[str]) -> str:
+    """What readers need to know of signed shares if texts name one; empty if none does."""
+    return SIGNED_SHARES if any("signed share" in text.lower() for text in texts) else ""

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.effects import effect
+from normscope.reporting.comparison.effects import effect, of_shares
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.story import BLOCK, stories
@@ -26,14 +26,16 @@ def show(comparison: RunComparison) -> None:
         heading = "Measures that differ most"
         if _is_of_seeds(comparison):
             heading = "Means over seeds, with their 95% intervals"
-        show_table(heading, most_different(comparison), 3)
+        table = most_different(comparison)
+        note = of_shares([sentence, *map(str, [*table.index, *table.columns])])
+        show_table(f"{heading}. {note}" if note else heading, table, 3)
 
 
 def line(result: Result) -> str:
     """What one run of several has found: the measure of the attention block, or the first that has a curve."""
     named = [name for name in result.metrics if has_curve(name) and not is_extreme(name)]
     metric = BLOCK if BLOCK in named else next(iter(named), "")
-    return f"{metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
+    return f"{short_metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
 
 
 def most_different(comparison: RunComparison) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
+from normscope.reporting.comparison.effects import of_shares
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.run_comparison import RunComparison, Shown
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
@@ -74,7 +75,12 @@ def _told(comparison: RunComparison) -> list[Section]:
     """The verdict, and the runs that failed."""
     sentences = [Finding(sentence) for sentence in verdict(comparison)]
     curves = [Measure([figure_element(story.figure(), "story")]) for story in stories(comparison)[:1]]
-    told = [Section("verdict", "Verdict", findings=sentences, measures=curves, ordered=True)] if sentences else []
+    note = of_shares(sentence.text for sentence in sentences)
+    told = (
+        [Section("verdict", "Verdict", findings=sentences, note=note, measures=curves, ordered=True)]
+        if sentences
+        else []
+    )
     if comparison.failures:
         told.append(Section("failed", "Failed runs", remarks=comparison.failures))
     return told
@@ -113,7 +119,9 @@ def _section(
     for number, part in enumerate(parts):
         folded = Folded(f"values_{name}_{number}", "Values")
         tables[folded.id] = table_data(part.values, part.title, limit=_ROWS, titled=False)
-        figures = [figure_element(figure, f"{name}_{number}_{at}") for at, figure in enumerate(part.figures)]
+        figures = [
+            figure_element(figure, f"{name}_{number}_{at}", first=number == 0) for at, figure in enumerate(part.figures)
+        ]
         measures.append(Measure(figures, part.title, folded))
     return Section(name, title, note=note, measures=measures[:1], more_measures=measures[1:], tables=more)
 
@@ -152,13 +160,18 @@ def _runs(comparison: RunComparison, addresses: Mapping[Path, str]) -> pd.DataFr
         for run in comparison.folders
     ]
     columns: dict[str, Any] = {"run": pd.Series(names, dtype=object)}
-    columns |= {titles[key]: facts[key] for key in comparison.swept}
+    columns |= {titles[key]: _as_numbers(facts[key]) for key in comparison.swept}
     if (facts["status"] != "completed").any():
         columns["status"] = facts["status"]
     columns |= {name: facts[name] for name in ("sequences", "tokens")}
     seconds = pd.to_numeric(facts["seconds"], errors="coerce")
     columns["time"] = ["" if not math.isfinite(number) else duration(number) for number in seconds]
     return pd.DataFrame(columns)
+
+
+def _as_numbers(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    """The values of a config key: whole numbers as such if all of them are."""
+    return values.astype(int) if values.astype(str).str.isdecimal().all() else values
 
 
 def _tables(comparison: RunComparison, tables: dict[str, Any]) -> list[Folded]:

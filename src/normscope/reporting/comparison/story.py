@@ -12,7 +12,7 @@ from normscope.reporting.comparison.swept import SEED, short_keys
 from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import Lines
 from normscope.results.measures import has_curve, metric_title, panel_of
-from normscope.rounding import begun, brief, brief_share, compared
+from normscope.rounding import begun, brief, brief_share, compared, number
 
 FEWEST = 3
 """Values of the variable that make a story."""
@@ -70,7 +70,8 @@ class Story:
         return brief_share if is_percentage(panel_of(self.metric).label) else brief
 
     def _at(self, place: int) -> str:
-        return f"{self.variable} {self.values.index[place]:,g}"
+        at = float(self.values.index[place])
+        return f"{self.variable} {f'{at:,.0f}' if at.is_integer() else number(at)}"
 
     def figure(self) -> Lines:
         """The measure as a curve."""

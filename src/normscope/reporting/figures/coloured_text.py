@@ -17,7 +17,7 @@ from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted, text_wid
 from normscope.reporting.figures.style import SMALL, points
 from normscope.reporting.palette import DIVERGING, FAINT, ON_LITTLE, ON_MUCH
 from normscope.results.figures import ColouredText
-from normscope.rounding import MINUS
+from normscope.rounding import number
 
 _NUMBERED = 5
 """Tokens of each text whose values are written below them: those with the largest."""
@@ -43,9 +43,9 @@ def coloured_text(figure: ColouredText, width: float) -> Canvas:
     texts = [(str(title), rows) for title, rows in figure.table.groupby(figure.text, sort=False)]
     top = 0.0
     titles, tokens, numbered = [], [], []
-    for number, (title, rows) in enumerate(texts):
+    for place, (title, rows) in enumerate(texts):
         if len(texts) > 1:
-            top += 0.4 * line * (number > 0)
+            top += 0.4 * line * (place > 0)
             titles.append((fitted(title, width - 2 * _MARGIN), top))
             top += line * (1 + titles[-1][0].count("\n"))
         placed, top = _placed(rows, top, width, line + 1.25 * small / POINTS_PER_INCH)
@@ -63,7 +63,7 @@ def coloured_text(figure: ColouredText, width: float) -> Canvas:
         _draw(axes, token, largest, line)
     taken: list[tuple[float, float, float]] = []
     for token in sorted(numbered, key=lambda token: -abs(token.value)):
-        text = f"{token.value:.2g}".replace("-", MINUS)
+        text = number(token.value, digits=2)
         middle, half = token.left + token.width / 2, text_width(text, small) / 2
         if any(top == token.top and abs(middle - other) < half + reach for top, other, reach in taken):
             continue  # it would overlap that of a larger value

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from normscope.reporting.figures.layout import every, fitted, panels_across
 from normscope.reporting.figures.style import SMALL, magnitudes, points
+from normscope.reporting.options import ACROSS
 from normscope.reporting.palette import DIVERGING, MISSING, ON_LITTLE, ON_MUCH
 from normscope.results.figures import HeatmapGrid, HeatmapPanels
 
@@ -103,41 +104,49 @@ def _annotate(axes: Axes, values: pd.DataFrame, limits: tuple[float, float], siz
 
 
 def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
-    """Heat maps by quantity (columns of the grid) and by category (rows of the grid, if there is more than one)."""
+    """Heat maps by quantity (columns of the grid) and by category (rows of the grid, if there is more than one).
+
+    Across a page, the more numerous of the two are the columns, if all maps share a scale.
+    """
     grid_rows = figure.rows_of_panels()
+    shares_scale = figure.diverging or figure.limits is not None
+    turned = width >= ACROSS and shares_scale and len(grid_rows) > len(figure.values)
+    sides, tops = [name for name, _ in grid_rows], list(figure.values.values())
+    sides, tops = (tops, sides) if turned else (sides, tops)
     rows, columns = sorted(figure.table[figure.row].unique()), list(dict.fromkeys(figure.table[figure.column]))
     has_words = any(isinstance(column, str) for column in columns)
     if not has_words:
         columns = sorted(columns)
-    cell = min(0.12, 2.2 / len(rows), 8.0 / len(rows) / len(grid_rows))
-    wide = (width - 0.7) / len(figure.values)
+    cell = min(0.12, 2.2 / len(rows), 8.0 / len(rows) / len(sides))
+    wide = (width - 0.7) / len(tops)
     high = max(cell * len(rows), 0.6)
     scale = 1.3 if figure.value_label else 1.15
     scale += 0.35 * has_words
-    titles = {value: fitted(title, wide - 0.1) for value, title in figure.values.items()}
-    scale += 0.14 * max(title.count("\n") for title in titles.values())
-    canvas = Canvas(figsize=(width, (high + 0.14) * len(grid_rows) + scale), layout="constrained")
+    titles = [fitted(title, wide - 0.1) for title in tops]
+    scale += 0.14 * max(title.count("\n") for title in titles)
+    canvas = Canvas(figsize=(width, (high + 0.14) * len(sides) + scale), layout="constrained")
     canvas.get_layout_engine().set(wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]
-    panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
+    panels = canvas.subplots(len(sides), len(tops), sharex=True, sharey=True, squeeze=False)
     extreme = float(np.abs(np.nan_to_num(figure.table[list(figure.values)].to_numpy(dtype=float))).max()) or 1.0
-    for j, (value, title) in enumerate(titles.items()):
+    for j, value in enumerate(figure.values):
         colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
         if figure.diverging:
             colours, limits = DIVERGING, (-extreme, extreme)
-        for i, (name, table) in enumerate(grid_rows):
+        for i, (_, table) in enumerate(grid_rows):
             values = table.pivot(index=figure.row, columns=figure.column, values=value).reindex(rows, columns=columns)
-            image = _image(panels[i, j], values, colours, limits)
-            if j == 0:
-                panels[i, j].set_ylabel(f"{fitted(name, high)}\n{figure.row}" if name else figure.row)
-        panels[0, j].set_title(title)
-        panels[-1, j].set_xlabel(figure.column)
-        shown = every(columns, wide - 0.15, 0.16)
-        panels[-1, j].set_xticks(shown, [columns[at] for at in shown])
-        if has_words:
-            panels[-1, j].tick_params("x", rotation=60)
-        if not figure.diverging and figure.limits is None:
+            image = _image(panels[j, i] if turned else panels[i, j], values, colours, limits)
+        if not shares_scale:
             colour_scale(canvas, image, panels[:, j], wide)
-    if figure.diverging or figure.limits is not None:
+    shown = every(columns, wide - 0.15, 0.16)
+    for top, bottom, title in zip(panels[0], panels[-1], titles, strict=True):
+        top.set_title(title)
+        bottom.set_xlabel(figure.column)
+        bottom.set_xticks(shown, [columns[at] for at in shown])
+        if has_words:
+            bottom.tick_params("x", rotation=60)
+    for left, name in zip(panels[:, 0], sides, strict=True):
+        left.set_ylabel(f"{fitted(name, high)}\n{figure.row}" if name else figure.row)
+    if shares_scale:
         colour_scale(canvas, image, panels, width - 0.7, figure.value_label)
     _row_ticks(panels.flat, rows, high / len(rows))
     return canvas

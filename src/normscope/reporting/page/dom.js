@@ -14,6 +14,13 @@ function make(tag, properties = {}, ...children) {
 // Part of a text. Places count characters as Python does; JavaScript's own count those beyond U+FFFF, such as emoji, twice.
 const sliced = (text, start, end) => [...text].slice(start, end).join("");
 
+// A text without its middle if it has more characters, as `errors.cut` cuts it.
+function clipped(text, longest) {
+  const length = [...text].length;
+  const end = Math.floor((longest - 1) / 2);
+  return length <= longest ? text : `${sliced(text, 0, longest - 1 - end)}…${sliced(text, length - end)}`;
+}
+
 function download(name, type, content) {
   const link = make("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();

@@ -2,6 +2,7 @@
 // but its data, so that pages and notebooks can show it alike.
 
 const SHORTLIST = 10;
+const LONGEST_TITLE = 60; // characters of a text as a title
 const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", beside: "", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
@@ -140,8 +141,8 @@ class Explorer {
       if (!options.some(([value]) => String(value) === String(state[name]))) state[name] = options[0][0];
       box.value = state[name];
     };
-    const short = (text) => ([...text].length > 60 ? `${sliced(text, 0, 59)}…` : text);
-    offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${short(title)}`]));
+    offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${clipped(title, LONGEST_TITLE)}`]));
+    data.sentences.forEach(({ title }, at) => { this.boxes.sentence.options[at].title = title; });
     offer("layer", sentence.layers.map((layer, at) => [at, layer || "all"]));
     const single = Array.from({ length: sentence.heads }, (_, at) => [at + 1, String(at + 1)]);
     offer("head", [[BLOCK, "block (heads combined)"], ...(single.length ? [[EVERY_HEAD, "every head, side by side"]] : []), ...single]);
@@ -186,7 +187,7 @@ class Explorer {
     this.colours = palette(this.root, this.signed ? "--diverging" : "--sequential");
     this.scale = this.scaleOf(this.map);
     if (side) this.drawHeads();
-    else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
+    else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours), !this.beside.hidden);
     if (!this.beside.hidden) this.drawBeside();
     this.drawStrip();
     this.drawLegend();
@@ -205,7 +206,7 @@ class Explorer {
     const map = mapOf(this.data, selection);
     const colours = palette(this.root, isSigned(this.data, selection) ? "--diverging" : "--sequential");
     const scale = this.scaleOf(map, selection);
-    this.other.show(map, (canvas) => paint(canvas, map, scale, colours));
+    this.other.show(map, (canvas) => paint(canvas, map, scale, colours), true);
     this.otherLegend.replaceChildren(...this.legendOf(map, scale, colours, this.data.measures[selection.measure]));
   }
 

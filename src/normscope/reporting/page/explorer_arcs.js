@@ -40,7 +40,7 @@ function arcsSvg(sentence, map) {
   const centres = new Map();
   let width = 4;
   for (const word of words) {
-    const room = clipped(map.columns[word]).length * ARC.character;
+    const room = columnLabel(map.columns[word]).length * ARC.character;
     centres.set(word, width + room / 2);
     width += room + ARC.gap;
   }
@@ -58,7 +58,7 @@ function arcsSvg(sentence, map) {
     const title = `${map.columns[arc.from]} → ${map.columns[arc.to]}${arc.relation ? `, ${arc.relation}` : ""}`;
     return `<g class="${kind}"><title>${escapeXml(title)}</title><path class="line" d="${path}"/><path class="tip-of-arc" d="${head}"/>${label}</g>`;
   };
-  const texts = words.map((word) => `<text class="word" x="${centres.get(word)}" y="${top + 12}"><title>${escapeXml(map.columns[word])}</title>${escapeXml(clipped(map.columns[word]))}</text>`);
+  const texts = words.map((word) => `<text class="word" x="${centres.get(word)}" y="${top + 12}"><title>${escapeXml(map.columns[word])}</title>${escapeXml(columnLabel(map.columns[word]))}</text>`);
   const arcs = [...above.map((arc) => curve(arc, -1, arc.found ? "found" : "gold")), ...below.map((arc) => curve(arc, 1, "instead"))];
   const total = top + 20 + height(below);
   return { svg: `<svg width="${Math.ceil(width)}" height="${total}" viewBox="0 0 ${Math.ceil(width)} ${total}" role="img">${arcs.join("")}${texts.join("")}</svg>`,

@@ -6,7 +6,7 @@ const escapeXml = (text) => text.replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "
 function mapSvg(map, scale, colours, title) {
   const [cell, columns] = [20, map.columns.length];
   const length = (labels) => 10 + 7 * Math.max(...labels.map((label) => label.length));
-  const [rowLabels, columnLabels] = [map.rows.map((token) => rowLabel(map, token)), map.columns.map((token) => clipped(token))];
+  const [rowLabels, columnLabels] = [map.rows.map((token) => rowLabel(map, token)), map.columns.map((token) => columnLabel(token))];
   const [left, top] = [length(rowLabels), length(columnLabels) + 18];
   const [width, height] = [left + columns * cell + 8, top + map.rows.length * cell + 8];
   const fills = cellColours(map, scale, colours).map((colour, at) => colour &&

@@ -1,17 +1,20 @@
 // One token map: cells on a canvas, labels that stay visible while scrolling, and the value beside the pointer.
 
-const CELL = { smallest: 18, largest: 52 };
+const CELL = { smallest: 18, largest: 52, overview: 8 }; // pixels
+const FONT = 12;
+const LETTER = 0.61; // width of a character of a label, as a part of the font's size
 const LONGEST_LABEL = 16;
 const LONGEST_TARGET = 44; // of a row that is a target
 const ROLE_WIDTH = 62; // of the longest name of a role
 
-const clipped = (token, longest = LONGEST_LABEL) => ([...token].length > longest ? `${sliced(token, 0, longest - 1)}…` : token);
+const columnLabel = (token) => clipped(token, LONGEST_LABEL);
 const rowLabel = (map, token) => clipped(token, map.ofTargets ? LONGEST_TARGET : LONGEST_LABEL);
 
 class MapView {
   // `onMove(cell)` is called when the pointer or the keys reach a cell, `onPin(row, column)` when the reader chooses one;
-  // a label of the map's edge chooses with the other one undefined. `label` is what screen readers say.
-  constructor({ label, onMove, onPin }) {
+  // a label of the map's edge chooses with the other one undefined. `label` is what screen readers say, `across` what the columns
+  // are, if their labels do not say it.
+  constructor({ label, across = "", onMove, onPin }) {
     Object.assign(this, { onMove, onPin });
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.cursor = make("div", { className: "cursor", hidden: true });
@@ -20,7 +23,7 @@ class MapView {
     this.borders = make("div", { className: "borders", "aria-hidden": "true" });
     this.cells = make("div", { className: "cells" }, this.canvas, this.borders, this.cursor);
     this.tip = make("div", { className: "tip", hidden: true, "aria-hidden": "true" });
-    const corner = make("div", { className: "corner", "aria-hidden": "true" });
+    const corner = make("div", { className: "corner", "aria-hidden": "true" }, across);
     this.grid = make("div", { className: "map-grid" }, corner, this.columns, this.rows, this.cells);
     this.viewport = make("div", {
       className: "viewport", tabIndex: 0, role: "application",
@@ -48,26 +51,34 @@ class MapView {
     this.viewport.addEventListener("scroll", () => this.hideTip());
   }
 
-  show(map, paintCells) {
+  // Of two maps beside each other, an `overview`, every cell is in sight, with labels as small as it takes; others scroll rather than
+  // have labels that are too small to read.
+  show(map, paintCells, overview = false) {
     this.map = map;
     const [rows, columns] = [map.rows.length, map.columns.length];
-    const labelWidth = Math.max(...map.rows.map((token) => rowLabel(map, token).length)) * 7.3 + 14 + (map.roles ? ROLE_WIDTH : 0);
+    const [longest, highest] = [map.rows.map((token) => rowLabel(map, token)), map.columns.map(columnLabel)]
+      .map((labels) => Math.max(...labels.map((label) => label.length)));
     this.width = this.node.clientWidth;
-    const room = (this.width || 700) - labelWidth - 4;
-    // The whole map is to be seen without scrolling, unless its cells would be too small to read.
-    const labelHeight = Math.max(...map.columns.map((token) => clipped(token).length)) * 7.3 + 16;
-    const fits = Math.floor((Math.min(736, 0.82 * innerHeight) - labelHeight) / rows);
-    const wide = Math.min(Math.max(Math.floor(room / columns), CELL.smallest), CELL.largest);
-    const size = fits >= CELL.smallest ? Math.min(wide, fits) : wide;
+    const beside = 18 + (map.roles ? ROLE_WIDTH : 0);
+    const room = (this.width || 700) - beside;
+    const roomy = (room - LETTER * FONT * longest) / columns; // with labels in full size
+    const least = overview ? CELL.overview : CELL.smallest;
+    const across = roomy < FONT && overview ? room / (columns + LETTER * longest) : roomy;
+    const font = Math.min(FONT, Math.max(Math.floor(across), least));
+    const labelWidth = LETTER * font * longest + beside - 4;
+    // The whole map is to be seen without scrolling, unless its cells would be too small.
+    const fits = Math.floor((Math.min(736, 0.82 * innerHeight) - LETTER * font * highest - 16) / rows);
+    const wide = Math.min(Math.max(Math.floor(across), least), CELL.largest);
+    const size = fits >= least ? Math.min(wide, fits) : wide;
     this.size = size;
-    for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
+    for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--font": `${font}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
       this.grid.style.setProperty(name, value);
     }
     const { roles } = map;
     const label = (token, at, text) =>
       make("span", { title: roles ? `${token} (${roles[at]})` : token, "data-at": at, ...(beginsRole(roles, at) && { "data-role": roles[at] }) }, text);
     this.rows.replaceChildren(...map.rows.map((token, at) => label(token, at, rowLabel(map, token))));
-    this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, clipped(token))));
+    this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, columnLabel(token))));
     paintCells(this.canvas);
     this.borders.replaceChildren(...this.roleBorders(map));
     this.hideTip();

@@ -7,6 +7,8 @@ from markupsafe import Markup
 
 from normscope.reporting.drawing import svg
 from normscope.reporting.figure_text import caption_of
+from normscope.reporting.figures.layout import POINTS_PER_INCH
+from normscope.reporting.options import ACROSS, SCREEN
 from normscope.reporting.palette import FAINT, GRID, INK, LINE_COLOURS, MISSING, ON_LITTLE, ON_MUCH
 from normscope.results.figures import Figure
 
@@ -33,11 +35,36 @@ _COLOUR = re.compile(r"#[0-9a-f]{6}")
 _REFERENCE = re.compile(r"url\(#(\w+)\)")
 
 
-def figure_element(figure: Figure, name: str) -> Markup:
-    """A figure with its caption, as an element whose `id` is its name."""
+_TALL = 0.9
+"""Height of a figure, as a part of its width, above which it leaves too much empty beside it."""
+_LOWER = 0.7
+"""A figure is shown across the page if that makes it lower by at least this factor."""
+
+
+def figure_element(figure: Figure, name: str, *, first: bool = False) -> Markup:
+    """A figure with its caption, as an element whose `id` is its name.
+
+    Args:
+        figure: What to draw.
+        name: The name of the element.
+        first: Whether the figure is seen without unfolding. A tall one is then drawn a second time, in as many panels across as
+            the page is wide; the page's style shows it where there is room.
+    """
     caption = caption_of(figure)
-    picture = Markup(inlined(svg(figure), name, caption))  # XML, in which every text is escaped
-    return Markup('<figure id="{}">{}<figcaption>{}</figcaption></figure>').format(name, picture, caption)
+    picture = svg(figure)
+    shown = Markup(inlined(picture, name, caption))  # XML, in which every text is escaped
+    if first and (height := _height(picture)) > _TALL * SCREEN:
+        wide = svg(figure, ACROSS)
+        if _height(wide) < _LOWER * height:
+            shown = Markup('<div class="narrow">{}</div><div class="wide">{}</div>').format(
+                shown, Markup(inlined(wide, f"{name}-wide", caption))
+            )
+    return Markup('<figure id="{}">{}<figcaption>{}</figcaption></figure>').format(name, shown, caption)
+
+
+def _height(content: str) -> float:
+    """The height of an SVG in inches."""
+    return float(ElementTree.fromstring(content).attrib["height"].removesuffix("pt")) / POINTS_PER_INCH
 
 
 def inlined(content: str, name: str, label: str) -> str:

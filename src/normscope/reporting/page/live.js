@@ -52,6 +52,15 @@ class LivePage {
     this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep);
   }
 
+  // The page is titled by its model, whose texts change; one that was saved by its text, which does not.
+  head({ name, facts }) {
+    const text = this.state.get("text") ?? "";
+    const title = document.getElementById("page-title");
+    title.textContent = this.saved ? clipped(text, LONGEST_TITLE) : name;
+    title.title = this.saved ? text : "";
+    document.getElementById("model-facts").textContent = this.saved ? `${name}: ${facts}` : facts;
+  }
+
   get shownModel() {
     return this.about.models[(Number(this.state.get("model")) || 1) - 1] ?? this.about.models[0];
   }
@@ -103,8 +112,7 @@ class LivePage {
     this.text.before = state.has("before") ? state.get("before") : undefined;
     this.keep.textContent = state.has("before") ? "Stop comparing" : "Compare changes with this text";
     const model = this.shownModel;
-    document.getElementById("model-name").textContent = model.name;
-    document.getElementById("model-facts").textContent = model.facts;
+    this.head(model);
     this.model = model;
     this.asChat.hidden = !model.chats && state.get("chat") !== "1";
     const asked = { text: "", ...state.asked };

@@ -19,7 +19,7 @@ class PredictionView {
     this.answer = make("p", { className: "answer-line" });
     this.sum = make("p", { className: "faint sum" });
     this.choices = make("ol", { className: "answers" });
-    this.view = new MapView({ label: "What each head adds, by layer. Arrow keys move from head to head; Enter chooses one.",
+    this.view = new MapView({ label: "What each head adds, by layer. Arrow keys move from head to head; Enter chooses one.", across: "head →",
       onMove: (at) => this.reading(at), onPin: (row, column) => this.pick(row, column) });
     this.legend = make("div", { className: "legend" });
     this.chosen = make("p", { className: "editing", hidden: true });

@@ -24,7 +24,7 @@ from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
 from normscope.results.findings import Sentence, ranked
 from normscope.results.result import Result, title
 from normscope.results.run_tables import tables_of
-from normscope.rounding import begun, counted, duration
+from normscope.rounding import begun, counted, duration, number
 from normscope.streams import shell_word
 
 _OURS = f"""@software{{normscope,
@@ -128,7 +128,6 @@ def _published(comparison: pd.DataFrame) -> Section:
 
 def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What was run, as the header says it."""
-    error = f"{facts['verification_error']:.0e}".replace("e-0", "e−").replace("e-", "e−")
     experiment = [f"experiment={name}"] if (name := config["recipe"]["name"]) else []
     return [
         counted(facts["sequences"], "sequence"),
@@ -136,7 +135,7 @@ def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
         layers_label(config["layers"]),
         f"{facts['dtype']} on {facts['device']}",
         duration(float(facts["seconds"])),
-        f"matches the untouched model to {error}",
+        f"matches the untouched model to {number(facts['verification_error'], digits=2)}",
         *experiment,
         f"{facts['finished']}",
     ]
@@ -165,8 +164,8 @@ def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Se
     drawn = {full: figure for full, figure in figures.items() if not _is_pair(figure)}
     answer = findings[0].figure if findings else ""
     order = sorted(drawn, key=lambda full: full != answer)  # that of the finding, if it has one
-    measures = [Measure([figure_element(drawn[full], full)]) for full in order]
     first = 0 if pair else 1
+    measures = [Measure([figure_element(drawn[full], full, first=place < first)]) for place, full in enumerate(order)]
     return Section(
         name,
         title(name),
