@@ -351,7 +351,7 @@ def test_long_texts_are_truncated_for_the_explorer_with_a_note(capsys, monkeypat
     outcome = run_here(capsys, monkeypatch, *corpus, *chosen)
     assert outcome.status == 0, outcome.err
     note = "2 texts are truncated to at most 20 tokens (report.tokens)"
-    assert outcome.err.count(f"token maps: {note}") == 1
+    assert outcome.said.count(f"token maps: {note}") == 1
     assert note in (tmp_path / "run/report.html").read_text()
     pairs = pd.read_parquet(tmp_path / "run/maps.parquet")
     assert pairs.groupby("sentence")["key"].max().tolist() == [19, 19]
