@@ -36,6 +36,11 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        """What stderr says, on one line: messages are wrapped."""
+        return " ".join(self.err.split())
+
 
 class Fork:
     """`python PROGRAM ARGUMENTS ...` in a forked process, from the root of the repository; `program` may name a module.

@@ -28,7 +28,9 @@
     const seen = {};
     for (const fold of document.querySelectorAll("details.more")) fold.open = true;
     for (const figure of document.querySelectorAll(".figures figure")) {
-      const drawing = figure.querySelector("svg");
+      // A tall figure is there twice, once for wide screens: one of the two is seen.
+      const [drawing, ...others] = [...figure.querySelectorAll("svg")].filter((svg) => svg.checkVisibility());
+      if (others.length) throw new Error(`${figure.id} is seen twice`);
       const [inside, around] = [drawing.getBoundingClientRect(), figure.getBoundingClientRect()];
       // What the drawing's elements refer to, and nothing else, is in the page once.
       const named = [...drawing.querySelectorAll("[href^='#'], [clip-path]")].map((node) => (node.getAttribute("href") ?? node.getAttribute("clip-path").slice(4, -1)).slice(1));

@@ -25,6 +25,11 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        """What stderr says, on one line: messages are wrapped."""
+        return " ".join(self.err.split())
+
 
 def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Outcome:
     """`python run.py ...` without the seconds that a new process takes to import torch."""

@@ -38,7 +38,7 @@ def test_a_run_attributes_its_sample_and_the_texts_of_the_explorer(capsys, monke
     ]
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
     assert outcome.status == 0, outcome.err
-    assert "the model's files name no pooling that can be used" in outcome.err + outcome.out
+    assert "the model's files name no pooling that can be used" in outcome.said + outcome.out
     ranking = pd.read_parquet(folder / "tables/attribution_ranking.parquet")
     assert set(ranking["method"]) == {"rollout", "decompx", "gradient_x_input", "random"}
     assert (ranking["count"] == 2).all()
@@ -130,7 +130,7 @@ def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
     assert outcome.status == 0, outcome.err
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert {"attribution/answer/comprehensiveness/decompx", "attribution/answer/sufficiency/random"} <= metrics.keys()
-    assert "more than the model reads" not in outcome.err
+    assert "more than the model reads" not in outcome.said
     assert "ean drop in the probability of the answer" in " ".join(outcome.out.split())
 
 

@@ -385,7 +385,7 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     arguments = [f"model.name={saved_model}", f"output_dir={folder}", "tracking=online", "dataset.limit=2"]
     outcome = run_here(capsys, monkeypatch, *arguments)
     assert outcome.status == 0, outcome.err
-    assert "tracked offline" in outcome.err
+    assert "tracked offline" in outcome.said
     assert list(folder.glob("wandb/offline-run-*"))
 
 

@@ -101,7 +101,7 @@ def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
     assert 0 < len(device.refused) < 6
-    assert outcome.err.count("does not fit into the memory of cpu: batches are split") == 1
+    assert outcome.said.count("does not fit into the memory of cpu: batches are split") == 1
     ours, whole = results(tmp_path / "run"), results(undisturbed)
     for name, value in whole["metrics"].items():
         assert ours["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
@@ -263,7 +263,7 @@ def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path,
     assert outcome.status == 0, outcome.err
     assert server.asked
     assert results(tmp_path / "run")["status"] == "completed"
-    assert outcome.err.count("lost connection to Weights & Biases") == 1
+    assert outcome.said.count("lost connection to Weights & Biases") == 1
     assert list((tmp_path / "run/wandb").glob("run-*/run-*.wandb"))  # for `wandb sync`
     assert "Traceback" not in outcome.err
 
@@ -289,8 +289,8 @@ def test_a_server_that_hangs_does_not_hold_a_run(capsys, monkeypatch, tmp_path, 
     server.goes_on.set()
     server.stop()
     assert outcome.status == 0, outcome.err
-    assert outcome.err.count("Weights & Biases") == 1
-    assert "Weights & Biases has not finished within 4 s; the run ends without it" in outcome.err
+    assert outcome.said.count("Weights & Biases") == 1
+    assert "Weights & Biases has not finished within 4 s; the run ends without it" in outcome.said
     kept = results(tmp_path / "run")
     assert kept["status"] == "completed"
     assert 4 <= kept["facts"]["phases"]["publishing"] < 15
@@ -318,7 +318,7 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]
     outcome = forks.run(*arguments, f"output_dir={tmp_path / 'run'}", program=tmp_path / "dying.py")
     assert outcome.status == 0, outcome.err
-    assert outcome.err.count("Weights & Biases failed") == 1
+    assert outcome.said.count("Weights & Biases failed") == 1
     assert "Traceback" not in outcome.err
     assert results(tmp_path / "run")["status"] == "completed"
 

@@ -25,7 +25,7 @@ def test_the_last_line_of_a_run_is_its_folder(capsys, monkeypatch, tmp_path, sav
     *table, last = outcome.out.splitlines()
     assert last == str(tmp_path / "run")
     assert "mixing:" in "\n".join(table)
-    assert f"results in {tmp_path / 'run'}" in outcome.err
+    assert f"results in {tmp_path / 'run'}" in outcome.said
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_job_of_a_sweep_is_one_line(capsys, monkeypatch, tmp_path, saved_model
         return
     for number, text in enumerate(lines[:2]):
         ratio = json.loads((folder / str(number) / "results.json").read_text())["metrics"]["mixing/attnresln_n/mean"]
-        start = f"job {number}: layers=[{number + 1}]: mixing ratio (AttnResLn-N: the attention block)"
+        start = f"job {number}: layers=[{number + 1}]: mixing ratio (AttnResLn-N)"
         assert text == f"{start} {percentage(ratio)}"
     assert lines[-1] == str(folder)
     end = "\n".join(lines[2:])

@@ -108,7 +108,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
         assert "<svg" in (folder / f"figures/{figure}.svg").read_text()[:600]
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["layers"], config["dataset"]["mask_fraction"]) == ([1, 3], 0.12)
-    assert "results in" in outcome.err
+    assert "results in" in outcome.said
     assert "attnresln_n" in outcome.out
 
 

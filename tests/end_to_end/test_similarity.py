@@ -105,9 +105,9 @@ def test_other_analyses_read_pairs_as_they_would_alone(command):
     mixing = pd.read_parquet(folder / "tables/mixing_by_layer.parquet")
     sequences = len(USED) + 1
     assert (mixing[mixing["category"] == "cls"]["count"] == sequences).all()
-    assert f"{sequences} sequences, " in outcome.out + outcome.err
-    assert f"similarity: {2 * len(USED)} sequences, " in outcome.out + outcome.err
-    assert "similarity: 1 example was skipped: without a second text" in outcome.out + outcome.err
+    assert f"{sequences} sequences, " in outcome.out + outcome.said
+    assert f"similarity: {2 * len(USED)} sequences, " in outcome.out + outcome.said
+    assert "similarity: 1 example was skipped: without a second text" in outcome.out + outcome.said
 
 
 @pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
@@ -184,7 +184,7 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
     outcome, _ = command(f"dataset.path={tmp_path / 'texts.txt'}", "dataset.score_column=null")
     assert outcome.status == 2
-    assert "2 without a second text (dataset.pair_column)" in outcome.err
+    assert "2 without a second text (dataset.pair_column)" in outcome.said
 
 
 def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tmp_path, saved_model):

@@ -27,14 +27,14 @@ def test_outliers_of_a_real_model_are_found(run):
     outcome, table = run("model=minilm", f"model.name={MINILM}", "analysis=outliers", "dataset.limit=40")
     assert outcome.status == 0, outcome.err
     assert {157, 223, 338} <= set(table("outliers_model")["dimension"])
-    assert "3 standard deviations" in outcome.err
+    assert "3 standard deviations" in outcome.said
 
 
 @pytest.mark.slow
 def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
     outcome, table = run("analysis=[outliers,score]", "dataset.limit=4", "analysis.outliers.threshold=100")
     assert outcome.status == 0, outcome.err
-    assert "no outlier dimensions: mean more than 100 standard deviations" in outcome.err
+    assert "no outlier dimensions: mean more than 100 standard deviations" in outcome.said
     for name in ("outliers_by_category", "outliers_model"):
         assert len(table(name)) == 0
     assert not (tmp_path / "run/tables/score_intervention.parquet").exists()
@@ -45,8 +45,8 @@ def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
 def test_a_dimension_out_of_range_names_the_range(run, tmp_path, dimensions):
     outcome, _ = run("analysis=score", f"analysis.outliers.dimensions={dimensions}")
     assert outcome.status == 2
-    assert "analysis.outliers.dimensions=" in outcome.err
-    assert "from 0 to 23" in outcome.err
+    assert "analysis.outliers.dimensions=" in outcome.said
+    assert "from 0 to 23" in outcome.said
     assert not (tmp_path / "run").exists()
 
 
@@ -95,7 +95,7 @@ def test_the_conventional_ranks(run):
 def test_a_corpus_of_special_tokens_alone_has_no_correlation(run):
     outcome, table = run("analysis=frequency", text="[SEP]\n[MASK]\n")
     assert outcome.status == 0, outcome.err
-    assert "ρ is undefined, no pairs" in outcome.err
+    assert "ρ is undefined, no pairs" in outcome.said
     assert table("frequency_correlation").set_index("specials").loc["without", "spearman"].isna().all()
 
 
@@ -103,7 +103,7 @@ def test_a_corpus_of_special_tokens_alone_has_no_correlation(run):
 def test_categories_that_never_occur_are_reported(run):
     outcome, table = run("analysis=norms", text="no stops at all\n")
     assert outcome.status == 0, outcome.err
-    assert "no token of category punctuation occurs in the corpus" in outcome.err
+    assert "no token of category punctuation occurs in the corpus" in outcome.said
     for name in ("norms_by_layer", "norms_by_head", "norms_correlation"):
         assert "punctuation" not in set(table(name)["category"])
     assert not table("norms_by_layer").isna().any().any()

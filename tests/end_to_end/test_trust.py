@@ -176,7 +176,9 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
         2, *SMALL, f"model.name={saved_model}", "model.allow_pickle=true", f"output_dir={folder}"
     )
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
-    assert [outcome.err.count("allow_pickle: pickled weights") for outcome in outcomes] == [1, 0], "one says it for all"
+    assert [outcome.said.count("allow_pickle: pickled weights") for outcome in outcomes] == [1, 0], (
+        "one says it for all"
+    )
     assert_same_numbers(folder, undisturbed)
 
 

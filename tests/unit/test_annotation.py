@@ -303,7 +303,7 @@ def test_a_run_reports_parts_of_speech(capsys, monkeypatch, tmp_path, saved_mode
     draw_nothing(monkeypatch)
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
     assert outcome.status == 0, outcome.err
-    assert " 27 NOUN, 6 PART, 6 PRON," in outcome.err
+    assert " 27 NOUN, 6 PART, 6 PRON," in outcome.said
     table = pd.read_parquet(folder / "tables/mixing_by_layer.parquet")
     assert {"NOUN", "DET", "cls", "all"} <= set(table["category"])
     noun = table[(table["method"] == "attn_w") & (table["category"] == "NOUN")]

@@ -19,7 +19,7 @@ from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import Scored, compared, embedded_parts, late_parts, met
 from normscope.data.batching import Batch
 from normscope.data.encoders import prompt_length
-from normscope.errors import InputError, escaped
+from normscope.errors import InputError, cut, escaped
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.loaded import LoadedModel
@@ -208,7 +208,7 @@ class Similarities(Several[Similarity]):
         if not self:
             raise InputError("explorer: expected at least one pair of texts")
         ranked = [
-            each._pair(f"{rank}. {number(each.value)}: {' '.join(each.tokens_b)[:_TITLE]}")
+            each._pair(f"{rank}. {number(each.value)}: {cut(' '.join(each.tokens_b), _TITLE)}")
             for rank, each in enumerate(self._ranked, start=1)
         ]
         return PairExplorer(self.figure(), ranked)

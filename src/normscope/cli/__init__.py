@@ -286,7 +286,7 @@ def _show(result: "Result", before: Mapping[str, float] | None) -> None:
     """Print whether a reproduced run has the same numbers, and, as the last line, the folder of the results."""
     if before is not None:
         _sweep.agrees, sentence = agreement(before, result.metrics)
-        print(sentence)
+        print(wrapped(sentence))
     print(_sweep.run, flush=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.errors import InputError, cut, escaped, one_line
+from normscope.errors import InputError, escaped, one_line
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of
 from normscope.models.loading import load
@@ -24,8 +24,6 @@ _STRONGEST = 8
 """Tokens that are printed."""
 _CHOICES = 5
 """Predictions that are printed."""
-_TITLE = 80
-"""Characters of the text that is the title of the page."""
 
 
 def explain(options: RunOptions, text: str, folder: Path) -> Path:
@@ -58,7 +56,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     if "scores" not in prediction:
         raise InputError(prediction["note"])
     _print(model.name, prediction)
-    page = live_page(session.about(), saved, cut(text, _TITLE))
+    page = live_page(session.about(), saved, text)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return write_file(folder, PAGE, page.encode())

@@ -51,18 +51,18 @@ class Session:
         """What the page's scripts need to know before they ask."""
         return {"models": [_about(model) for model in self.models], "methods": METHODS, **about_measures()}
 
-    def saved_page(self, state: object, when: str = "", title: str = "") -> str:
+    def saved_page(self, state: object, when: str = "") -> str:
         """The page as it shows a state, in one file that asks nobody.
 
         Args:
             state: The values of the address.
-            when: The date, if the page is to show it.
-            title: The title of the page, if not that of a live page.
+            when: The date, if the page is to show it; its title is then the text.
 
         Raises:
             InputError: If they are invalid.
         """
-        return live_page(self.about(), self.saved(state) | {"when": when}, title)
+        saved = self.saved(state) | {"when": when}
+        return live_page(self.about(), saved, str(state["text"]) if when and isinstance(state, Mapping) else "")
 
     def saved(self, state: object) -> dict[str, Any]:
         """A state, and the answers that the page shows for it as JSON, by part and side.

@@ -52,13 +52,14 @@ class LivePage {
     this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep);
   }
 
-  // The page is titled by its model, whose texts change; one that was saved by its text, which does not.
+  // The page is titled by its model, whose texts change; one that was saved is titled by its text, which does not.
   head({ name, facts }) {
     const text = this.state.get("text") ?? "";
     const title = document.getElementById("page-title");
-    title.textContent = this.saved ? clipped(text, LONGEST_TITLE) : name;
-    title.title = this.saved ? text : "";
-    document.getElementById("model-facts").textContent = this.saved ? `${name}: ${facts}` : facts;
+    const byText = this.saved?.titled;
+    title.textContent = byText ? clipped(text, LONGEST_TITLE) : name;
+    title.title = byText ? text : "";
+    document.getElementById("model-facts").textContent = byText ? `${name}: ${facts}` : facts;
   }
 
   get shownModel() {

@@ -5,6 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from normscope.errors import cut
 from normscope.reporting.page.elements import ALONE, EXPLORER_SCRIPTS, environment, script, script_data, style
 
 POLICY = f"{ALONE}; connect-src 'self'"
@@ -17,6 +18,8 @@ REFUSED = """<!doctype html>
 """
 """What is shown without the token. Links from other sites bring no cookies along, so the page opens itself once more."""
 
+_TITLE = 80
+"""Characters of a text that is a title."""
 _SCRIPTS = (
     "live_state.js",
     "live_text.js",
@@ -28,21 +31,21 @@ _SCRIPTS = (
 )
 
 
-def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, title: str = "") -> str:
+def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, text: str = "") -> str:
     """The live page as HTML.
 
     Args:
         about: What its scripts need to know before they ask.
         saved: The `state` of a page that asks nobody, the `answers` that it shows, as JSON by part and side, and `when` it was
             saved, if that is to be seen.
-        title: What the page is, if not a live page.
+        text: What a saved page is of, if that is its title rather than its models.
     """
     names = " and ".join(model["name"] for model in about["models"][:2])
     return (
         environment()
         .get_template("live.html")
         .render(
-            title=title or f"{names}, live",
+            title=cut(text, _TITLE) or f"{names}, live",
             policy=Markup(POLICY if saved is None else ALONE),
             css=style("page.css", "explorer.css", "pairs.css", "live.css"),
             script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
@@ -50,6 +53,6 @@ def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, 
             unit="token",
             is_cross_attention=any(model["two"] for model in about["models"]),
             of_targets=False,
-            saved="null" if saved is None else script_data(saved),
+            saved="null" if saved is None else script_data({**saved, "titled": bool(text)}),
         )
     )
