@@ -70,7 +70,9 @@ def test_a_job_of_a_sweep_is_one_line(capsys, monkeypatch, tmp_path, saved_model
     assert lines[-1] == str(folder)
     end = "\n".join(lines[2:])
     assert re.match(
-        r"\n2 choices of layers of tiny-bert on the sample corpus: .*\.\n\nMeasures that differ most\n", end, re.S
+        r"\n2 choices of layers of tiny-bert on the sample corpus: .*\.\n\nMeasures that differ most\. Signed shares",
+        end,
+        re.S,
     )
     assert not re.search("results in|sequences,|matches the", outcome.err), "details of single runs"
 

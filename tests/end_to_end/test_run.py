@@ -109,7 +109,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["layers"], config["dataset"]["mask_fraction"]) == ([1, 3], 0.12)
     assert "results in" in outcome.said
-    assert "attnresln_n" in outcome.out
+    assert "AttnResLn-N" in outcome.out
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 
 from normscope.data import batching
+from normscope.results.measures import metric_title
 from normscope.running.checkpoint import CHECKPOINT, Checkpoint
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, results
@@ -236,7 +237,7 @@ def test_a_run_is_reproduced(capsys, monkeypatch, tmp_path, undisturbed):
     (lied / "results.json").write_text(json.dumps(changed))
     found = run_here(capsys, monkeypatch, f"reproduce={lied}", f"output_dir={tmp_path / 'third'}")
     assert found.status == 1
-    assert name in found.out
+    assert metric_title(name) in found.out
 
 
 def test_no_secret_is_written_anywhere(capsys, monkeypatch, tmp_path, saved_model):
