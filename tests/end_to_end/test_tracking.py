@@ -4,6 +4,7 @@ import http.server
 import json
 import logging
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -58,7 +59,7 @@ def whole_lines(monkeypatch):
 
 
 def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
-    """The lines that a tracked run prints if something happens during it."""
+    """The messages that a tracked run prints if something happens during it."""
     folder.mkdir(exist_ok=True)
     capsys.readouterr()
     with started(options(**chosen), folder) as tracker:
@@ -68,7 +69,8 @@ def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
             result = Result(metrics=metrics, facts={"tokens": 3})
             result.save(folder)
             tracker.result(result, folder, {})
-    return [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    said = " ".join(capsys.readouterr().err.split())  # messages are wrapped
+    return [message for message in re.split(r" (?=Weights & Biases )", said) if message]
 
 
 def recorded(folder):
