@@ -382,8 +382,8 @@ def _sentences(specimen: Specimen, means: pd.DataFrame, main: str | None, varian
     where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
     part = f"the first {length} tokens of " if one[0] == "text" else ""
     sentences = [
-        f"On {part}{where}, {is_sink} in {rate} of the heads, with {mass} of the attention weight and {contribution} of the norms "
-        "‖αf(x)‖ of what heads contribute."
+        f"On {part}{where}, {is_sink} in {rate} of the heads, with {mass} of the attention weight and {contribution} of the "
+        "norms ‖αf(x)‖ of what heads contribute."
     ]
     others = {f"without {begin}": (one[0], False)} if one[1] else {}
     others |= {f"on {words}": (name, one[1]) for name, words in WORDS.items() if name != one[0]}
