@@ -62,7 +62,7 @@ def eager(model, layout, inputs, field="attentions") -> torch.Tensor:
         model.config._attn_implementation = own
 
 
-@pytest.mark.kinds
+@pytest.mark.kinds("bert", "bloom", "deberta-v2", "gemma2", "gpt_oss", "mpnet", "qwen2", "t5")
 def test_weights_are_those_of_eager_attention(family, family_model):
     """With grouped queries, windows, sinks, soft caps, ALiBi and padding, whichever the family has."""
     inputs = token_batch(family_model, LENGTHS)

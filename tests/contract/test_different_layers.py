@@ -27,6 +27,11 @@ IDS = torch.tensor(TEXTS)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
+QUICK = {"everything", "gates", "positions of norms"}
+"""Together, they differ in all ways."""
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIED]
+
+
 @functools.cache
 def wrapped(name):
     return normscope.wrap(varied(name))
@@ -42,7 +47,7 @@ def contributions(parts):
     return torch.einsum("bhqk,bhkd,bhqd,hdm->bhqkm", parts.weights, parts.value, parts.gate, parts.output_weight)
 
 
-@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("name", EACH)
 def test_each_block_is_what_its_own_layer_computes(name):
     """α, values, W_O with all factors, ratios and norms against explicit vectors of all pairs."""
     model = wrapped(name)
@@ -67,7 +72,7 @@ def test_each_block_is_what_its_own_layer_computes(name):
         torch.testing.assert_close(shares, torch.ones_like(shares), **EXACT)
 
 
-@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("name", EACH)
 def test_whole_layers_are_followed(name):
     """Scores, biases and what every layer's heads and network add make up a scalar of the last vectors."""
     model = wrapped(name)
@@ -95,7 +100,7 @@ def test_methods_are_those_of_all_layers():
     assert {*ratios["layer"]} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("name", EACH)
 def test_decompositions_have_the_heads_of_each_layer(name):
     found = normscope.decompose(wrapped(name), TEXTS[0], heads=True)
     for layer, (_, parts) in enumerate(expected_blocks(name)):
@@ -136,9 +141,8 @@ def test_tables_by_layer_and_head_have_rows_for_the_heads_that_exist():
 
 
 @pytest.mark.parametrize("name", ["mixing", "feedforward", "frequency", "outliers"])
-@pytest.mark.parametrize("kinds", ["numbers of heads", "positions of norms", "everything"])
-def test_analyses_of_blocks_and_layers_run(name, kinds):
-    assert normscope.run(name, model=wrapped(kinds), texts=TEXTS * 2).metrics
+def test_analyses_of_blocks_and_layers_run(name):
+    assert normscope.run(name, model=wrapped("everything"), texts=TEXTS * 2).metrics
 
 
 def llama_with_other_heads(**changes):

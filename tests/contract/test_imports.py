@@ -58,7 +58,6 @@ ALLOWED = {
     "alignment": {
         "analyses.base",
         "analyses.finite",
-        "config.arguments",
         "data",
         "declarations",
         "maths",

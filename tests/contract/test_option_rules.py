@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_null_is_accepted_where_it_is_said_to_be(key):
 
 def test_every_key_says_what_it_means_and_expects():
     for key in SCHEMA.keys.values():
-        assert key.meaning, key.name
+        assert re.match(r"[A-Z`].*\.\)?$", key.meaning, re.DOTALL), f"{key.name} has no description below it"
         assert key.expected != "any value", key.name
 
 

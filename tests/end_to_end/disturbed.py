@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -50,25 +49,6 @@ def torchrun(
     return python(
         "-m", "torch.distributed.run", *rendezvous, program, *arguments, **{"OMP_NUM_THREADS": "1"} | environment
     )
-
-
-def dying(folder: Path) -> Path:
-    """A program like run.py, of which processes with a rank in `DYING` are killed before their batch number `DIES`, from 1."""
-    program = folder / "dying.py"
-    program.write_text(
-        "import os, runpy, signal\n"
-        "from normscope.running.memory import BatchRunner\n"
-        "mine = os.environ.get('RANK', '0') in os.environ['DYING'].split(',')\n"
-        "run, left = BatchRunner.run, [int(os.environ['DIES']) if mine else 0]\n"
-        "def die(runner, batch):\n"
-        "    left[0] -= 1\n"
-        "    if left[0] == 0:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return run(runner, batch)\n"
-        "BatchRunner.run = die\n"
-        "runpy.run_path('run.py', run_name='__main__')\n"
-    )
-    return program
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Whole commands: in the tests' own process, or in a new interpreter. `forks.py` has processes that cost less than those."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import runpy
@@ -15,20 +14,9 @@ import pytest
 from normscope.reporting import drawing, publish
 from normscope.reporting.page import inline_svg
 from tests.end_to_end import forks
+from tests.end_to_end.forks import Outcome
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def said(self) -> str:
-        """What stderr says, on one line: messages are wrapped."""
-        return " ".join(self.err.split())
 
 
 def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Outcome:

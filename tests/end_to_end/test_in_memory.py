@@ -101,24 +101,6 @@ def test_a_wrapped_model_gives_the_same(model, command):
     assert_same_results(results, command)
 
 
-@pytest.mark.slow
-def test_a_batch_that_does_not_fit_is_split(model, monkeypatch):
-    expected = normscope.run("norms", model=model, texts=TEXTS)
-    attempts = []
-
-    def limited(observer, batch, analyses):
-        attempts.append(batch.sequences)
-        if batch.sequences > 2:
-            raise torch.OutOfMemoryError("out of memory")
-        run_batch(observer, batch, analyses)
-
-    monkeypatch.setattr(memory, "run_batch", limited)
-    split = normscope.run("norms", model=model, texts=TEXTS)
-    assert attempts[0] == 5
-    assert set(attempts[1:]) <= {1, 2, 3}
-    pd.testing.assert_frame_equal(split.tables["norms_by_layer"], expected.tables["norms_by_layer"], rtol=1e-5)
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(("analyses", "passes"), [("attribution", 0), (["attribution", "mixing"], 1)])
 def test_the_model_runs_on_the_corpus_only_if_an_analysis_observes_it(model, monkeypatch, analyses, passes):

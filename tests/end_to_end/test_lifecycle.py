@@ -1,5 +1,6 @@
 """A run from claiming its folder to its final message: what can stop it, and what it leaves behind."""
 
+import os
 import shutil
 import signal
 
@@ -137,20 +138,17 @@ def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypa
 
 @pytest.mark.parametrize("dying", [0, 1])
 @pytest.mark.spread(1)
-def test_a_process_that_dies_ends_the_others(tmp_path, saved_model, dying):
-    (tmp_path / "dying.py").write_text(
-        "import os, runpy, signal\n"
-        "from normscope.running import pipeline\n"
-        "accumulate = pipeline.accumulate\n"
-        "def die(*arguments):\n"
-        f"    if os.environ['RANK'] == '{dying}':\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    accumulate(*arguments)\n"
-        "pipeline.accumulate = die\n"
-        "runpy.run_path('run.py', run_name='__main__')\n"
-    )
+def test_a_process_that_dies_ends_the_others(monkeypatch, tmp_path, saved_model, dying):
+    accumulate = pipeline.accumulate
+
+    def die(*arguments):
+        if os.environ["RANK"] == str(dying):
+            os.kill(os.getpid(), signal.SIGKILL)
+        accumulate(*arguments)
+
+    monkeypatch.setattr(pipeline, "accumulate", die)
     arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]
-    outcomes = forks.run_several(2, *arguments, program=tmp_path / "dying.py")
+    outcomes = forks.run_several(2, *arguments)
     assert outcomes[dying].status == -signal.SIGKILL
     survivor = outcomes[1 - dying]
     assert survivor.status == 2, survivor.err

@@ -138,7 +138,7 @@ def test_the_page_opens_on_a_question_with_an_answer(browser, page, models):
     assert tab.run(shown.format("h2")) == "Which token comes next, and why?"
     likely = tab.run("document.querySelector('.answers .answer').textContent")
     assert tab.run(shown.format(".answer-line")).startswith(f"“{likely.strip()}” (")
-    assert tab.run(shown.format(".answer-line")).endswith(" it most.")
+    assert tab.run(shown.format(".answer-line")).endswith("it most.")
     tab.close()
 
 

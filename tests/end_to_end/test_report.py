@@ -13,7 +13,7 @@ import pytest
 
 from normscope.config.schema import plain
 from normscope.models.options import ModelOptions
-from normscope.reporting import publish
+from normscope.reporting import drawing
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.explorer import payload
 from normscope.reporting.page.report import page
@@ -43,7 +43,7 @@ def reported(tmp_path_factory, saved_model):
     folder = tmp_path_factory.mktemp("reported")
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(publish, "drawn", lambda _figure, formats, _look: [b""] * len(formats))
+        monkeypatch.setattr(drawing, "drawn", lambda _figure, formats, _look: [b""] * len(formats))  # not in files
         arguments = [
             "analysis=[mixing,norms,feedforward]",
             f"model.name={saved_model}",
@@ -232,8 +232,9 @@ def test_the_explorer_shows_differences_words_and_all_heads(reported, wide):
     assert "(logarithmic)" in seen["explored"][VIEWS["every head"]]["legend"]
 
 
+@pytest.mark.slow
 @needs_browser
-@pytest.mark.parametrize("window", ["wide", pytest.param("narrow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", ["wide", "narrow"])
 def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, window):
     seen, console = request.getfixturevalue(window)
     assert console == []

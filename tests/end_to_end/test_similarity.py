@@ -187,8 +187,8 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     assert "2 without a second text (dataset.pair_column)" in outcome.said
 
 
-def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tmp_path):
-    """Here the end of the first text, and the middle of the second. All cells still add up to the cosine."""
+def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tmp_path, saved_model):
+    """The 40 tokens in a row that add most; what stands before and behind them is one cell each. All add up to the cosine."""
     pairs = [
         {"text": "river " * 80, "text_pair": "cat " * 70},
         {"text": "river " * 30 + "cat " * 50, "text_pair": "river " * 20 + "cat " * 40 + "river " * 20},
@@ -196,13 +196,16 @@ def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tm
     outcome, folder = command(f"dataset.path={written(tmp_path / 'long.jsonl', pairs)}", "dataset.score_column=null")
     assert outcome.status == 0, outcome.err
     values = tables(folder)["similarity_pairs"].set_index("row")["value"]
-    by_row = {row: TextPair.of(read_figure(folder / f"figures/similarity_pair_{row}.parquet")) for row in (1, 2)}
-    for row, pair in by_row.items():
+    model = normscope.load(str(saved_model))
+    for row, texts in enumerate(pairs, start=1):
+        pair = TextPair.of(read_figure(folder / f"figures/similarity_pair_{row}.parquet"))
         assert pair.value == pytest.approx(values[row], abs=1e-5)
-        for tokens, count in ((pair.tokens_a, 82), (pair.tokens_b, 72 if row == 1 else 82)):
-            left_out = [int(token.split()[1]) for token in tokens if token.startswith("[…")]
-            assert len(tokens) - len(left_out) == 40
-            assert sum(left_out) == count - 40
+        matrix = normscope.similarity(model, *texts.values(), pooling="mean").matrix
+        for tokens, added in ((pair.tokens_a, matrix.sum(axis=1)[:-1]), (pair.tokens_b, matrix.sum(axis=0)[:-1])):
+            before = max(range(len(added) - 39), key=lambda start, added=added: added[start : start + 40].sum())
+            behind = len(added) - before - 40
+            assert [tokens[0], tokens[-1]] == [f"[… {before} tokens]", f"[… {behind} tokens]"]
+            assert len(tokens) == 42
 
 
 def test_maps_of_the_shortest_pairs_are_those_of_normscope_similarity(command, saved_model):

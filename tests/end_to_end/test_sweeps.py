@@ -54,6 +54,7 @@ def test_agents_start_commands_that_compose(path):
         composed(*command[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # W&B leaves the file of a sweep's parameters open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", SWEEPS[:1], ids=lambda path: path.stem)

@@ -57,6 +57,12 @@ def started(run: RunOptions, folder):
     return weights_and_biases.track(run.tracking, describe(run, "normscope", "bert"), folder)
 
 
+@pytest.fixture(autouse=True)
+def whole_lines(monkeypatch):
+    """A message is one line, as long as it is."""
+    monkeypatch.setattr("normscope.reporting.terminal.wrapped", lambda text: text)
+
+
 def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
     """The lines that a tracked run prints if something happens during it."""
     folder.mkdir(exist_ok=True)

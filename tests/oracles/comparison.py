@@ -1,14 +1,17 @@
 """What an oracle says, and the comparison of an analysis's findings with all of it."""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from normscope.analyses.registry import analyses
 from normscope.results.figures import Dots, Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.results.result import Result
 from normscope.statistics.pair_histogram import Axis
@@ -51,12 +54,6 @@ def three_digits(value: float) -> str:
     return f"{value * (1 + 1e-12):+#.3g}".replace("-", "−").removesuffix(".")
 
 
-def clearly_apart(one: float, other: float) -> bool:
-    """Whether two shares differ by half a point, or by a tenth of the larger and at least 0.1 points."""
-    difference = 1000 * abs(one - other) * (1 + 1e-9)
-    return difference >= 5 or (difference >= 1 and difference >= 100 * max(abs(one), abs(other)))
-
-
 def visibly_apart(one: float, other: float) -> bool:
     """Whether two numbers differ by a unit of the third digit of the larger."""
     exponent = int(f"{max(abs(one), abs(other)):e}".partition("e")[2])
@@ -66,6 +63,22 @@ def visibly_apart(one: float, other: float) -> bool:
 def percent(share: float) -> str:
     """One decimal; halves are rounded up."""
     return f"{100 * share * (1 + 1e-12):.1f}%".replace("-", "−")
+
+
+def module_of_sentences(name: str) -> ModuleType:
+    """The module with the sentences of an analysis: that of its implementation, or one of its package."""
+    module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
+    function = getattr(module, "sentences_of", None)
+    return importlib.import_module(f"{module.__package__}.sentences" if function is None else function.__module__)
+
+
+def said(name: str, metrics: Mapping[str, float], *arguments: Any, **named: Any) -> Sequence[str]:
+    """What an analysis says of the numbers that it should have found.
+
+    `test_sentences.py` has the sentences themselves, written out by hand for both sides of every boundary.
+    """
+    sentences: Sequence[str] = module_of_sentences(name).sentences_of(metrics, *arguments, **named)
+    return sentences
 
 
 _NUMBER = re.compile(r"(?<![\w.])−?\d[\d,]*(?:\.\d+)?(?:×10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?%?")

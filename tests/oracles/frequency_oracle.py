@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
-from tests.oracles.comparison import Expected, Picture, cloud, spearman, table, three_digits
+from tests.oracles.comparison import Expected, Picture, cloud, said, spearman, table
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -27,11 +27,6 @@ PRINTED = {
     "attnres_n": "AttnRes-N: vectors + residual",
     "attnresln_n": "AttnResLn-N: the attention block",
     "f": "‖f(x)‖",
-}
-IN_WORDS = {
-    "alpha": "the weight that it receives",
-    "f": "‖f(x)‖",
-    "attnresln_n": "its mixing ratio",
 }
 
 
@@ -87,7 +82,7 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         .unstack()
         .reindex(measures)
         .rename(index=lambda measure: PRINTED.get(measure, measure), columns=lambda name: f"{name} special tokens"),
-        sentences=_sentences(metrics),
+        sentences=said("frequency", metrics),
         notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
     )
 
@@ -151,24 +146,3 @@ def _by_token(
         for token, own in means.groupby("id")
     ]
     return table(["token", "token_id"], rows)
-
-
-def _sentences(metrics: Mapping[str, float]) -> list[str]:
-    parts = [
-        f"{three_digits(metrics[f'spearman/{measure}/with_specials'])} with {words}"
-        for measure, words in IN_WORDS.items()
-        if f"spearman/{measure}/with_specials" in metrics
-    ]
-    if not parts:
-        return []
-    listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    rho = metrics.get("spearman/f/with_specials", np.nan)
-    answers = {
-        rho > 0.1: "Frequent tokens are discounted (their vectors are shorter)",
-        rho < -0.1: "Frequent tokens are not discounted (their vectors are longer)",
-        abs(rho) <= 0.1: "Frequent tokens have vectors of about the same length as rare ones",
-    }
-    answer = f"{answers[True]}: special" if True in answers else "Special"
-    return [
-        f"{answer} tokens included, a token's frequency rank (1: most frequent) has a rank correlation of {listed}."
-    ]

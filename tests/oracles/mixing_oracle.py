@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.statistics.intervals import Sample, mean_test
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, spoken, table
+from tests.oracles.comparison import Expected, Picture, said, spoken, table
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -76,7 +76,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
             ),
         },
         summary=summary_by_category(tokens[tokens["method"] == methods[-1]], layers, categories),
-        sentences=_sentences(metrics),
+        sentences=said("mixing", metrics),
     )
 
 
@@ -200,31 +200,3 @@ def means_by_sequence(tokens: pd.DataFrame, layers: Sequence[int], method: str) 
     """Number of tokens, and mean over them and the layers, of each sequence."""
     sequences = tokens[tokens["method"] == method].groupby("sequence")["ratio"]
     return [(len(ratios) // len(layers), float(ratios.mean())) for _, ratios in sequences]
-
-
-def _sentences(metrics: dict[str, float]) -> list[str]:
-    whole = "attnresln_n/mean" in metrics
-    name = "attnresln_n" if whole else "attnres_n"
-    mean, low, high = (metrics[f"{name}/{statistic}"] for statistic in ("mean", "min", "max"))
-    included = (
-        "the vectors, the residual connection and the layer normalisation"
-        if whole
-        else "the vectors and the residual connection"
-    )
-    origin, suggestion = "the source", ""
-    if "attn_w/mean" in metrics:
-        origin, suggestion = "other tokens", f"; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
-    through = (
-        "" if origin == "the source" else f"{percent(metrics[f'{name}/own'])} from the token itself through attention, "
-    )
-    taken = f"{'less' if mean < 0.5 else 'more'} from {origin} than"
-    if not clearly_apart(mean, 0.5):
-        taken = f"{'' if percent(mean) == '50.0%' else 'about '}as much from {origin} as"
-    return [
-        f"On average, tokens take {taken} they preserve of themselves: the mean mixing ratio of the attention blocks is "
-        f"{percent(mean)}{suggestion}.",
-        f"The mixing ratio, which includes {included}, ranges from {percent(low)} to {percent(high)} over tokens and layers.",
-        "Measured along the output vectors, where parts add up to 100%, "
-        f"{percent(metrics[f'{name}/share'])} comes from {origin}, {through}{percent(metrics[f'{name}/residual'])} from the "
-        f"residual connection and {percent(metrics[f'{name}/bias'])} from biases.",
-    ]

@@ -9,17 +9,7 @@ from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.token_sequence import fingerprint
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import (
-    Expected,
-    Picture,
-    clearly_apart,
-    cloud,
-    percent,
-    spearman,
-    spoken,
-    table,
-    three_digits,
-)
+from tests.oracles.comparison import Expected, Picture, cloud, said, spearman, spoken, table
 from tests.oracles.specimens import Specimen
 from tests.oracles.words import WordSequence
 
@@ -74,9 +64,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         curves=curves | {"expansion": rates["rate"].to_dict()},
         figures=_figures(by_layer, by_head, pairs),
         summary=_summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
-        sentences=_sentences(
-            {name: value for name, value in metrics.items() if name.split("/")[-1] not in _unseen(specimen, layers)}
-        ),
+        sentences=said("norms", metrics, _unseen(specimen, layers)),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
     )
 
@@ -319,57 +307,3 @@ def _summary(
     if share_of_bias is not None and "all" in present:
         summary.loc["b_O", "% of the output"] = 100 * share_of_bias
     return summary.rename(index=spoken)
-
-
-def _sentences(metrics: dict[str, float]) -> list[str]:
-    sentences = []
-    every = metrics.get("alpha_f/all")
-    pairs = {
-        category: (metrics[f"alpha/{category}"], metrics[f"alpha_f/{category}"] / every)
-        for category in ("cls", "sep", "first", "punctuation")
-        if f"alpha/{category}" in metrics and every is not None
-    }
-    if pairs:
-        category = max(pairs, key=lambda name: abs(np.subtract(*pairs[name])))
-        weight, norm = pairs[category]
-        but = "but contribute only" if 2 * norm < weight and clearly_apart(norm, weight) else "and contribute"
-        sentences.append(
-            f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(norm)} of "
-            "Σ‖αf(x)‖."
-        )
-    sentences += _of_shares(metrics)
-    parts = []
-    if "spearman/all" in metrics:
-        rho = three_digits(metrics["spearman/all"])
-        parts.append(f"Weights have a rank correlation of {rho} with ‖f(x)‖ over the pairs of all texts")
-    alike = metrics.get("f/uniform")
-    if (
-        every is not None
-        and alike is not None
-        and abs(metrics["alpha/all"] - 1) < 0.001
-        and not 0.9 < every / alike < 1 / 0.9
-    ):
-        longer = "shorter" if every < alike else "longer"
-        parts.append(
-            f"{longer if parts else longer.capitalize()} vectors tend to get larger weights: the keys that a query sees have a "
-            f"mean ‖f(x)‖ of {three_digits(every)[1:]} weighted by α, and of {three_digits(alike)[1:]} with equal weights"
-        )
-    return [*sentences, *([f"{'; '.join(parts)}."] if parts else [])]
-
-
-def _of_shares(metrics: dict[str, float]) -> list[str]:
-    shares = {name[6:]: value for name, value in metrics.items() if name.startswith("share/")}
-    apart = {}
-    for category in set(shares) - {"negative_heads", "heads", "all"} if "all" in shares else ():
-        norm, relative = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"], shares[category] / shares["all"]
-        if not 0.5 <= relative / norm <= 1.5 and clearly_apart(relative, norm):
-            apart[category] = (norm, relative)
-    if not apart:
-        return []
-    category = max(apart, key=lambda name: abs(np.subtract(*apart[name])))
-    norm, relative = apart[category]
-    return [
-        f"Norms {'over' if relative < norm else 'under'}state what {spoken(category)} tokens contribute: these have "
-        f"{percent(norm)} of Σ‖αf(x)‖, but {percent(relative)} of what comes from all tokens along the output "
-        "vectors, where contributions add up."
-    ]

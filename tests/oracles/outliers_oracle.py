@@ -7,7 +7,7 @@ import pandas as pd
 import scipy.stats
 
 from normscope.analyses.declarations.outliers import OutliersOptions
-from tests.oracles.comparison import Expected, Picture, percent, table
+from tests.oracles.comparison import Expected, Picture, said, table
 from tests.oracles.specimens import Specimen
 
 
@@ -55,13 +55,14 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         [{"dimension": j, "share_of_layers": share[j], "largest_score": np.abs(scores[:, j]).max()} for j in outliers],
         ["share_of_layers", "largest_score"],
     )
+    metrics = {"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers}
     return Expected(
         tables={"dimensions": every, "by_category": by_category, "model": model},
-        metrics={"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers},
+        metrics=metrics,
         curves={f"mean/{j}": {layer: hidden[layer, :, j].mean() for layer in layers} for j in outliers},
         figures=_figures(every, by_category, outliers),
         summary=_summary(model),
-        sentences=_sentences(outliers, share, given=options.dimensions is not None),
+        sentences=said("outliers", metrics, given=options.dimensions is not None),
         notes=[f"outlier dimensions: {criterion(specimen, options)}"],
     )
 
@@ -124,17 +125,3 @@ def _figures(every: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[
             }
         )
     return figures
-
-
-def _sentences(outliers: Sequence[int], share: np.ndarray, *, given: bool) -> list[str]:
-    if not outliers:
-        reason = "no dimension is set" if given else "no hidden dimension is an outlier in enough layers"
-        return [f"The model has no outlier dimensions: {reason}."]
-    parts = [f"{j} ({percent(float(share[j]))})" for j in outliers]
-    kind = "an outlier " if given else ""
-    parts[0] = f"{outliers[0]} ({kind}in {percent(float(share[outliers[0]]))} of the layers)"
-    listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    number = f"{len(outliers)} outlier dimension{'s' * (len(outliers) > 1)}"
-    if given:
-        return [f"{number} {'is' if len(outliers) == 1 else 'are'} set by hand: {listed}."]
-    return [f"The model has {number}: {listed}."]

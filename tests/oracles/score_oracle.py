@@ -11,7 +11,7 @@ from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, clearly_apart, percent, spoken, table, three_digits
+from tests.oracles.comparison import Expected, Picture, said, table
 from tests.oracles.specimens import Specimen
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
@@ -45,7 +45,7 @@ def expected(
         curves=_curves(concentration),
         figures=_figures(tables, outliers),
         summary=_summary(tables, reported),
-        sentences=_sentences(metrics, outliers),
+        sentences=said("score", metrics, outliers if len(outliers) <= 8 else ()),
         notes=notes,
     )
 
@@ -261,42 +261,3 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
         summary[f"α on {name}"], summary["without outlier dimensions"] = own["before"], own["after"]
         summary["without random dimensions"] = own["before"] + own["controls_mean"]
     return summary
-
-
-def _sentences(metrics: Mapping[str, float], outliers: list[int]) -> list[str]:
-    sentences = []
-    half, ninety = (metrics.get(f"dimensions_for_{part}/mean") for part in ("half", "90_percent"))
-    bias, besides = percent(metrics["share_of_key_bias/mean"]), abs(metrics["share_of_key_bias/mean"]) >= 0.0005
-    if half is not None:
-        more = "" if ninety is None else f", and {three_digits(ninety)[1:]} make up 90%"
-        every = metrics["heads_below_half/share"] == 0 == metrics["heads_below_90_percent/share"]
-        sentences.append(
-            f"On average over heads, {three_digits(half)[1:]} dimensions make up half of the spread of a query's scores over "
-            f"its keys{more}{'' if every else ' (heads whose dimensions never reach that share are left out)'}"
-            f"{f'; the key bias b_K makes up {bias}' if besides else ''}."
-        )
-    elif besides:
-        sentences.append(f"The key bias b_K makes up {bias} of the spread of a query's scores over its keys.")
-    if metrics["share_of_outliers/mean"] != 0:
-        share = percent(metrics["share_of_outliers/mean"])
-        *most, last = map(str, outliers)
-        named = f"{', '.join(most)} and {last}" if most else last
-        named = f" ({named})" if len(outliers) <= 8 else ""
-        sentences.append(f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}.")
-    changes = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/change")}
-    changes = {name: value for name, value in changes.items() if name not in ("other", "all")} or changes
-    if changes:
-        most = max(changes, key=lambda category: abs(changes[category]))
-        before, after = (metrics[f"intervention/{most}/{column}"] for column in ("before", "after"))
-        random = metrics.get(f"intervention/{most}/controls_mean")
-        comparison = ""
-        if random is not None:
-            comparison = f"; with as many random dimensions removed instead, it is {percent(before + random)}"
-        change = f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}"
-        if not clearly_apart(before, after):
-            change = f"stays at {'' if percent(before) == percent(after) else 'about '}{percent(after)}"
-        sentences.append(
-            "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
-            f"{spoken(most)} tokens {change}{comparison}."
-        )
-    return sentences

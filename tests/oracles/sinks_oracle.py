@@ -11,15 +11,7 @@ import torch
 from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.data.token_sequence import fingerprint
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.comparison import (
-    Expected,
-    Picture,
-    percent,
-    spoken,
-    table,
-    three_digits,
-    visibly_apart,
-)
+from tests.oracles.comparison import Expected, Picture, said, spoken, table
 from tests.oracles.score_oracle import CHANGES, _drawn, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
@@ -52,7 +44,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         curves=_curves(specimen, tables, main),
         figures=_figures(specimen, tables, main),
         summary=_summary(specimen, means, main),
-        sentences=_sentences(specimen, means, main, variants, options.length) + _massive_sentences(tables, metrics),
+        sentences=said("sinks", metrics, _begins(specimen) or "BOS", options.length),
         notes=_notes(specimen, options, tables),
     )
 
@@ -358,66 +350,6 @@ def _summary(specimen: Specimen, means: pd.DataFrame, main: str | None) -> pd.Da
             "its contribution %": of_sink["contribution"],
         } | ({} if main == "first" else {"first token's weight %": of_first["mass"]})
     return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def number(value: float) -> str:
-    """Three digits without a plus sign; thousands separated."""
-    if abs(value) >= 1000:
-        return f"{float(f'{value:.3g}'):,.0f}"
-    return three_digits(value).removeprefix("+")
-
-
-def _listed(parts: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-
-
-def _sentences(specimen: Specimen, means: pd.DataFrame, main: str | None, variants: Variants, length: int) -> list[str]:
-    if main is None:
-        return []
-    one, begin = next(iter(variants)), _begins(specimen)
-    rate, mass, contribution = (
-        percent(means.loc[(*one, main), name]) for name in ("sink_rate", "mass", "contribution")
-    )
-    is_sink = "the first token is a sink" if main == "first" else f"{spoken(main)} tokens are, on average, sinks"
-    where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
-    part = f"the first {length} tokens of " if one[0] == "text" else ""
-    sentences = [
-        f"On {part}{where}, {is_sink} in {rate} of the heads, with {mass} of the attention weight and {contribution} of the "
-        "norms ‖αf(x)‖ of what heads contribute."
-    ]
-    others = {f"without {begin}": (one[0], False)} if one[1] else {}
-    others |= {f"on {words}": (name, one[1]) for name, words in WORDS.items() if name != one[0]}
-    rest = [
-        f"{percent(means.loc[(*variant, main), 'sink_rate'])} {words}"
-        for words, variant in others.items()
-        if (*variant, main) in means.index
-    ]
-    if rest:
-        whose = "whichever token comes first" if main == "first" else f"{spoken(main)} tokens"
-        sentences.append(f"The sink rate of {whose} is {_listed(rest)}.")
-    return sentences
-
-
-def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float]) -> list[str]:
-    massive = tables["massive"]
-    if not len(massive):
-        return ["There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."]
-    layers = massive.index.get_level_values("layer")
-    without = ""
-    if "ablation/zero/loss/before" in metrics:
-        losses = [metrics[f"ablation/zero/loss/{name}"] for name in ("before", "after", "controls")]
-        before, zero, controls = map(number, losses)
-        change = f"leaves the loss at {'' if before == zero else 'about '}{zero}"
-        if visibly_apart(*losses[:2]):
-            change = f"changes the loss from {before} to {zero}"
-        without = (
-            f"; setting them to zero {change} nats; with as many random dimensions set to zero, the loss is {controls}"
-        )
-    return [
-        f"{massive.index.get_level_values('dimension').nunique()} dimensions have massive activations in layers "
-        f"{layers.min()} to {layers.max()}, up to {number(metrics['massive/largest'])} ({number(metrics['massive/ratio'])} "
-        f"times the median){without}."
-    ]
 
 
 def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataFrame]) -> list[str]:

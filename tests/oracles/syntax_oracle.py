@@ -17,7 +17,7 @@ from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import Annotation, Corpus, CorpusCounts, Example
 from tests.oracles import feedforward_oracle
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, percent, table
+from tests.oracles.comparison import Expected, Picture, said, table
 from tests.oracles.specimens import Specimen
 
 # Tokens; the tokens of each word (first, end), None for a word without one; heads from 1, 0 for the root; relations.
@@ -273,7 +273,7 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
         curves=curves,
         figures=_figures(best, _gains(best, counted, maps), largest, measures),
         summary=_summary(metrics, measures),
-        sentences=_sentences(metrics),
+        sentences=said("syntax", metrics),
         notes=[
             f"{_arcs_excluded(dropped[0])} because {'its' if dropped[0] == 1 else 'their'} two words share the same tokens",
             f"{_arcs_excluded(dropped[1])} because one of {'its' if dropped[1] == 1 else 'their'} words has no token",
@@ -432,21 +432,3 @@ def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFr
     rows = {TITLES[measure]: {"found %": 100 * metrics[f"{measure}/best/all"]} for measure in measures}
     baseline = {"always the next word": {"found %": 100 * metrics["right_branching/all"]}}
     return pd.DataFrame.from_dict(rows | baseline, orient="index")
-
-
-def _gain(gain: float) -> str:
-    tenths = round(1000 * gain)
-    if tenths == 0:
-        return "change the accuracy of the best head by less than 0.1 points"
-    verb = "raise" if tenths > 0 else "lower"
-    return f"{verb} the accuracy of the best head by {abs(tenths) / 10:.1f} percentage points"
-
-
-def _sentences(metrics: Mapping[str, float]) -> list[str]:
-    return [
-        f"The best head by weights finds {percent(metrics['attn_w/best/all'])} of the arcs and the best head by vector norms "
-        f"{percent(metrics['attn_n/best/all'])}, each on the half of the corpus not used to select it; always choosing "
-        f"the next word finds {percent(metrics['right_branching/all'])}.",
-        f"With special tokens allowed, norms {_gain(metrics['gain/with_sinks'])}; with special tokens excluded, "
-        f"they {_gain(metrics['gain/sinks_masked'])}.",
-    ]

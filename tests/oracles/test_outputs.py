@@ -23,7 +23,7 @@ from normscope.analyses.declarations.sinks import SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
-from normscope.analyses.sampled_pairs import PAIRS
+from normscope.analyses.samples import PAIRS
 from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies

@@ -18,7 +18,7 @@ from normscope.analyses.declarations.similarity import SimilarityOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.declarations.syntax import SyntaxOptions
 from normscope.analyses.frequency import FREQUENCIES
-from normscope.analyses.sampled_pairs import PAIRS, SampledPairs
+from normscope.analyses.samples import PAIRS, SampledPairs
 from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies

@@ -1,6 +1,5 @@
 """The sentences of the report, written out by hand; where a number decides what is said, on both sides of the boundary."""
 
-import importlib
 import inspect
 import re
 import sys
@@ -12,6 +11,7 @@ from normscope.analyses.registry import analyses
 from normscope.analyses.text_pairs import DrawnPair
 from normscope.analyses.translated_words import sentences_of_translations
 from normscope.results.figures import TextPair
+from tests.oracles.comparison import module_of_sentences
 
 MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
 SHARES = {"attnres_n/share": 0.125, "attnres_n/own": 0.0, "attnres_n/residual": 0.9, "attnres_n/bias": -0.025}
@@ -309,6 +309,10 @@ CASES = {
                 (0.0499, -0.0499, ""),
                 (-0.2, 0.015, ""),
             )
+        ),
+        (
+            NORMS | {"alpha/sep": 0.6, "alpha_f/sep": 0.5},  # further apart than those of [CLS]
+            ["The [SEP] tokens receive 60% of the attention weight but contribute only 10% of Σ‖αf(x)‖."],
         ),
         ({"alpha_f/all": 5.0, "alpha_f/cls": 0.001, "share/all": 0.9, "share/cls": 0.0008}, []),  # 0.0% and 0.1%
         *(
@@ -759,7 +763,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_sentences(name):
     for metrics, *keywords, expected in CASES[name]:
-        assert module_of(name).sentences_of(metrics, **(keywords[0] if keywords else {})) == expected
+        assert module_of_sentences(name).sentences_of(metrics, **(keywords[0] if keywords else {})) == expected
 
 
 def test_sentences_of_translations():
@@ -814,7 +818,7 @@ def test_what_a_sentence_claims_holds_of_the_numbers_it_prints(name):
     for metrics, *keywords, _ in CASES[name]:
         for _ in range(60):
             moved = {key: value * (1 + draw.choice(MOVES)) for key, value in metrics.items()}
-            for sentence in module_of(name).sentences_of(moved, **(keywords[0] if keywords else {})):
+            for sentence in module_of_sentences(name).sentences_of(moved, **(keywords[0] if keywords else {})):
                 for pattern, holds in CLAIMS.items():
                     for found in re.finditer(pattern, sentence):
                         claimed.add(pattern)
@@ -836,7 +840,7 @@ def _read(written):
 @pytest.mark.parametrize("name", analyses())
 def test_every_line_that_makes_a_sentence_is_tested(name):
     """If a sentence had no case, its lines would never run."""
-    sentences = module_of(name)
+    sentences = module_of_sentences(name)
     codes = {
         code for function in _called_by(sentences.sentences_of) for code in _nested(inspect.unwrap(function).__code__)
     }
@@ -860,13 +864,6 @@ def test_every_line_that_makes_a_sentence_is_tested(name):
     lines = {(code, line) for code in codes for _, _, line in code.co_lines() if line and line > code.co_firstlineno}
     missed = sorted(line for code, line in lines - run)
     assert not missed, f"lines of {sentences.__file__} that no case runs: {missed}"
-
-
-def module_of(name):
-    """The module with the sentences of an analysis: that of its implementation, or one of its package."""
-    module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
-    function = getattr(module, "sentences_of", None)
-    return importlib.import_module(f"{module.__package__}.sentences" if function is None else function.__module__)
 
 
 def _called_by(function):

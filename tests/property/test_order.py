@@ -37,7 +37,7 @@ def summary(model, tokenizer, examples, batch_tokens):
 
 
 @given(corpora=corpora, seed=st.randoms(use_true_random=False), batch_tokens=st.integers(1, 100))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_order_and_batches_change_nothing(model, tokenizer, corpora, seed, batch_tokens):
     corpora = [Example(*pair) for pair in corpora]
     shuffled = corpora.copy()

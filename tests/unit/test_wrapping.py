@@ -1,7 +1,9 @@
 """A model in memory is observed exactly, and left as it was."""
 
 import copy
+import gc
 import re
+import weakref
 
 import pandas as pd
 import pytest
@@ -477,3 +479,15 @@ def test_errors_speak_of_arguments(saved_model, options, message):
     with pytest.raises(InputError, match=message) as caught:
         normscope.load(**{"name": saved_model} | options)
     assert not re.search(r"\b(model|device|dataset)\.(name|dtype|stack|tokenizer)\b", str(caught.value))
+
+
+def test_nothing_keeps_a_model_that_is_no_longer_used():
+    """Neither the pass that was recorded of it, nor what was computed with it."""
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
+    wrapped = normscope.wrap(model)
+    normscope.decompose(wrapped, [5, 6, 7])
+    normscope.attribute(wrapped, [5, 6, 7], lambda hidden: hidden[0, 0])
+    kept = [weakref.ref(model), weakref.ref(wrapped.model)]
+    del model, wrapped
+    gc.collect()
+    assert [each() for each in kept] == [None, None]

@@ -163,8 +163,7 @@ def _links_of(example: Example | str) -> Links:
 
 
 def _link_file(options: LinkFileOptions, key: str) -> LinkFile:
-    if options.path is None:
-        raise InputError(f"{key} is not set: expected a file of links, with lines such as `1-2 3p4`")
+    assert options.path is not None
     return LinkFile(Path(options.path).expanduser(), key, options.base, options.direction)  # type: ignore[arg-type]
 
 

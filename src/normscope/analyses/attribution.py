@@ -35,8 +35,7 @@ from normscope.analyses.faithfulness import (
     without,
 )
 from normscope.analyses.finite import require_finite
-from normscope.analyses.sampled_pairs import PAIRS, SampledPairs
-from normscope.analyses.samples import note_on_length, steps_until_precise
+from normscope.analyses.samples import PAIRS, SampledPairs, note_on_length, steps_until_precise
 from normscope.analyses.translated_words import TranslationSample, requirements_of_translations
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod, MapStage, defined_methods

@@ -340,7 +340,7 @@ def false_friends(kept: Float[Tensor, "pair column"], columns: PairColumns) -> p
     low = np.zeros_like(gold, dtype=bool)
     if len(scored) >= FEWEST_PAIRS and scored.min() < scored.max():
         low = gold <= np.quantile(scored, _LOW)
-    groups = friends[low[friends["pair"]]].groupby("token_id", sort=True)["added"]
+    groups = friends[low[friends["pair"]]].groupby("token_id")["added"]
     return groups.agg(["sum", "count"]).set_axis(["low_gold", "low_gold_pairs"], axis="columns")
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from normscope.analyses.base import Requirements
 from normscope.analyses.declarations.attribution import OF_TRANSLATIONS, PUBLISHED, AttributionOptions
 from normscope.analyses.finite import require_finite
-from normscope.analyses.sampled_pairs import PAIRS, SampledPairs
+from normscope.analyses.samples import PAIRS, SampledPairs
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.translations import attribute_words, translation_maps
 from normscope.data.annotation import spaced_words

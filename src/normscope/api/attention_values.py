@@ -18,7 +18,7 @@ from normscope.api.arguments import checked, chosen, in_terms_of_arguments, refu
 from normscope.api.regions import Read, Regions, asks_for_words, regions_of
 from normscope.data.batching import Batch
 from normscope.data.options import Level
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError
 from normscope.maths.choices import HeadReduction, PairMeasure
 from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
@@ -82,10 +82,7 @@ class AttentionValues(NamedTuple):
         Raises:
             InputError: If the file cannot be written.
         """
-        try:
-            write_named(path, self.table.to_parquet(index=False))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {one_line(error)}") from error
+        write_named(path, self.table.to_parquet(index=False))
 
 
 @checked

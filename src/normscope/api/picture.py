@@ -58,7 +58,7 @@ class Picture:
             look = appearance(options)
             try:
                 drawing.draw(self.description, [Path(path)], look)
-            except (ValueError, OSError) as error:
+            except ValueError as error:
                 raise InputError(f"{path}: {one_line(error)}") from error
 
     def _repr_png_(self) -> bytes:
@@ -120,10 +120,7 @@ class Framed(abc.ABC):
         Raises:
             InputError: If the file cannot be written.
         """
-        try:
-            write_named(path, self.page.encode())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {one_line(error)}") from error
+        write_named(path, self.page.encode())
 
     def _repr_png_(self) -> bytes:
         return self.picture._repr_png_()

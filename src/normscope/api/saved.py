@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import SafetensorError
 
 from normscope.errors import InputError, one_line
 from normscope.untrusted.tensor_files import DAMAGE, packed, unpacked
@@ -53,10 +52,7 @@ def save_result(result: Any, path: str | Path) -> None:
             case _:
                 fields[field.name] = value
     content = {"kind": type(result).__name__, "version": _VERSION, "fields": fields}
-    try:
-        write_named(path, packed(content, {name: torch.from_numpy(array) for name, array in arrays.items()}))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{path}: {one_line(error)}") from error
+    write_named(path, packed(content, {name: torch.from_numpy(array) for name, array in arrays.items()}))
 
 
 def read_result(path: str | Path, kinds: Mapping[str, type]) -> Any:

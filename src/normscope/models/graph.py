@@ -1,7 +1,6 @@
 """The graph of a recorded forward pass, in which linear layers and norms are single nodes."""
 
 import dataclasses
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -74,6 +73,8 @@ class Graph:
         self._by_output = {atom.gives: atom for atom in self._atoms}
         covered = {number for atom in self._atoms for number in range(atom.call.first, atom.call.end)}
         self._users: dict[Value, list[Node]] = defaultdict(list)
+        self._ancestors: dict[Value, frozenset[Value]] = {}
+        self._descends: dict[tuple[Value, frozenset[Value]], bool] = {}
         for operation in trace.operations:
             if operation.number not in covered and operation.outputs:
                 for value in dict.fromkeys(operation.reads):
@@ -162,9 +163,13 @@ class Graph:
             and self.same(first.reads) is self.same(second.reads)
         )
 
-    @functools.cache  # noqa: B019 - a graph is short-lived
     def ancestors(self, value: Value) -> frozenset[Value]:
         """All values that depend on the tokens and from which a value is computed, including the value itself."""
+        if value not in self._ancestors:
+            self._ancestors[value] = self._walk_back(value)
+        return self._ancestors[value]
+
+    def _walk_back(self, value: Value) -> frozenset[Value]:
         found: set[Value] = set()
         pending = [value]
         while pending:
@@ -271,18 +276,25 @@ class Graph:
                 known[output] = tensor
         return known[target]
 
-    @functools.cache  # noqa: B019 - a graph is short-lived
     def _made_from(self, value: Value, given: frozenset[Value]) -> bool:
-        pending, seen = [value], set()
-        first = min((each.source.number for each in given if each.source is not None), default=-1)
-        while pending:
-            current = pending.pop()
-            if current in given:
-                return True
-            if current.source is not None and current not in seen and current.source.number >= first:
-                seen.add(current)
-                pending.extend(current.source.reads)
-        return False
+        key = (value, given)
+        if key not in self._descends:
+            self._descends[key] = _reaches(value, given)
+        return self._descends[key]
+
+
+def _reaches(value: Value, given: frozenset[Value]) -> bool:
+    """Whether a value is computed from one of those given."""
+    pending, seen = [value], set()
+    first = min((each.source.number for each in given if each.source is not None), default=-1)
+    while pending:
+        current = pending.pop()
+        if current in given:
+            return True
+        if current.source is not None and current not in seen and current.source.number >= first:
+            seen.add(current)
+            pending.extend(current.source.reads)
+    return False
 
 
 def _run(operation: Operation, known: Mapping[Value, Any]) -> tuple[Any, ...]:

@@ -54,7 +54,7 @@ def draw(figure: Drawing, paths: Sequence[Path], look: Appearance = DEFAULT) -> 
     """Draw a figure into files that the user has named, each in the format of its suffix.
 
     Raises:
-        OSError: If a file cannot be written.
+        InputError: If a file cannot be written.
     """
     contents = drawn(figure, [path.suffix.lower().removeprefix(".") for path in paths], look)
     for path, content in zip(paths, contents, strict=True):

@@ -3,13 +3,14 @@
 import argparse
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
-from normscope.config.arguments import ArgumentParser
 from normscope.config.schema import check_options
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import in_terminal, runs
 from normscope.reporting.comparison.compare import compared, write
 from normscope.reporting.comparison.page import comparison_page
@@ -49,10 +50,7 @@ def page(results: Result | Sequence[Result], path: str | Path | None = None) -> 
     several = [results] if isinstance(results, Result) else list(results)
     content = report.page(several[0]) if len(several) == 1 else comparison_page(_comparison(several))
     if path is not None:
-        try:
-            write_named(Path(path), content.encode())
-        except OSError as error:
-            raise InputError(f"path={path}: cannot be written: {one_line(error)}") from error
+        write_named(path, content.encode())
     return content
 
 
@@ -171,8 +169,17 @@ def command(words: Sequence[str], program: str) -> Path:
     return written
 
 
-def _parser(program: str) -> ArgumentParser:
-    parser = ArgumentParser(prog=program)
+class _Parser(argparse.ArgumentParser):
+    """Reports an invalid command line like any other invalid input: one line, exit status 2."""
+
+    def error(self, reason: str) -> NoReturn:
+        """Print the reason and exit."""
+        print(message(InputError(f"{reason}; see {self.prog} --help")), file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser(program: str) -> _Parser:
+    parser = _Parser(prog=program)
     views = parser.add_subparsers(dest="view", required=True)
     one = views.add_parser(
         "page", help=f"a run's {_REDRAWN}", description="Remake a run's figures and report from its results."

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.data.token_texts import TokenTexts, Vocabulary
+from normscope.distribution import VERSION
 from normscope.errors import InputError
 from normscope.models.block import GATED, NOT_LINEAR
 from normscope.models.factories import BuiltModel
@@ -217,7 +217,7 @@ class Plan:
         return lasting(plain(self.options)) | {
             "the model's weights": self.model.weights_sha256,
             "torch": torch.__version__,
-            "normscope": metadata.version("normscope"),
+            "normscope": VERSION,
             **{f"the resource {name}": resource.digest for name, resource in self.resources.items()},
         }
 

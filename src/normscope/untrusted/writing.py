@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 UNFINISHED = ".unfinished-"
 """What the names of files begin with that are being written. A process that is killed leaves them."""
@@ -65,11 +65,13 @@ def write_named(path: str | Path, content: bytes) -> None:
     """Write a file whose name the user has typed. If it is a link, the file that it leads to is written.
 
     Raises:
-        InputError: If the name is that of a device, pipe or folder.
-        OSError: If it cannot be written.
+        InputError: If it cannot be written.
     """
-    file = Path(os.path.realpath(path))
-    write_file(file.parent, file.name, content)
+    try:
+        file = Path(os.path.realpath(path))
+        write_file(file.parent, file.name, content)
+    except (OSError, ValueError) as error:  # the latter of a name that no file has
+        raise InputError(f"{path}: cannot be written: {one_line(error)}") from error
 
 
 def append_line(folder: Path, name: str, line: str) -> None:

@@ -35,7 +35,7 @@ def faults(run: Started, outcome: Outcome) -> list[str]:
             wrong.append("unreadable message")
         if other and not sweeping:
             wrong.append(f"said more: {other[0]:.150}")
-        if (run.folder / "work/out").exists() and run.case.module is None and not sweeping:
+        if (run.folder / "work/out").exists() and not sweeping:
             path = run.folder / "work/out/results.json"
             if not path.is_file() or json.loads(path.read_text())["status"] != "failed":
                 wrong.append("left something behind")

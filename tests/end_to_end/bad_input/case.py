@@ -20,8 +20,6 @@ class Case:
     """0 is among them where the generator cannot know whether the input is fine after all."""
     writes: str = "out"
     """The run folder, or what else the command may write, in the folder it runs in."""
-    module: str | None = None
-    """Module to run; run.py by default."""
     refused: Sequence[str] = ()
     """The message must begin with none of these: it would refuse what an earlier message suggested."""
 

@@ -41,7 +41,6 @@ def started(case_: Case, folder: Path, number: int | str = 0) -> Started:
     before = snapshot(folder)
     fork = Fork(
         *case_.arguments,
-        program=case_.module or "run.py",
         cwd=work,
         first=_limit,
         **{"TMPDIR": str(temporary)} | dict(case_.environment),

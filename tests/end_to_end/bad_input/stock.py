@@ -40,11 +40,6 @@ class Stock:
         """A run that failed half-way and has a checkpoint."""
         return self.folder / "stopped"
 
-    @property
-    def aligned(self) -> Path:
-        """A completed run of analysis=alignment."""
-        return self.folder / "aligned"
-
     def common(self, model: Path | None = None) -> list[str]:
         """Arguments of a small run."""
         return [

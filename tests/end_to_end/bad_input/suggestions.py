@@ -49,7 +49,7 @@ def suggestions(message: str, arguments: Sequence[str]) -> Iterator[list[str]]:
 def followed(case: Case, errors: str) -> Iterator[Case]:
     """Cases that follow what the message of a case suggests."""
     said = [line for line in errors.splitlines() if line.startswith("normscope: ")]
-    if len(said) != 1 or case.module is not None or case.refused or case.environment:
+    if len(said) != 1 or case.refused or case.environment:
         return
     for arguments in suggestions(said[0], case.arguments):
         # A value in brackets has the right type, which is all that the message asks for.

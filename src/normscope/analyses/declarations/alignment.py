@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
@@ -11,7 +11,7 @@ from normscope.analyses.papers import KOBAYASHI_2020
 from normscope.config.rules import Expected, FilePath, Options
 from normscope.errors import InputError
 from normscope.results.axes import HEAD, LAYER, STREAM
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest
+from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest, unitless
 
 
 class WordsAre(enum.StrEnum):
@@ -110,8 +110,32 @@ _LAYERS: Where = {"layer": _of_model, "head": 0}
 _HEADS: Where = {"layer": _of_model, "head": _single}
 _LAYERS_BY_NORM: Where = {"method": "attn_n", **_LAYERS}
 _HEADS_BY_NORM: Where = {"method": "attn_n", **_HEADS}
-_BEST, _LONGEST = at_smallest("aer"), at_largest("mean_norm")
 _NAME = "<method>/<setting>"
+_LARGEST = "attn_n/<setting>/largest_norm"
+_WORDS = {"aer": _ERROR_RATE, "precision": "precision", "recall": "recall"}
+
+
+def _picked(
+    name: str, what: str, by: str, how: Callable[[Any, str], Any], where: Where, rates: Sequence[str] = ("aer",)
+) -> tuple[Rollup, ...]:
+    """Which layer or head has the lowest error rate or the largest norm, and its rates.
+
+    Args:
+        name: The beginning of the names.
+        what: `layer` or `head`.
+        by: What distinguishes it.
+        how: Finds its row.
+        where: The rows of layers, or of heads.
+        rates: Columns.
+    """
+    picked = f"{what} with the {by}"
+    labels = {"layer": picked} if what == "layer" else {"layer": f"layer of the {picked}", "head": picked}
+    labels |= {rate: f"{_WORDS[rate]} of the {picked} (%)" for rate in rates}
+    return tuple(
+        Rollup(f"{name}/{column}", f"The {unitless(label)}.", of=f"aer.{column}", how=how, where=where, label=label)
+        for column, label in labels.items()
+    )
+
 
 PUBLISHED = Published(
     tables={
@@ -170,93 +194,10 @@ PUBLISHED = Published(
             where=_LAYERS,
             label=f"mean {_ERROR_RATE} over layers (%)",
         ),
-        Rollup(
-            f"{_NAME}/best_layer/layer",
-            "The layer with the lowest error rate.",
-            of="aer.layer",
-            how=_BEST,
-            where=_LAYERS,
-            label="best layer",
-        ),
-        *(
-            Rollup(
-                f"{_NAME}/best_layer/{rate}",
-                f"Its {name}.",
-                of=f"aer.{rate}",
-                how=_BEST,
-                where=_LAYERS,
-                label=f"{label} of the best layer (%)",
-            )
-            for rate, name, label in (
-                ("aer", "error rate", _ERROR_RATE),
-                ("precision", "precision", "precision"),
-                ("recall", "recall", "recall"),
-            )
-        ),
-        Rollup(
-            f"{_NAME}/best_head/layer",
-            "Layer of the head with the lowest error rate.",
-            of="aer.layer",
-            how=_BEST,
-            where=_HEADS,
-            label="layer of the best head",
-        ),
-        Rollup(
-            f"{_NAME}/best_head/head",
-            "The head with the lowest error rate.",
-            of="aer.head",
-            how=_BEST,
-            where=_HEADS,
-            label="best head",
-        ),
-        Rollup(
-            f"{_NAME}/best_head/aer",
-            "Its error rate.",
-            of="aer.aer",
-            how=_BEST,
-            where=_HEADS,
-            label=f"{_ERROR_RATE} of the best head (%)",
-        ),
-        Rollup(
-            "attn_n/<setting>/largest_norm_layer/layer",
-            "The layer with the largest mean norm.",
-            of="aer.layer",
-            how=_LONGEST,
-            where=_LAYERS_BY_NORM,
-            label="layer with the largest mean norm",
-        ),
-        Rollup(
-            "attn_n/<setting>/largest_norm_layer/aer",
-            "Its error rate.",
-            of="aer.aer",
-            how=_LONGEST,
-            where=_LAYERS_BY_NORM,
-            label=f"{_ERROR_RATE} of the layer with the largest mean norm (%)",
-        ),
-        Rollup(
-            "attn_n/<setting>/largest_norm_head/layer",
-            "Layer of the head with the largest mean norm.",
-            of="aer.layer",
-            how=_LONGEST,
-            where=_HEADS_BY_NORM,
-            label="layer of the head with the largest mean norm",
-        ),
-        Rollup(
-            "attn_n/<setting>/largest_norm_head/head",
-            "The head with the largest mean norm.",
-            of="aer.head",
-            how=_LONGEST,
-            where=_HEADS_BY_NORM,
-            label="head with the largest mean norm",
-        ),
-        Rollup(
-            "attn_n/<setting>/largest_norm_head/aer",
-            "Its error rate.",
-            of="aer.aer",
-            how=_LONGEST,
-            where=_HEADS_BY_NORM,
-            label=f"{_ERROR_RATE} of the head with the largest mean norm (%)",
-        ),
+        *_picked(f"{_NAME}/best_layer", "layer", "lowest error rate", at_smallest("aer"), _LAYERS, (*_RATES,)),
+        *_picked(f"{_NAME}/best_head", "head", "lowest error rate", at_smallest("aer"), _HEADS),
+        *_picked(f"{_LARGEST}_layer", "layer", "largest mean norm", at_largest("mean_norm"), _LAYERS_BY_NORM),
+        *_picked(f"{_LARGEST}_head", "head", "largest mean norm", at_largest("mean_norm"), _HEADS_BY_NORM),
         Rollup(
             "attn_n/<setting>/heads/spearman_norm_aer",
             "Spearman's ρ between heads' mean norms and error rates; negative if heads with large norms align well.",
