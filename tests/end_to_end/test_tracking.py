@@ -15,7 +15,7 @@ import wandb
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
-from normscope.reporting import weights_and_biases
+from normscope.reporting import terminal, weights_and_biases
 from normscope.reporting.layer_charts import figure_key
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
@@ -27,6 +27,12 @@ from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents, panels, run_of
 from tests.treebank import write_treebank
+
+
+@pytest.fixture(autouse=True)
+def one_line(monkeypatch):
+    """Messages are not wrapped: a line is a message."""
+    monkeypatch.setattr(terminal, "wrapped", str)
 
 
 @pytest.fixture(autouse=True)
