@@ -16,7 +16,7 @@ def test_methods_and_categories_are_lines():
         "mixing/mean": ["Attn-W: weights", "Attn-N: vectors"],
         "mixing/share": ["Attn-N: vectors"],
         "norms/alpha": ["[CLS]"],
-        "norms/expansion": ["expansion"],
+        "norms/expansion": ["expansion rate"],
     }
     assert [chart.analysis for chart in charts] == ["mixing", "mixing", "norms", "norms"]
     assert charts[0].lines["Attn-N: vectors"].to_dict() == {1: 25.0, 2: 50.0}, "in per cent, as the label says"

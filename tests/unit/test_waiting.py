@@ -149,7 +149,7 @@ def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
     references = {
         row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()
     }
-    context = dataclasses.replace(context_of(model, layout), resources={REFERENCE: Reference(references, {}, {})})
+    context = dataclasses.replace(context_of(model, layout), resources={REFERENCE: Reference(references, {})})
     info = analyses()[name]
     options = info.options(**({"seed": 0} if name == "norms" else {}))
     run(
