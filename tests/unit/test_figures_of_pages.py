@@ -11,7 +11,7 @@ import pytest
 
 from normscope.distribution import CHECKOUT
 from normscope.reporting.drawing import laid_out
-from normscope.reporting.figure_text import caption_of
+from normscope.reporting.figure_text import caption_of, step_label
 from normscope.reporting.figures.heatmaps import heatmap_grid
 from normscope.reporting.figures.layout import series_styles
 from normscope.reporting.figures.style import styled
@@ -152,6 +152,23 @@ def test_axes_of_lines_are_those_of_the_figure():
 
 
 @pytest.mark.draws
+@pytest.mark.parametrize(
+    ("step", "label"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (2000, "2k"),
+        (1234, "1234"),
+        (2500, "2.5k"),
+        (10_000, "10k"),
+        (123_456, "123k"),
+        (1.5e6, "1.5M"),
+    ],
+)
+def test_steps_are_short_where_nothing_is_lost(step, label):
+    assert step_label(step) == label
+
+
 def test_training_steps_are_on_a_logarithmic_axis_with_room_for_zero():
     steps = [0, 1, 3, 7, 1023, 143_000]
     table = pd.DataFrame({"layer": steps, "value": 1.0, "category": "a"})

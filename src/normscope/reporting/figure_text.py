@@ -105,10 +105,11 @@ def _named(titles: Mapping[Any, str] | None) -> Any:
 
 
 def step_label(step: float) -> str:
-    """A training step in a few characters: `512`, `20k`, `1.5M`."""
+    """A training step in a few characters: `512`, `1234`, `2k`, `20k`, `1.5M`."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
-        if step >= max(size, 1e4):
-            return f"{step / size:.3g}{unit}"
+        short = f"{step / size:.3g}"
+        if step >= max(size, 1e4) or (step >= size and float(short) * size == step):
+            return f"{short}{unit}"
     return f"{step:.0f}"
 
 

@@ -78,15 +78,16 @@ class Story:
         panel = panel_of(self.metric)
         values = panel.factor * self.values.to_numpy()
         rows = pd.DataFrame({self.variable: self.values.index, "value": values, "line": self.metric})
+        along = "training step" if self.variable == "step" else self.variable
         return Lines(
             rows,
             self.variable,
             "value",
             "line",
-            self.sentence,
+            f"{begun(metric_title(self.metric))}, by {along}.",
             panel.label,
             series_titles={self.metric: panel.title or unitless(panel.label)},
-            x_label="training step" if self.variable == "step" else self.variable,
+            x_label=along,
             steps=self.variable == "step",
         )
 
