@@ -57,8 +57,6 @@ class AlignmentOptions(AnalysisConfig):
         Raises:
             InputError: If the stack is not cross-attention, gold links are missing, or a baseline has an invalid name.
         """
-        if not self.enabled:
-            return
         if run.model.stack not in (None, "cross"):
             raise InputError(
                 f"model.stack={run.model.stack}: analysis=alignment needs cross-attention; leave model.stack out"

@@ -106,18 +106,18 @@ class AttributionOptions(AnalysisConfig):
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""
-        if self.enabled and self.pooling is not None and self.target not in (None, ReadoutTarget.embedding):
+        if self.pooling is not None and self.target not in (None, ReadoutTarget.embedding):
             raise InputError(
                 f"analysis.attribution.pooling={self.pooling}: it applies to embeddings only, got "
                 f"analysis.attribution.target={self.target}; leave one of them out"
             )
-        if self.enabled and self.target is ReadoutTarget.loss and self.erasure is Erasure.mask:
+        if self.target is ReadoutTarget.loss and self.erasure is Erasure.mask:
             raise InputError(
                 "analysis.attribution.erasure=mask: target=loss measures the loss of the tokens that remain, so tokens are "
                 "removed; leave erasure out"
             )
         wanted = AttributionMethod.integrated_gradients in (self.methods or ())
-        if self.enabled and wanted and importlib.util.find_spec("captum") is None:
+        if wanted and importlib.util.find_spec("captum") is None:
             raise InputError(
                 "analysis.attribution.methods: integrated_gradients needs Captum, which is not installed; run "
                 "`pip install captum`, or leave it out"
