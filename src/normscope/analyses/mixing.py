@@ -33,19 +33,23 @@ class MixingAnalysis(Analysis):
 
     def __init__(self, options: MixingOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
+        # Methods by weights alone have no vectors, so no shares.
         self._shared = [method for method in context.methods if method in OF_STAGE.values()]
         self._ratios = RatioTable(
             [str(method) for method in context.methods], context, [str(method) for method in self._shared]
         )
         self.accumulators = self._ratios.accumulators
         self._errors: dict[int, Tensor] = {}
-        """By how much shares on the first batch miss 1, by layer; read at the end, so that nothing waits for a device."""
+        """By how much shares on the first batch miss 1, by layer; read at the end, so that nothing waits for a device.
+
+        No accumulator: it checks the code and is no result, and a resumed run checks its own first batch.
+        """
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
         if block.layer not in self._errors:
             self._errors[block.layer] = block.share_error()
-        units = between(block, batch.groups)
+        units = between(block, batch.groups)  # tokens, or words with level=word
         ratios, shares = units.mixing_ratios(), units.shares()
         self._ratios.update(
             block.layer,
@@ -59,6 +63,7 @@ class MixingAnalysis(Analysis):
         table = self._ratios.compute()
         self._check_shares()
         shares = self._ratios.compute_shares()
+        # Numbers and curves cover all tokens, whether or not `all` is among the categories that tables report.
         overall, shown = overall_rows(table), reported_rows(table, self.context.categories)
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, counted)
@@ -124,6 +129,7 @@ class MixingAnalysis(Analysis):
 def _figure_of_shares(overall: pd.DataFrame) -> Lines:
     """The shares of all tokens by layer, a panel for each method."""
     long = overall.melt(["layer", "method"], list(PARTS), var_name="part", value_name="mean")
+    # The output of attention alone has no residual connection in it: its share is 0 by definition, and no line.
     long = long[(long["part"] != "residual") | (long["method"] != Method.ATTN_N)]
     methods = dict.fromkeys(overall["method"])
     return Lines(
@@ -161,6 +167,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             return []
         text = f"By attention weights alone, the mean mixing ratio is {brief_share(by_weights)}."
         return [Sentence(text, figure="by_layer", table="by_layer")]
+    # Numbers of one sentence are written with enough digits to show which is larger (`compared`).
     mean, low, high = (metrics[f"{method}/{name}"] for name in ("mean", "min", "max"))
     written, half, suggested = compared(brief_share, mean, _HALF, mean if by_weights is None else by_weights)
     lowest, highest = compared(brief_share, low, high)

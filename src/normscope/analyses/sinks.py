@@ -61,11 +61,13 @@ class SinksAnalysis(Analysis):
     def __init__(self, options: SinksOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
         self._massive = MassiveSearch(context)
-        self._largest = Mean(context.depth + 1, 1)
+        self._largest = Mean(context.depth + 1, 1)  # of the embeddings, then of every layer
         # Sequences long enough to be cut, and sequences that are too short.
         self._lengths = Counts(1, 2)
         self._long = KeptTensors(torch.int64, options.sequences)
+        # Ablations need no common length, so they draw from all sequences.
         self._sample = KeptTensors(torch.int64, options.ablation_sequences)
+        # What `intervene` measures after the last batch, so no accumulators: no checkpoint or other process needs it.
         self._rates: list[SinkRates] = []
         self._ablation: pd.DataFrame | None = None
         self._ablation_notes: list[str] = []
@@ -129,6 +131,7 @@ class SinksAnalysis(Analysis):
 
         for part, rates in steps_until_precise(runner, sample, passes, known, options.precision, "sink rates"):
             rates.measure(runner, runner.batches(sequences_of(rates.variant, part, options, context)))
+        # A variant may have no sequence: without the token that begins one, all have a token less.
         self._rates = [rates for rates in every if rates.sequences]
         if options.ablation:
             self._ablation, self._ablation_notes = ablate(
@@ -161,6 +164,7 @@ class SinksAnalysis(Analysis):
             tables=tables,
             metrics=metrics,
             sentences=sentences_of(metrics, first_token or "BOS", self.options.length),
+            # One curve for the sink, not one for each position.
             curves=curves_of(published, {"by_head": of_sink}) | {"max_abs": curve},
             figures=describe_figures(of_sink, curve, first_token, self.options.epsilon),
             summaries={
@@ -272,6 +276,7 @@ class SinkRates:
             position=positions,
         )
         if self._nowhere.any():
+            # Learned sinks are no key, so nothing can be counted, and have no vector, so they contribute nothing.
             learned = tidy({"mass": self._nowhere / self.sequences}, **axes)
             table = pd.concat(
                 [table, learned.assign(position=NOWHERE, contribution=0.0, count=0)], ignore_index=True
@@ -323,6 +328,7 @@ def _begins(ids: np.ndarray, context: AnalysisContext) -> int:
 
 def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) -> np.ndarray | None:
     """A packed sequence of the given length, which ends with the special tokens of the original; None if it is too short."""
+    # Rows of `Batch.packed`: tokens, segments, source tokens, inherited categories. The last, units, is not needed here.
     ids, segments = kinds[0][kinds[0] >= 0], kinds[1][kinds[1] >= 0]
     start = _begins(ids, context)
     end = len(ids)
@@ -369,7 +375,7 @@ _RARE = 0.01
 """Sink rates below this are not worth reporting."""
 
 _LEAST = 0.03
-"""A tenth of the weight that makes a sink: what a sink receives of all weight even if only a tenth of the queries see it."""
+"""A tenth of the default `epsilon`: what a sink receives of all weight even if only a tenth of the queries see it."""
 
 
 def main_position(metrics: Mapping[str, float]) -> str | None:
