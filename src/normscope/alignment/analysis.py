@@ -352,7 +352,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str
             caption=(
                 "Alignment error rate of each layer by weights and by vector norms; lower is better. "
                 "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "
-                "have a lower rate than weights, what heads contribute aligns words better than where they look."
+                "have a lower rate than weights, what heads contribute aligns words better than where they attend."
             ),
         ),
         "norm_and_aer": Scatter(

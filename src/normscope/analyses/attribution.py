@@ -415,8 +415,8 @@ def _agreement_figure(agreement: pd.DataFrame) -> HeatmapPanels:
         limits=(0.0, 100.0),
         caption=(
             "How well two methods agree: rank correlation between their scores for a sequence's tokens, averaged over "
-            "sequences. Negative values have the colour of zero. Where two methods disagree, at most one is faithful: the test "
-            "of faithfulness says which."
+            "sequences. Negative values have the colour of zero. Where two methods disagree, at most one is faithful: the "
+            "faithfulness test says which."
         ),
     )
 
@@ -472,8 +472,8 @@ def _curves(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Line
         caption=(
             f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (higher is "
             "more faithful), and when all others are (lower is more faithful). Means and 95% intervals over "
-            f"{counted(faithfulness['count'].max(), 'sequence')}. A method that is no further apart from random orders than "
-            "its interval is wide says nothing about the answer."
+            f"{counted(faithfulness['count'].max(), 'sequence')}. A method that differs from random orders by no more than "
+            "the width of its interval says nothing about the answer."
         ),
     )
 
@@ -566,7 +566,7 @@ def _of_all(words: str, value: float, best: str, random: float) -> str:
 def _without_random(random: float, beside: float) -> str:
     """The same for random tokens, beside the fall named before; the verb stands before it if it is not the one before."""
     verb = "" if (beside >= 0) == (random >= 0) else "falls " if random >= 0 else "rises "
-    return f"{verb}by {brief(abs(random), abs(beside))} without as many random tokens"
+    return f"{verb}by {brief(abs(random), abs(beside))} without the same number of random tokens"
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -136,8 +136,8 @@ class ScoreAnalysis(Analysis):
                 self.info.name: Summary(
                     _summary(tables),
                     caption="mean over a layer's heads: how few dimensions make up 50% and 90% of the variance of attention "
-                    "scores, the share of it that comes from the outlier dimensions and from b_K, and α with all dimensions, "
-                    "without the outlier dimensions, and without as many random ones",
+                    "scores, the share of this variance that comes from the outlier dimensions and from b_K, and α with all "
+                    "dimensions, without the outlier dimensions, and without the same number of random ones",
                 )
             },
             notes=notes,

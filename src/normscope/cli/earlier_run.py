@@ -148,8 +148,8 @@ def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bo
     worst = max(differences, key=lambda name: differences[name])
     agrees = differences[worst] <= AGREEMENT and math.isfinite(differences[worst])
     return agrees, (
-        f"reproduction: {equal} of {len(differences)} numbers are the same; the largest difference is "
-        f"{number(differences[worst], digits=2)} of its value, {metric_title(worst)}: {number(before[worst], digits=9)} then, "
+        f"reproduction: {equal} of {len(differences)} numbers are the same; the largest relative difference is "
+        f"{number(differences[worst], digits=2)}, in {metric_title(worst)}: {number(before[worst], digits=9)} then, "
         f"{number(now[worst], digits=9)} now"
     )
 

@@ -80,7 +80,7 @@ class Answers:
         if not fits:
             notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")
         elif not heads:
-            notes.append(f"{model.name} is shown without single heads: {self._without_heads(model)}.")
+            notes.append(f"{model.name} is shown without individual heads: {self._without_heads(model)}.")
         return {
             "text": typed.text,
             "notes": notes,

@@ -182,7 +182,7 @@ def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_ou
             f"{counted(len(cut), 'text is', 'texts are')} truncated to at most {longest} tokens (report.tokens)"
         )
     if blocks:
-        notes.append(f"{counted(len(blocks), 'text is', 'texts are')} shown without single heads")
+        notes.append(f"{counted(len(blocks), 'text is', 'texts are')} shown without individual heads")
     if left_out:
         notes.append(
             f"{counted(len(left_out), 'more text is', 'more texts are')} left out because the report would be "

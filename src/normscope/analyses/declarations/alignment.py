@@ -84,7 +84,7 @@ SETTING = Axis(
 _ERROR_RATE = "alignment error rate"
 _RATES: Mapping[str, Column | str] = {
     "aer": Column("Alignment error rate, in [0, 1].", label=f"{_ERROR_RATE} (%)"),
-    "precision": Column("Share of the links found that are possible links of the reference.", label="precision (%)"),
+    "precision": Column("Share of the links found that are possible links in the reference.", label="precision (%)"),
     "recall": Column("Share of the reference's sure links that are found.", label="recall (%)"),
 }
 _SENTENCES = Column("Number of sentence pairs.", kind="whole")

@@ -76,7 +76,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     both = [float(ends[end][name]) for end in ("low", "high")]
     written = [_in_words(name, value, *both) for value in both]
     change = (
-        f"What seeds change most is {metric_title(name)}: from {written[0]} to {written[1]}."
+        f"Seeds change this measure most: {metric_title(name)}, from {written[0]} to {written[1]}."
         if size >= COUNTS
         else "No measure varies over seeds by a tenth of its range."
     )
