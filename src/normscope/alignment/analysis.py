@@ -1,7 +1,7 @@
 """Word alignment: which source word does each translated word come from? (Kobayashi et al. 2020, section 5)
 
 The cross-attention of a translation model links target words with source words, by weights or by vector norms. These links are
-compared with those that people drew.
+compared with human annotations.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -324,7 +324,7 @@ def _as_links(targets: Int[Tensor, " target_word"]) -> frozenset[Link]:
 
 
 def _kind(pair: SentencePair, link: Link) -> str:
-    """What the reference says of a link."""
+    """What the reference says about a link."""
     if link in pair.links.sure:
         return "sure"
     return "possible" if link in pair.links.possible else "none"
@@ -416,7 +416,7 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """Whether norms align better than weights, and how other aligners do.
+    """Whether norms align better than weights, and how other aligners compare.
 
     Args:
         metrics: Numbers by name; missing ones are left out.

@@ -1,8 +1,9 @@
 """Attribution: which method is faithful on my text?
 
-A sample of sequences is drawn while the corpus is read. Every method then scores the tokens of each sequence for the model's
-answer; what the answer is worth without the tokens that score highest tells how faithful the scores are (DeYoung et al. 2020).
-With `model.stack=cross`, the words of translations are attributed instead: see `translated_words`.
+A sample of sequences is drawn while the corpus is read. Every method then scores each sequence's tokens by what they
+contribute to the model's answer. How much the answer changes without the highest-scoring tokens shows
+how faithful the scores are (DeYoung et al. 2020). With `model.stack=cross`, the words of translations are attributed
+instead: see `translated_words`.
 """
 
 import itertools
@@ -379,7 +380,9 @@ def between_tokens(maps: Float[Tensor, "1 query source"]) -> Float[np.ndarray, "
 def describe_figures(
     agreement: pd.DataFrame, faithfulness: pd.DataFrame, ranking: pd.DataFrame, quantity: str, erasure: Erasure
 ) -> dict[str, Figure]:
-    """How faithful the methods are, how this depends on the share of erased tokens, and how far methods agree; with data only.
+    """How faithful the methods are, how this depends on the share of erased tokens, and how far methods agree.
+
+    Figures without data are left out.
 
     Args:
         agreement: The table `agreement`.
@@ -564,7 +567,7 @@ def _of_all(words: str, value: float, best: str, random: float) -> str:
 
 
 def _without_random(random: float, beside: float) -> str:
-    """The same for random tokens, beside the fall named before; the verb stands before it if it is not the one before."""
+    """The same for random tokens. The verb is repeated only if it differs from the first one."""
     verb = "" if (beside >= 0) == (random >= 0) else "falls " if random >= 0 else "rises "
     return f"{verb}by {brief(abs(random), abs(beside))} without the same number of random tokens"
 

@@ -108,7 +108,7 @@ class Answers:
         return self._through(side, level, CHAINED)
 
     def carried(self, side: Side, level: Level, _turn: Turn) -> dict[str, Any]:
-        """The same by those methods that carry vectors through the layers.
+        """Maps from the input up to each layer, by those methods that carry vectors through the layers.
 
         Raises:
             InputError: If the text is invalid.
@@ -197,7 +197,7 @@ class Answers:
         Args:
             side: The text and the model.
             other: The other text.
-            compare: The model that the page compares with, if not the same.
+            compare: The model that the page compares with, if it is another one.
 
         Raises:
             InputError: If there is no other text, the model's embeddings cannot be followed, or a text is invalid.

@@ -121,12 +121,12 @@ def _picked(
     """Which layer or head has the lowest error rate or the largest norm, and its rates.
 
     Args:
-        name: The beginning of the names.
+        name: The prefix of the names.
         what: `layer` or `head`.
-        by: What distinguishes it.
-        how: Finds its row.
+        by: The criterion, in words.
+        how: Finds the row of that layer or head.
         where: The rows of layers, or of heads.
-        rates: Columns.
+        rates: The columns of rates to report.
     """
     picked = f"{what} with the {by}"
     labels = {"layer": picked} if what == "layer" else {"layer": f"layer of the {picked}", "head": picked}
