@@ -103,8 +103,8 @@ def _difference(mine: np.ndarray, other: np.ndarray) -> float:
 def default_model() -> Path:
     """The folder of the default model."""
     from normscope.api.models import DEFAULT_MODEL, DEFAULT_PIN
-    from normscope.models.files import locate
     from normscope.models.options import ModelOptions
+    from normscope.models.stored.files import locate
 
     return locate(DEFAULT_MODEL, ModelOptions(name=DEFAULT_MODEL, pin=DEFAULT_PIN, seed=0), weights=True).folder
 

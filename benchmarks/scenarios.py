@@ -30,12 +30,12 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from normscope.models.layout import ModelLayout
-from normscope.models.layouts import layout_of
-from normscope.models.loaded import LoadedModel
-from normscope.models.model_info import ModelInfo
-from normscope.models.observer import Observer
-from normscope.models.tokenizer_loading import TokenNames
+from normscope.models.infer.layouts import layout_of
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.load.tokenizer_loading import TokenNames
+from normscope.models.observe.observer import Observer
+from normscope.models.sites.layout import ModelLayout
 from normscope.running.memory import run_batch
 
 _TINY: dict[str, Any] = {

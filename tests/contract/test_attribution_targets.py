@@ -21,9 +21,9 @@ from normscope.attribution.readouts import readout_of
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
-from normscope.models.embedder_files import embedder_of
-from normscope.models.loaded import LoadedModel
-from normscope.models.task_heads import Head, has_head
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.task_heads import Head, has_head
+from normscope.models.stored.embedder_files import embedder_of
 from normscope.rounding import number
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, token_batch
 

@@ -12,10 +12,10 @@ import normscope
 from normscope.data.conllu_file import ConlluFile
 from normscope.errors import InputError
 from normscope.maths.mixing import OF_STAGE, Method
-from normscope.models.layouts import layout_of_model
-from normscope.models.observer import Observer
-from normscope.models.token_block import TokenBlock
-from normscope.models.verification import verify
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.infer.layouts import layout_of_model
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
 from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch

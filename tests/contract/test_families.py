@@ -10,14 +10,14 @@ import torch
 
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
-from normscope.models.attention_function import attention_by
-from normscope.models.block import AttentionBlock
-from normscope.models.block_modules import bind_blocks
-from normscope.models.exclusive import observe_blocks
-from normscope.models.forward_pass import Replacement
-from normscope.models.observer import Observer
-from normscope.models.text_check import TextCheck
-from normscope.models.verification import BOUNDS, verify
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.attention_function import attention_by
+from normscope.models.observe.exclusive import observe_blocks
+from normscope.models.observe.forward_pass import Replacement
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import TextCheck
+from normscope.models.prove.verification import BOUNDS, verify
+from normscope.models.sites.block_modules import bind_blocks
 from tests.tiny import (
     FAMILY_CONFIGS,
     STACK_CONFIGS,

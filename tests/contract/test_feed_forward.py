@@ -11,11 +11,11 @@ from normscope.analyses.base import Requirements
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.model_info import ModelInfo
-from normscope.models.observer import Observer
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
 from normscope.models.options import ModelStack
-from normscope.models.verification import BOUNDS, verify
+from normscope.models.prove.verification import BOUNDS, verify
 from normscope.running.plan import _refuse_missing_feed_forward
 from tests.oracles.networks import NetworkBlock, form_of, network_blocks
 from tests.tiny import (

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.embedder_files import TRANSFORMER_SETTINGS
+from normscope.models.stored.embedder_files import TRANSFORMER_SETTINGS
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 # peft uses a deprecated attribute of transformers.

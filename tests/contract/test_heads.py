@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from normscope.models.loading import load
-from normscope.models.observer import Observer
+from normscope.models.load.loading import load
+from normscope.models.observe.observer import Observer
 from normscope.models.options import DeviceOptions, ModelOptions
 from tests.tiny import DECODERS, FAMILY_CONFIGS
 

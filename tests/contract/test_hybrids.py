@@ -13,12 +13,12 @@ from normscope.attribution.vectors import vector_maps
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.maths.mixing import OF_STAGE, Method
-from normscope.models.block import AttentionBlock
-from normscope.models.block_modules import bind_blocks
-from normscope.models.layouts import layout_of_model
-from normscope.models.observer import Observer
-from normscope.models.token_block import TokenBlock
-from normscope.models.verification import verify
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.infer.layouts import layout_of_model
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
+from normscope.models.sites.block_modules import bind_blocks
 from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
 from tests.oracles.norms_oracle import NO_EXPANSION

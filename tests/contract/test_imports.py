@@ -45,12 +45,12 @@ ALLOWED = {
         "data",
         "declarations",
         "maths",
-        "models.block",
-        "models.feed_forward",
-        "models.interventions",
-        "models.model_info",
-        "models.stacks",
-        "models.word_block",
+        "models.blocks.block",
+        "models.observe.feed_forward",
+        "models.load.interventions",
+        "models.load.model_info",
+        "models.infer.stacks",
+        "models.blocks.word_block",
         "results",
         "statistics",
     },
@@ -61,8 +61,8 @@ ALLOWED = {
         "data",
         "declarations",
         "maths",
-        "models.block",
-        "models.model_info",
+        "models.blocks.block",
+        "models.load.model_info",
         "results",
         "statistics",
     },
@@ -152,10 +152,10 @@ ALLOWED = {
 # What a newcomer may skip, and the only modules outside that import it: one for each, which loads it where a run needs it.
 LEAVES = {
     "alignment": set(),  # its declaration names it
-    "data.conversations": {"data.encoding", "data.rows", "models.text_batches"},
+    "data.conversations": {"data.encoding", "data.rows", "models.load.text_batches"},
     "live.command": {"cli"},
     "live.notebook": {"__init__"},
-    "models.offloading": {"models.loading"},
+    "models.stored.offloading": {"models.load.loading"},
     "reporting.comparison": {"cli", "cli.sweep", "reporting.viewing"},
     "translation": {"running.plan"},
 }
@@ -177,6 +177,9 @@ OWNERS = {
         ),
     },
 }
+
+# The rooms of `models`, from the ground up; each may import those before it.
+FLOORS = ("options", "stored", "blocks", "sites", "observe", "infer", "prove", "load")
 
 
 def files(source: Path) -> list[Path]:
@@ -287,6 +290,13 @@ def test_imports_follow_the_arrows():
     assert list(violations(SOURCE, ALLOWED, PARTS)) == []
 
 
+def test_the_rooms_of_models_point_down():
+    for path in files(SOURCE / "models"):
+        own = module_of(path, SOURCE).split(".")[1:2]
+        above = FLOORS[FLOORS.index(own[0]) + 1 :] if own else FLOORS
+        assert not [each for each in imports(path, SOURCE) for room in above if below(each, f"normscope.models.{room}")]
+
+
 def test_every_module_has_its_arrows():
     assert {part(module_of(path, SOURCE), PARTS) for path in files(SOURCE)} == set(ALLOWED)
 
@@ -333,7 +343,7 @@ def tree(tmp_path) -> Path:
         "maths/__init__.py": "",
         "maths/norms.py": "import torch\nfrom normscope.errors import InputError\nfrom normscope.maths import norms",
         "models/__init__.py": "",
-        "models/block.py": "from normscope.maths.norms import pair_norms",
+        "models/blocks/block.py": "from normscope.maths.norms import pair_norms",
     }.items():
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).write_text(text)
@@ -350,7 +360,7 @@ def test_a_tree_that_follows_the_arrows_passes(tree):
 @pytest.mark.parametrize(
     ("file", "line", "module"),
     [
-        ("maths/norms.py", "from normscope.models.block import Block", "normscope.models.block"),
+        ("maths/norms.py", "from normscope.models.blocks.block import Block", "normscope.models.blocks.block"),
         ("maths/norms.py", "from normscope import models", "normscope.models"),
         ("maths/norms.py", "from normscope import errors, pipeline", "normscope.pipeline"),
         ("maths/norms.py", "import normscope.pipeline as p", "normscope.pipeline"),
@@ -358,8 +368,8 @@ def test_a_tree_that_follows_the_arrows_passes(tree):
         ("maths/norms.py", "from normscope import load", "normscope"),
         ("maths/norms.py", "def late():\n    from normscope import pipeline", "normscope.pipeline"),
         ("maths/norms.py", "from ..models import block", "..models"),
-        ("models/block.py", "from normscope.maths import norms_of_something_else", "normscope.maths"),
-        ("models/block.py", "import normscope.mathsomething", "normscope.mathsomething"),
+        ("models/blocks/block.py", "from normscope.maths import norms_of_something_else", "normscope.maths"),
+        ("models/blocks/block.py", "import normscope.mathsomething", "normscope.mathsomething"),
         ("errors.py", "from normscope import pipeline", "normscope.pipeline"),
         ("errors.py", "import normscope.maths.norms", "normscope.maths.norms"),
         ("pipeline.py", "import normscope", "normscope"),

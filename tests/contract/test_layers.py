@@ -8,10 +8,10 @@ from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
-from normscope.models import feed_forward
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.norm_weights import normalisation
-from normscope.models.observer import Observer
+from normscope.models.observe import feed_forward
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.sites.norm_weights import normalisation
 from tests.contract.test_feed_forward import CROSS, VARIANTS, blocks_of, inputs_of
 from tests.oracles.networks import NetworkBlock
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack

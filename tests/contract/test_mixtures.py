@@ -13,10 +13,10 @@ from normscope.attribution.vectors import Sources, carried
 from normscope.maths.activations import ACTIVATIONS
 from normscope.maths.choices import ValueBias
 from normscope.maths.layer_composition import LayerStage
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layouts import layout_of_model
-from normscope.models.observer import Observer
-from normscope.models.verification import verify
+from normscope.models.infer.layouts import layout_of_model
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
 from tests.architectures import tiny_architecture
 from tests.oracles.networks import network_blocks
 from tests.tiny import token_batch

@@ -22,10 +22,10 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 import normscope
 from normscope.errors import InputError
 from normscope.maths.masks import Mask
-from normscope.models.attention_function import MaskTensor
-from normscope.models.decoder_start import decoder_shift
-from normscope.models.model_code import model_code
-from normscope.models.text_tower import base_of
+from normscope.models.observe.attention_function import MaskTensor
+from normscope.models.stored.decoder_start import decoder_shift
+from normscope.models.stored.model_code import model_code
+from normscope.models.stored.text_tower import base_of
 from tests.architectures import tiny_architecture
 from tests.own_models import NanoGPT
 from tests.tiny import FAMILY_CONFIGS, tiny_model
@@ -75,7 +75,7 @@ def test_an_operation_that_fails_for_what_the_model_passes_is_its_own():
 def test_our_own_bugs_keep_their_traceback():
     """Even if a hook of ours runs inside a module of the model, or torch raises what our code brings about."""
     model = nn.Sequential(nn.Linear(2, 2))
-    scope = {"torch": torch, "__name__": "normscope.models.observer"}
+    scope = {"torch": torch, "__name__": "normscope.models.observe.observer"}
     exec("def hook(*_): {}['missing']\ndef shapes(*_): torch.zeros(2) @ torch.zeros(3)", scope)
     for name, kind in (("hook", KeyError), ("shapes", RuntimeError)):
         handle = model[0].register_forward_hook(scope[name])

@@ -10,11 +10,11 @@ from torch import nn
 import normscope
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
-from normscope.models.block_modules import bind_blocks
-from normscope.models.forward_pass import Replacement
-from normscope.models.observer import Observer
-from normscope.models.plain_operations import BareLinear, BareNorm
-from normscope.models.verification import verify
+from normscope.models.load.plain_operations import BareLinear, BareNorm
+from normscope.models.observe.forward_pass import Replacement
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
+from normscope.models.sites.block_modules import bind_blocks
 from tests import own_models
 from tests.own_models import MODELS
 from tests.tiny import changed_sites

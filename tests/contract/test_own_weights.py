@@ -8,11 +8,11 @@ from torch.testing import assert_close
 
 from normscope.errors import InputError
 from normscope.maths.scores import part_of_keys
-from normscope.models.block import AttentionBlock
-from normscope.models.block_modules import BlockModules, bind_blocks
-from normscope.models.capture import LayerCapture
-from normscope.models.observer import Observer
-from normscope.models.verification import verify
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.capture import LayerCapture
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
+from normscope.models.sites.block_modules import BlockModules, bind_blocks
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 OWN = ["bloom", "deberta", "deberta-v2", "falcon", "gptj", "mpnet"]

@@ -6,8 +6,8 @@ import pytest
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.loaded import LoadedModel
-from normscope.models.token_block import TokenBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.load.loaded import LoadedModel
 from tests.contract.test_answers import PROMPT, causal
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 

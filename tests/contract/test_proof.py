@@ -12,9 +12,9 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.attribution.passes import carried_pass, held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.models.observer import Observer
-from normscope.models.text_check import Check, TextCheck
-from normscope.models.verification import verify
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check, TextCheck
+from normscope.models.prove.verification import verify
 from tests.contract.mutated_layouts import IN_LAYER, IN_MODEL, NOT_MUTATED, mutations
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
 

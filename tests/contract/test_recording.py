@@ -18,8 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.loading import run_experts_in_float64
-from normscope.models.wrapping import wrap_model
+from normscope.models.load.loading import run_experts_in_float64
+from normscope.models.load.wrapping import wrap_model
 from tests.tiny import DECODERS, FAMILY_CONFIGS, proved_to, tiny_model
 
 PROMPT, NEW = [5, 9, 7, 30, 12, 9, 41], 6

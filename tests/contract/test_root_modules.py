@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.observer import Observer
+from normscope.models.observe.observer import Observer
 
 TOKENS, WIDTH, HEADS, LAYERS = 61, 32, 4, 3
 SIZE = WIDTH // HEADS

@@ -8,9 +8,9 @@ import torch
 from torch.testing import assert_close
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from normscope.models.block_modules import bind_blocks
-from normscope.models.observer import Observer
-from normscope.models.verification import verify
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
+from normscope.models.sites.block_modules import bind_blocks
 from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
 
 BOUNDARY = 5  # between the lengths of the texts below

@@ -20,8 +20,8 @@ import normscope
 from normscope.analyses.registry import analyses
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
-from normscope.models.files import locate
 from normscope.models.options import ModelOptions, Pin
+from normscope.models.stored.files import locate
 from normscope.reporting.comparison import compare, runs
 from normscope.results.run_files import FACTS
 from normscope.results.run_tables import COMPARISON, tables_of

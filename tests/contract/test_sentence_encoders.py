@@ -25,7 +25,7 @@ from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.errors import InputError
 from normscope.maths import choices
 from normscope.maths.embedder import Embedder
-from normscope.models.embedder_files import _Module, _parts
+from normscope.models.stored.embedder_files import _Module, _parts
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 A, B = "the old bridge was closed for repairs", "a crossing that nobody could use in spring"

@@ -6,9 +6,9 @@ import torch
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.maths.composition import Stage
 from normscope.maths.mixing import OF_STAGE
-from normscope.models.block import AttentionBlock
-from normscope.models.observer import Observer
-from normscope.models.token_block import TokenBlock
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.observe.observer import Observer
 from tests.oracles import specimens
 from tests.tiny import layout_of, token_batch
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import normscope
-from normscope.models.forward_pass import Replacement
-from normscope.models.observer import Observer
-from normscope.models.skipped_layers import LayerOutput
+from normscope.models.observe.forward_pass import Replacement
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.skipped_layers import LayerOutput
 from tests.contract.test_own_models import TEXTS, built
 from tests.own_models import MODELS
 from tests.tiny import layout_of, token_batch

@@ -15,10 +15,10 @@ from transformers import LlamaConfig, LlamaModel
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.observer import Observer
-from normscope.models.text_check import Check
-from normscope.models.verification import verify
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
+from normscope.models.prove.verification import verify
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
 Trigger = Callable[[Tensor], Tensor | float | None]

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from normscope.config.schema import nested
 from normscope.errors import InputError
-from normscope.models.loading import open_model
+from normscope.models.load.loading import open_model
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.reporting import weights_and_biases
 from normscope.running.options import SCHEMA, RunOptions

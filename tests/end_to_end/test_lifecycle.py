@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from normscope.errors import InputError
-from normscope.models.loading import OpenedModel
+from normscope.models.load.loading import OpenedModel
 from normscope.reporting.claim import LOCK
 from normscope.reporting.run_folder import RunFolder
 from normscope.running import pipeline

@@ -4,6 +4,7 @@ import http.server
 import json
 import logging
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -14,7 +15,7 @@ import wandb
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
-from normscope.reporting import weights_and_biases
+from normscope.reporting import terminal, weights_and_biases
 from normscope.reporting.layer_charts import figure_key
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
@@ -26,6 +27,12 @@ from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents, panels, run_of
 from tests.treebank import write_treebank
+
+
+@pytest.fixture(autouse=True)
+def one_line(monkeypatch):
+    """Messages are not wrapped: a line is a message."""
+    monkeypatch.setattr(terminal, "wrapped", str)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +65,7 @@ def whole_lines(monkeypatch):
 
 
 def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
-    """The lines that a tracked run prints if something happens during it."""
+    """The messages that a tracked run prints if something happens during it."""
     folder.mkdir(exist_ok=True)
     capsys.readouterr()
     with started(options(**chosen), folder) as tracker:
@@ -68,7 +75,8 @@ def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
             result = Result(metrics=metrics, facts={"tokens": 3})
             result.save(folder)
             tracker.result(result, folder, {})
-    return [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    said = " ".join(capsys.readouterr().err.split())  # messages are wrapped
+    return [message for message in re.split(r" (?=Weights & Biases )", said) if message]
 
 
 def recorded(folder):

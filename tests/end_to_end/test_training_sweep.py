@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 
-from normscope.models import loading
+from normscope.models.load import loading
 from tests.end_to_end.shell import run_here, run_once
 
 STEPS = (20, 3, 100)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 from transformers import AutoTokenizer
 
-from normscope.models.files import locate
 from normscope.models.options import ModelOptions, Pin
+from normscope.models.stored.files import locate
 from tests.conftest import MINILM
 from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands

@@ -11,7 +11,7 @@ import torch
 
 from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.maths.choices import Pooling
-from normscope.models.task_heads import Head
+from normscope.models.load.task_heads import Head
 from tests.oracles import through_attention
 from tests.oracles.activations import Sequence_
 from tests.oracles.feedforward_oracle import stages_of

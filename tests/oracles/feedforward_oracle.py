@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
-from normscope.models.block_modules import bind_blocks
+from normscope.models.sites.block_modules import bind_blocks
 from tests.oracles.activations import Sequence_, shares_of
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
 from tests.oracles.mixing_oracle import (

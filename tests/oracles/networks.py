@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.linear_layers import weight_and_bias
-from normscope.models.norm_weights import normalisation
-from normscope.models.observer import Observer
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.sites.linear_layers import weight_and_bias
+from normscope.models.sites.norm_weights import normalisation
 
 
 class Form(NamedTuple):

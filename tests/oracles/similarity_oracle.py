@@ -19,7 +19,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from normscope.models.stacks import ObservedStack
+from normscope.models.infer.stacks import ObservedStack
 from normscope.results.result import Result
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled

@@ -24,11 +24,11 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.token_texts import Vocabulary
-from normscope.models.interventions import InterventionRunner
-from normscope.models.loaded import LoadedModel
-from normscope.models.model_info import ModelInfo
-from normscope.models.observer import Observer
-from normscope.models.task_heads import Head
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.load.task_heads import Head
+from normscope.models.observe.observer import Observer
 from normscope.results.parts import rolled_up
 from normscope.results.result import Result
 from normscope.running.memory import run_batch

@@ -11,7 +11,7 @@ from normscope.analyses.base import AnalysisContext
 from normscope.analyses.declarations.alignment import AlignmentOptions
 from normscope.data.batching import Batch
 from normscope.errors import InputError
-from normscope.models.observer import Observer
+from normscope.models.observe.observer import Observer
 from normscope.results.parts import rolled_up
 from tests.oracles import alignment_oracle
 from tests.oracles.alignment_oracle import Pair

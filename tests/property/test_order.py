@@ -13,7 +13,7 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.models.observer import Observer
+from normscope.models.observe.observer import Observer
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 from tests.unit.test_data import Reader
 

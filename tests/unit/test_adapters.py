@@ -32,7 +32,7 @@ from transformers import (
 import normscope
 from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
-from normscope.models.loading import load
+from normscope.models.load.loading import load
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 

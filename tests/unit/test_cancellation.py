@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import normscope
-from normscope.models.layer_hooks import cancelled_by
+from normscope.models.sites.layer_hooks import cancelled_by
 from tests.tiny import sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."

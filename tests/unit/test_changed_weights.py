@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import normscope
 from normscope.errors import InputError
 from normscope.live.session import Session
-from normscope.models.wrapping import _digest
+from normscope.models.load.wrapping import _digest
 from tests.tiny import saved_with_head
 
 # peft uses a deprecated attribute of transformers.

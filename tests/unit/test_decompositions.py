@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 import normscope
-from normscope.models.observer import Observer
-from normscope.models.text_batches import batch_from_texts
+from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.observe.observer import Observer
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 TEXTS = ["The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course."), "Rain fell."]

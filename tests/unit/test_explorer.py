@@ -20,8 +20,8 @@ from normscope.data.words import words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.layer_composition import LAYER_STAGES
-from normscope.models.observer import Observer
-from normscope.models.token_block import TokenBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.observe.observer import Observer
 from normscope.reporting.options import ReportOptions
 from normscope.reporting.page.explorer import payload
 from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMap, pairs_table

@@ -27,9 +27,9 @@ from normscope.attribution.readouts import (
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
 from normscope.maths.embedder import Embedder
-from normscope.models.loaded import LoadedModel
-from normscope.models.model_info import ModelInfo
-from normscope.models.task_heads import Head
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.load.task_heads import Head
 from normscope.running.options import RunOptions
 from normscope.statistics.intervals import mean_interval
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model

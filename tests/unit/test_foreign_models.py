@@ -15,9 +15,9 @@ import pytest
 
 from normscope.config.training_step import training_step
 from normscope.errors import InputError
-from normscope.models.embedder_files import embedder_of
-from normscope.models.loading import load, open_model
+from normscope.models.load.loading import load, open_model
 from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.models.stored.embedder_files import embedder_of
 
 SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 
@@ -170,8 +170,8 @@ _ELSEWHERE = {
     "data/token_frequencies.py": "a file that the user has named",
     "live/explaining.py": "answers of our own session",
     "live/server.py": "requests, whose size is limited",
-    "models/files.py": "weights, for their digest",
-    "models/loading.py": "the weights of an adapter, for their digest",
+    "models/stored/files.py": "weights, for their digest",
+    "models/load/loading.py": "the weights of an adapter, for their digest",
     "reporting/comparison/runs.py": "lines of a text that the reader has read",
     "reporting/page/elements.py": "our own files",
     "reporting/published.py": "our own files",

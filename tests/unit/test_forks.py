@@ -152,7 +152,7 @@ def test_a_fork_while_another_thread_computes_a_property(folder, monkeypatch):
 
     thread = threading.Thread(target=use)
     with monkeypatch.context() as patched:
-        patched.setattr("normscope.models.loaded.Observer", slow)
+        patched.setattr("normscope.models.load.loaded.Observer", slow)
         thread.start()
         assert inside.wait(_SECONDS)
     try:

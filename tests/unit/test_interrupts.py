@@ -19,15 +19,15 @@ import normscope
 from normscope.api.training import _own_forward
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.errors import InputError
-from normscope.models.layouts import layout_of_model
-from normscope.models.observer import Observer
+from normscope.models.infer.layouts import layout_of_model
+from normscope.models.observe.observer import Observer
 from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, layout_of, tiny_model
 from tests.unit.test_wrapping import PAIR, STACKS, TEXT, in_memory, same
 
 OURS = Path(normscope.__file__).parent
 CHANGING = (
     *("api/arguments.py", "attribution/passes.py", "linear/rules.py"),
-    *("models/exclusive.py", "models/loaded.py", "models/observer.py", "models/trace.py"),
+    *("models/observe/exclusive.py", "models/load/loaded.py", "models/observe/observer.py", "models/infer/trace.py"),
 )
 FILES = {str(OURS / name) for name in CHANGING}
 """Where models are changed, and left as they were."""

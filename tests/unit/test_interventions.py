@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from normscope.models.interventions import Ablation, InterventionRunner
-from normscope.models.text_check import TextCheck
+from normscope.models.load.interventions import Ablation, InterventionRunner
+from normscope.models.observe.text_check import TextCheck
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 

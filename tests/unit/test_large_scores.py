@@ -7,10 +7,10 @@ from normscope.errors import InputError
 from normscope.maths.attention import attention
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.masks import Mask, Visibility
-from normscope.models.attention_function import attention_by
-from normscope.models.observer import Observer
-from normscope.models.text_check import Check
-from normscope.models.verification import verify
+from normscope.models.observe.attention_function import attention_by
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
+from normscope.models.prove.verification import verify
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 AGREED = 2e-5

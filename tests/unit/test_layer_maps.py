@@ -9,9 +9,9 @@ from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
 from normscope.maths.contributions import row_normalised
-from normscope.models.block_modules import bind_blocks
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.observer import Observer
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.sites.block_modules import bind_blocks
 from tests.oracles.frozen_vectors import network, scaled
 from tests.oracles.networks import network_blocks
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch

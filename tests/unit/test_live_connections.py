@@ -19,7 +19,7 @@ from normscope.live import connections
 from normscope.live.connections import Server
 from normscope.live.server import TOKEN_HEADER, Access, bound
 from normscope.live.session import Session
-from normscope.models.layer_hooks import check_cancelled
+from normscope.models.sites.layer_hooks import check_cancelled
 
 TEXT = "The old bridge was closed, so we crossed the river."
 

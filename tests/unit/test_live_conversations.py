@@ -10,7 +10,7 @@ import normscope
 from normscope.errors import InputError
 from normscope.live.session import Session
 from normscope.live.texts import Limit, messages_of, read, units_of
-from normscope.models.text_batches import roles_of
+from normscope.models.load.text_batches import roles_of
 from normscope.rounding import number
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head, with_chat_template

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from normscope.errors import InputError
-from normscope.models.loading import load
+from normscope.models.load.loading import load
+from normscope.models.load.tokenizer_loading import check_vocabulary
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
-from normscope.models.tokenizer_loading import check_vocabulary
-from normscope.models.verification import verify
+from normscope.models.prove.verification import verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, saved_config, tiny_model, token_batch
 
 EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 import normscope
 from normscope.attribution.readouts import readout_of
 from normscope.live.predictions import prediction_of
-from normscope.models.logit_meaning import LogitMeaning
+from normscope.models.stored.logit_meaning import LogitMeaning
 from tests.end_to_end.shell import run_here
 from tests.tiny import saved_with_head
 

@@ -10,8 +10,8 @@ from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batc
 from normscope.analyses.pairs import pairs_of
 from normscope.maths import attention_weights, weight_tiles
 from normscope.maths.words import Pieces, WordGroups
-from normscope.models.observer import Observer
-from normscope.models.verification import verify
+from normscope.models.observe.observer import Observer
+from normscope.models.prove.verification import verify
 from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
 
 TOKENS = 3072
@@ -23,7 +23,7 @@ def parts(monkeypatch):
     monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 0)
     monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", 0)
     monkeypatch.setattr(weight_tiles, "SMALLEST_TILE", {True: 2, False: 4})
-    for module in ("normscope.maths.masks", "normscope.models.attention_function"):
+    for module in ("normscope.maths.masks", "normscope.models.observe.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 4)
 
 
@@ -122,7 +122,7 @@ def test_padding_in_front_leaves_no_trace():
 @pytest.mark.slow
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The largest tensor of a pass, all analyses together, is smaller than a mask of one byte a pair."""
-    for module in ("normscope.maths.masks", "normscope.models.attention_function"):
+    for module in ("normscope.maths.masks", "normscope.models.observe.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 32)
     monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 2**18)
     # Otherwise grids are stored whole, in the same size for all lengths.

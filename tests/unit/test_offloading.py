@@ -13,14 +13,14 @@ from normscope.config.rules import size_in_bytes
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
-from normscope.models.interventions import InterventionRunner
-from normscope.models.loading import load
-from normscope.models.observer import Observer
-from normscope.models.offloading import keep_on, memory_by_device, spare_memory
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.loading import load
+from normscope.models.observe.observer import Observer
 from normscope.models.options import DeviceMap, DeviceOptions, MaxMemory, ModelOptions
-from normscope.models.stored_weights import execution_device, is_offloaded, offloaded_to, weights_present
-from normscope.models.verification import verify
-from normscope.models.weight_checks import check_finite
+from normscope.models.prove.verification import verify
+from normscope.models.stored.offloading import keep_on, memory_by_device, spare_memory
+from normscope.models.stored.stored_weights import execution_device, is_offloaded, offloaded_to, weights_present
+from normscope.models.stored.weight_checks import check_finite
 from normscope.running.options import RunOptions, check
 from normscope.running.ranks import ProcessGroup, device_share
 from tests.tiny import FAMILY_CONFIGS, INPUTS, layout_of, tiny_model

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.scenarios import analyses_of, analysing, random_batch
 from normscope.analyses import hidden_moments
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.models.block import AttentionBlock
+from normscope.models.blocks.block import AttentionBlock
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 FAMILIES = ("bert", "llama")

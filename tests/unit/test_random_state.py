@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normscope
-from normscope.models.random_state import drawing, generators_restored
+from normscope.models.stored.random_state import drawing, generators_restored
 from tests.unit.test_forks import in_child
 
 TEXT = "The old bridge was closed, so we crossed the river."

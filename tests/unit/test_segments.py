@@ -13,8 +13,8 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segments
 from normscope.errors import InputError
-from normscope.models.loaded import tables_of_token_types
-from normscope.models.text_batches import batch_from_texts
+from normscope.models.load.loaded import tables_of_token_types
+from normscope.models.load.text_batches import batch_from_texts
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 WORDS = [

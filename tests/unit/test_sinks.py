@@ -20,7 +20,7 @@ from normscope.maths import massive
 from normscope.maths.masks import Mask
 from normscope.maths.massive import largest_magnitudes, massive_activations, median_magnitudes
 from normscope.maths.sinks import queries_of_keys
-from normscope.models.task_heads import Head
+from normscope.models.load.task_heads import Head
 from tests.oracles import specimens
 from tests.oracles.specimens import WORDS, Specimen
 from tests.tiny import FAMILY_CONFIGS

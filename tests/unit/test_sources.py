@@ -9,9 +9,9 @@ import pytest
 from huggingface_hub import constants
 
 from normscope.errors import InputError
-from normscope.models import files as sources
-from normscope.models.loading import load
+from normscope.models.load.loading import load
 from normscope.models.options import DeviceOptions, ModelOptions, Pin
+from normscope.models.stored import files as sources
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

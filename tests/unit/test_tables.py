@@ -19,10 +19,10 @@ from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.models.block import AttentionBlock
-from normscope.models.block_modules import bind_blocks
-from normscope.models.linear_layers import stacked_heads
-from normscope.models.observer import Observer
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.sites.block_modules import bind_blocks
+from normscope.models.sites.linear_layers import stacked_heads
 from normscope.results.result import Result
 from normscope.rounding import brief
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch

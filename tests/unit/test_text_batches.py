@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 import normscope
 from normscope.api import decompose, observe
 from normscope.errors import InputError
-from normscope.models.text_batches import batch_from_texts, is_single
+from normscope.models.load.text_batches import batch_from_texts, is_single
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")

@@ -6,8 +6,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.task_heads import Head
-from normscope.models.text_tower import text_tower
+from normscope.models.load.task_heads import Head
+from normscope.models.stored.text_tower import text_tower
 from tests.tiny import FAMILY_CONFIGS
 
 _VISION = {

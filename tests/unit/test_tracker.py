@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from normscope.reporting import weights_and_biases
+from normscope.reporting import terminal, weights_and_biases
 from normscope.reporting.tracking import RunDescription
 from normscope.reporting.weights_and_biases import Tracker, _Outage, in_background, no_tracker
 from normscope.results.findings import Sentence
@@ -18,6 +18,12 @@ from normscope.results.result import Result
 
 PATIENCE = 10.0
 DESCRIPTION = RunDescription("name", "slug", "analysis", [], "notes", {})
+
+
+@pytest.fixture(autouse=True)
+def one_line(monkeypatch):
+    """Messages are not wrapped: a line is a message."""
+    monkeypatch.setattr(terminal, "wrapped", str)
 
 
 class Slow:

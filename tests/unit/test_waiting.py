@@ -27,11 +27,11 @@ from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
-from normscope.models import stored_weights
-from normscope.models.block_modules import bind_blocks
-from normscope.models.model_info import ModelInfo
-from normscope.models.observer import Observer
-from normscope.models.stacks import ObservedStack
+from normscope.models.infer.stacks import ObservedStack
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.observe.observer import Observer
+from normscope.models.sites.block_modules import bind_blocks
+from normscope.models.stored import stored_weights
 from normscope.running.memory import run_batch
 from tests.oracles.syntax_oracle import Sentences
 from tests.oracles.test_alignment_published import PAIRS

@@ -22,8 +22,8 @@ from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, u
 from normscope.errors import InputError
 from normscope.maths import attention_weights
 from normscope.maths.words import Pieces
-from normscope.models.observer import Observer
-from normscope.models.word_block import WordBlock
+from normscope.models.blocks.word_block import WordBlock
+from normscope.models.observe.observer import Observer
 from normscope.results.figures import Lines
 from normscope.results.findings import Sentence
 from normscope.results.parts import about_words

@@ -5,9 +5,9 @@ import torch
 
 from normscope.maths import word_batches
 from normscope.maths.words import Pieces, WordGroups
-from normscope.models.observer import Observer
-from normscope.models.token_block import TokenBlock
-from normscope.models.word_block import WordBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.word_block import WordBlock
+from normscope.models.observe.observer import Observer
 from tests.tiny import layout_of, token_batch
 
 LENGTHS = (9, 6)

@@ -25,7 +25,7 @@ from transformers import (
 
 import normscope
 from normscope.errors import InputError
-from normscope.models import adapters, wrapping
+from normscope.models.load import adapters, wrapping
 from normscope.rounding import number
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed_sites, layout_of, tiny_model, token_batch
 

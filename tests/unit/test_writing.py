@@ -198,7 +198,7 @@ _ELSEWHERE = {
     ("api/training.py", "to_csv"): "to memory",
     ("untrusted/tensor_files.py", "save"): "to memory",
     ("streams.py", "open"): "the null device",
-    ("models/loading.py", "mkdtemp"): "offloaded weights",
+    ("models/load/loading.py", "mkdtemp"): "offloaded weights",
     ("translation/toy.py", "mkdtemp"): "in the user's cache, renamed once it is complete",
     ("translation/toy.py", "rename"): "in the user's cache",
     ("translation/training.py", "save_pretrained"): "in the user's cache",

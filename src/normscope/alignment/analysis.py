@@ -24,8 +24,8 @@ from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
-from normscope.models.block import AttentionBlock
-from normscope.models.model_info import ModelInfo
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.figures import Figure, HeatmapPanels, Scatter, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

@@ -48,8 +48,8 @@ from normscope.data.examples import Example
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
-from normscope.models.interventions import InterventionRunner
-from normscope.models.model_info import ModelInfo
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.figures import Dots, Figure, HeatmapPanels, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

@@ -23,11 +23,11 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.embedder import Embedder
 from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
-from normscope.models.block import AttentionBlock, BlockParameters
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.interventions import InterventionRunner
-from normscope.models.model_info import ModelInfo
-from normscope.models.stacks import ObservedStack
+from normscope.models.blocks.block import AttentionBlock, BlockParameters
+from normscope.models.infer.stacks import ObservedStack
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.results.result import Result
 from normscope.statistics.accumulator import Accumulator
 

@@ -19,9 +19,9 @@ from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.maths.shares import layer_shares
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.interventions import InterventionRunner
-from normscope.models.model_info import ModelInfo
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.results.figures import Figure, HeatmapPanels, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

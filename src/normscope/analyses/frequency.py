@@ -25,8 +25,8 @@ from normscope.data.text_files import TextFile
 from normscope.data.token_frequencies import TokenCounter, TokenFrequencies, conventional, read
 from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
-from normscope.models.block import AttentionBlock
-from normscope.models.model_info import ModelInfo
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

@@ -18,8 +18,8 @@ from normscope.analyses.samples import steps_until_precise
 from normscope.data.batching import Batch
 from normscope.maths.massive import MASSIVE, is_massive, massive_activations, median_magnitudes
 from normscope.maths.tensors import host_waits
-from normscope.models.block import AttentionBlock
-from normscope.models.interventions import Ablation, InterventionRunner, Loss
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.interventions import Ablation, InterventionRunner, Loss
 from normscope.statistics.accumulator import Accumulator
 from normscope.statistics.intervals import FEWEST
 from normscope.statistics.keyed_means import KeyedMeans

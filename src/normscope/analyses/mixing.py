@@ -13,8 +13,8 @@ from normscope.analyses.declarations.mixing import MIXING, PARTS, MixingOptions
 from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
-from normscope.models.block import AttentionBlock
-from normscope.models.word_block import between
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.word_block import between
 from normscope.results.codes import METHODS
 from normscope.results.figures import HeatmapPanels, Lines
 from normscope.results.findings import Sentence, Summary

@@ -21,8 +21,8 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
 from normscope.maths.tensors import lengthened
-from normscope.models.block import NOT_LINEAR, AttentionBlock
-from normscope.models.model_info import ModelInfo
+from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, HeatmapGrid, Lines, Scatter
 from normscope.results.findings import Sentence, Summary

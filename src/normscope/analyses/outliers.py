@@ -15,7 +15,7 @@ from normscope.analyses.declarations.outliers import OUTLIERS, OutlierCriterion,
 from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.models.model_info import ModelInfo
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.figures import Figure, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

@@ -15,7 +15,7 @@ from normscope.maths.masks import Mask, ranked
 from normscope.maths.norms import transformed_norms
 from normscope.maths.tensors import pieces, to_device
 from normscope.maths.words import WordGroups, merged_head_norms
-from normscope.models.block import AttentionBlock
+from normscope.models.blocks.block import AttentionBlock
 from normscope.statistics.pair_histogram import PairsPart
 
 

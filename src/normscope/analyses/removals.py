@@ -14,7 +14,7 @@ from torch import Tensor
 from normscope.analyses.base import AnalysisContext
 from normscope.data.categories import ALL
 from normscope.maths.scores import part_of_keys
-from normscope.models.block import AttentionBlock
+from normscope.models.blocks.block import AttentionBlock
 
 _INTERVAL = (0.025, 0.975)
 

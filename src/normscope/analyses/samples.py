@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.data.examples import Example
 from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.errors import InputError
-from normscope.models.interventions import InterventionRunner
+from normscope.models.load.interventions import InterventionRunner
 from normscope.statistics.precision import in_rounds, until_precise
 
 S = TypeVar("S")

@@ -33,9 +33,9 @@ from normscope.maths.scores import (
     visible_score_spread,
 )
 from normscope.maths.tensors import lengthened
-from normscope.models.block import AttentionBlock
-from normscope.models.interventions import InterventionRunner
-from normscope.models.model_info import ModelInfo
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.axes import TOGETHER
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, HeatmapGrid, Lines, Profiles

@@ -29,8 +29,8 @@ from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import to_device
-from normscope.models.interventions import InterventionRunner
-from normscope.models.model_info import ModelInfo
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary

@@ -24,9 +24,9 @@ from normscope.data.categories import ALL, FIRST
 from normscope.data.token_sequence import fingerprint
 from normscope.maths.massive import largest_magnitudes
 from normscope.maths.sinks import importance, queries_of_keys
-from normscope.models.block import AttentionBlock
-from normscope.models.interventions import InterventionRunner
-from normscope.models.model_info import ModelInfo
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.model_info import ModelInfo
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, HeatmapGrid, Lines
 from normscope.results.findings import Sentence, Summary

@@ -23,10 +23,10 @@ from normscope.analyses.treebank import ALL, INSIDE, MISSING, Arcs, Treebank, Tr
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.tensors import lengthened
-from normscope.models.block import AttentionBlock
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.model_info import ModelInfo
-from normscope.models.word_block import WordBlock
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.word_block import WordBlock
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.results.figures import Dots, Figure, HeatmapPanels
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

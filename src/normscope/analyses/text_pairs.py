@@ -12,7 +12,7 @@ from normscope.attribution.similarities import cosine_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES, FIRST
 from normscope.data.token_texts import Vocabulary
-from normscope.models.interventions import InterventionRunner
+from normscope.models.load.interventions import InterventionRunner
 from normscope.results.figures import TextPair
 from normscope.rounding import counted, number
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError

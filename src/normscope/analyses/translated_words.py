@@ -22,7 +22,7 @@ from normscope.data.examples import Example
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
-from normscope.models.interventions import InterventionRunner
+from normscope.models.load.interventions import InterventionRunner
 from normscope.results.figures import Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result

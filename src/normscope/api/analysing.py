@@ -17,10 +17,10 @@ from normscope.api.arguments import checked, in_terms_of_arguments
 from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.models.options import ModelStack
-from normscope.models.random_state import generators_restored
-from normscope.models.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
+from normscope.models.stored.random_state import generators_restored
 from normscope.results.result import Result
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse

@@ -25,8 +25,8 @@ from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.maths.choices import AnswerMeasure, ValueBias
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import require_unicode
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import require_unicode
 from normscope.rounding import counted
 
 _SUMMED = {

@@ -27,10 +27,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.batching import Batch
 from normscope.data.options import DatasetOptions, Level
 from normscope.errors import InputError, printable
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import batch_from_texts, describe_type, is_single
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.models.stored_weights import number_format
-from normscope.models.text_batches import batch_from_texts, describe_type, is_single
+from normscope.models.stored.stored_weights import number_format
 from normscope.reporting.options import FigureOptions
 
 _GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions, "figures": FigureOptions}

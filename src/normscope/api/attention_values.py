@@ -20,12 +20,12 @@ from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.choices import HeadReduction, PairMeasure
-from normscope.models.block import AttentionBlock
-from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer
-from normscope.models.region_sums import RegionSums
-from normscope.models.text_batches import Text, batch_from_texts, is_single
-from normscope.models.text_check import Check
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.region_sums import RegionSums
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text, batch_from_texts, is_single
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
 from normscope.statistics.tidy import tidy
 from normscope.untrusted.writing import write_named
 

@@ -25,8 +25,8 @@ from normscope.attribution.translations import translation_maps
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text
 from normscope.results.maps import TokenMap
 from normscope.statistics.tidy import tidy
 

@@ -23,8 +23,8 @@ from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ValueBias
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type, is_single, plain_ids
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text, describe_type, is_single, plain_ids
 
 
 @overload

@@ -19,11 +19,11 @@ from normscope.data.options import Level
 from normscope.errors import InputError, escaped
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.maths.tensors import lengthened
-from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer
-from normscope.models.text_batches import Text, batch_from_texts, is_single
-from normscope.models.token_block import TokenBlock
-from normscope.models.word_block import WordBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.word_block import WordBlock
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text, batch_from_texts, is_single
+from normscope.models.observe.observer import Observer
 from normscope.results.maps import TokenMap
 from normscope.running.token_maps import SHARE, pair_maps, without_values
 from normscope.statistics.tidy import tidy

@@ -12,16 +12,16 @@ from normscope.api.arguments import checked, chosen, in_terms_of_arguments
 from normscope.config.schema import plain
 from normscope.data.batching import Batch
 from normscope.errors import InputError
-from normscope.models.block import AttentionBlock
-from normscope.models.forward_pass import Visitor
-from normscope.models.loaded import LoadedModel
-from normscope.models.loading import open_model
-from normscope.models.observer import Observer
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loading import open_model
+from normscope.models.load.text_batches import Text, batch_from_texts
+from normscope.models.load.wrapping import wrap_model
+from normscope.models.observe.forward_pass import Visitor
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin
-from normscope.models.random_state import drawing
-from normscope.models.text_batches import Text, batch_from_texts
-from normscope.models.text_check import Check
-from normscope.models.wrapping import wrap_model
+from normscope.models.stored.random_state import drawing
 from normscope.running.options import SCHEMA
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"

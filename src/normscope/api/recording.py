@@ -26,14 +26,14 @@ from normscope.maths.masks import additive_mask
 from normscope.maths.norms import transformed_norms
 from normscope.maths.shares import along, pair_readout
 from normscope.maths.tensors import pieces
-from normscope.models.adapters import without_peft
-from normscope.models.attention_function import HARMLESS_KEYWORDS
-from normscope.models.block import GATED, BlockParameters, full_precision
-from normscope.models.block_modules import BlockModules, bind_blocks
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import batch_from_texts
-from normscope.models.text_tower import base_of, text_tower
-from normscope.models.wrapping import check_eager, wrap_model
+from normscope.models.blocks.block import GATED, BlockParameters, full_precision
+from normscope.models.load.adapters import without_peft
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.load.wrapping import check_eager, wrap_model
+from normscope.models.observe.attention_function import HARMLESS_KEYWORDS
+from normscope.models.sites.block_modules import BlockModules, bind_blocks
+from normscope.models.stored.text_tower import base_of, text_tower
 
 _EAGER = "eager_attention_forward"
 """The attention function in a family's own file, which is not in transformers' registry."""

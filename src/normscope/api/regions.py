@@ -11,8 +11,8 @@ from torch import Tensor
 
 from normscope.data.batching import Batch
 from normscope.errors import InputError, printable
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import (
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import (
     describe_type,
     is_ids,
     is_messages,

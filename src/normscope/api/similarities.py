@@ -22,8 +22,8 @@ from normscope.data.encoders import prompt_length
 from normscope.errors import InputError, cut, escaped
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type, is_single, require_unicode
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text, describe_type, is_single, require_unicode
 from normscope.results.figures import ColouredText, TextPair
 from normscope.rounding import number
 

@@ -19,11 +19,11 @@ from normscope.errors import InputError, one_line
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder, pooled
 from normscope.maths.tensors import wide
-from normscope.models.any_module import returned_vectors
-from normscope.models.block import full_precision
-from normscope.models.loaded import LoadedModel
-from normscope.models.logit_meaning import LogitMeaning
-from normscope.models.text_batches import Text, describe_type, require_unicode
+from normscope.models.blocks.block import full_precision
+from normscope.models.load.any_module import returned_vectors
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import Text, describe_type, require_unicode
+from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
 
 

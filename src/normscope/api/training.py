@@ -16,8 +16,8 @@ from normscope.api.analysing import check_names, listed, run
 from normscope.api.arguments import checked
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
-from normscope.models.random_state import generators_restored
-from normscope.models.text_batches import Text, is_ids
+from normscope.models.load.text_batches import Text, is_ids
+from normscope.models.stored.random_state import generators_restored
 from normscope.reporting.weights_and_biases import log_to_active_run
 from normscope.results.figures import Lines
 from normscope.results.measures import metric_title

@@ -13,8 +13,8 @@ from normscope.maths.contributions import cosine_distance, row_normalised, with_
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
 from normscope.maths.tensors import pieces, wide
-from normscope.models.block import AttentionBlock
-from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.feed_forward import FeedForwardBlock
 
 ENTRIES_AT_ONCE = {"cpu": 2**21}
 """Entries of pair vectors (query × key × model) to build at once, by device."""

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from normscope.errors import InputError
 from normscope.maths.layer_composition import WHOLE_LAYER
-from normscope.models.block import GATED, NOT_LINEAR
-from normscope.models.layout import ModelLayout
+from normscope.models.blocks.block import GATED, NOT_LINEAR
+from normscope.models.sites.layout import ModelLayout
 from normscope.rounding import numbered
 
 

@@ -12,11 +12,11 @@ from normscope.attribution.methods import NEEDS_FEED_FORWARD, MapMethod, MapStag
 from normscope.attribution.vectors import vector_maps
 from normscope.maths.choices import ValueBias
 from normscope.maths.words import WordGroups
-from normscope.models.block import AttentionBlock
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layout import ModelLayout
-from normscope.models.observer import Observer
-from normscope.models.text_check import Check
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
+from normscope.models.sites.layout import ModelLayout
 
 
 @dataclasses.dataclass

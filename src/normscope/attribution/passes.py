@@ -20,17 +20,17 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.linear.rules import HeldFixed, Kind, NotAffineError, Stack, Way, kind_of, marked, stack_of, way_of
 from normscope.maths.tensors import wide
-from normscope.models.any_module import returned_vectors
-from normscope.models.attention_function import attention_by
-from normscope.models.block import full_precision
-from normscope.models.block_modules import bind_blocks
-from normscope.models.identities import bound_of
-from normscope.models.layer_hooks import check_cancelled, layer_hooks, vectors_in, with_vectors
-from normscope.models.layout import ModelLayout
-from normscope.models.layouts import layout_of
-from normscope.models.model_code import model_code
-from normscope.models.stored_weights import is_offloaded
-from normscope.models.untouched import reference_attention
+from normscope.models.blocks.block import full_precision
+from normscope.models.infer.layouts import layout_of
+from normscope.models.load.any_module import returned_vectors
+from normscope.models.observe.attention_function import attention_by
+from normscope.models.observe.identities import bound_of
+from normscope.models.observe.untouched import reference_attention
+from normscope.models.sites.block_modules import bind_blocks
+from normscope.models.sites.layer_hooks import check_cancelled, layer_hooks, vectors_in, with_vectors
+from normscope.models.sites.layout import ModelLayout
+from normscope.models.stored.model_code import model_code
+from normscope.models.stored.stored_weights import is_offloaded
 from normscope.rounding import number
 
 

@@ -17,9 +17,9 @@ from normscope.attribution.embeddings import embedding
 from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
-from normscope.models.block import full_precision
-from normscope.models.loaded import LoadedModel, last_of_text
-from normscope.models.logit_meaning import LogitMeaning
+from normscope.models.blocks.block import full_precision
+from normscope.models.load.loaded import LoadedModel, last_of_text
+from normscope.models.stored.logit_meaning import LogitMeaning
 
 
 class Readout(abc.ABC):

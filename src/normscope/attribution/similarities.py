@@ -15,7 +15,7 @@ from normscope.attribution.vectors import pooled_vectors
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
-from normscope.models.layout import ModelLayout
+from normscope.models.sites.layout import ModelLayout
 
 
 class SimilarityParts(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.models.block import AttentionBlock
+from normscope.models.blocks.block import AttentionBlock
 
 _QUERIES = 32
 """Queries of a tile: enough for α and the values to be read seldom."""

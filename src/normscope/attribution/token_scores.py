@@ -20,7 +20,7 @@ from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
-from normscope.models.layout import ModelLayout
+from normscope.models.sites.layout import ModelLayout
 
 
 def token_scores(

@@ -21,8 +21,8 @@ from normscope.maths.embedder import pooled, pooled_parts
 from normscope.maths.shares import along
 from normscope.maths.tensors import pieces, wide
 from normscope.maths.words import WordGroups
-from normscope.models.block import full_precision
-from normscope.models.layout import ModelLayout
+from normscope.models.blocks.block import full_precision
+from normscope.models.sites.layout import ModelLayout
 
 ENTRIES_AT_ONCE = {"cpu": 2**22}
 """Entries of neurons to materialise at once (source × batch × token × neuron), by device."""

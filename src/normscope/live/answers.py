@@ -18,7 +18,7 @@ from normscope.live.predictions import Prediction, prediction_of
 from normscope.live.request import Side
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.page.explorer import packed, pairs_payload, scaled
 from normscope.rounding import brief_share, counted, number, percentage
 

@@ -13,7 +13,7 @@ from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, cut, escaped, one_line, printable
 from normscope.live.texts import as_given
 from normscope.maths.choices import PairMeasure
-from normscope.models.loading import load
+from normscope.models.load.loading import load
 from normscope.reporting.page.explorer import attention_page
 from normscope.results.maps import TokenMap
 from normscope.rounding import begun, counted, number

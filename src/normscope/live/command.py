@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from normscope.errors import InputError
 from normscope.live import require_extra
 from normscope.live.session import Session
-from normscope.models.loaded import LoadedModel
-from normscope.models.loading import load
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loading import load
 from normscope.models.options import ModelOptions
 from normscope.running.options import RunOptions
 

@@ -10,8 +10,8 @@ import numpy as np
 from normscope.errors import InputError, escaped, one_line
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of
-from normscope.models.loading import load
-from normscope.models.logit_meaning import LogitMeaning
+from normscope.models.load.loading import load
+from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.reporting.page.live_page import live_page
 from normscope.rounding import number
 from normscope.running.options import RunOptions

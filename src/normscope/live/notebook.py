@@ -19,7 +19,7 @@ from normscope.errors import InputError
 from normscope.live import require_extra
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, opening, typed
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
 
 _HOST = "127.0.0.1"
 _HEIGHT = 900

@@ -12,9 +12,9 @@ from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_n
 from normscope.attribution.embeddings import embedding
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
-from normscope.models.loaded import LoadedModel
-from normscope.models.logit_meaning import LogitMeaning
-from normscope.models.text_batches import batch_from_texts
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.stored.logit_meaning import LogitMeaning
 
 _CHOICES = 5
 

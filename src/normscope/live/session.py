@@ -15,7 +15,7 @@ from normscope.live.engine import Engine
 from normscope.live.request import PARTS, read_request, read_state
 from normscope.live.texts import Limit, opening
 from normscope.maths.choices import AttentionRule
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.page.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
 from normscope.results.codes import METHODS

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import (
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import (
     batch_from_texts,
     is_messages,
     messages_in,

@@ -14,8 +14,8 @@ from normscope.data.corpora import left_out
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, RUN_SCHEMA, VERSION
 from normscope.errors import cut
-from normscope.models.layout import ModelLayout
-from normscope.models.stored_weights import number_format
+from normscope.models.sites.layout import ModelLayout
+from normscope.models.stored.stored_weights import number_format
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
 from normscope.reporting.tracking import RunDescription, dataset_label, layers_label, model_label
 from normscope.running.loop import Run

@@ -17,8 +17,8 @@ from normscope.data.corpora import text_keys
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError, Terminated
-from normscope.models.layout import ModelLayout
-from normscope.models.stored_weights import number_format, offloaded_to
+from normscope.models.sites.layout import ModelLayout
+from normscope.models.stored.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say, say_detail
 from normscope.reporting.weights_and_biases import Tracker, no_tracker

@@ -10,11 +10,11 @@ from torch import Tensor
 from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.data.batching import Batch
 from normscope.errors import InputError
-from normscope.models.block import AttentionBlock
-from normscope.models.compared_texts import ComparedTexts
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.observer import Observer
-from normscope.models.text_check import Check
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
+from normscope.models.prove.compared_texts import ComparedTexts
 from normscope.reporting.terminal import say
 
 

@@ -16,8 +16,8 @@ from normscope.data.corpora import left_out
 from normscope.data.examples import Corpus
 from normscope.data.options import DatasetKind, Level
 from normscope.errors import InputError, Terminated
-from normscope.models.interventions import InterventionRunner
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.interventions import InterventionRunner
+from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.publish import print_results, publish
 from normscope.reporting.published import file_of, with_published
 from normscope.reporting.run_folder import RunFolder

@@ -23,16 +23,16 @@ from normscope.data.token_sequence import Segmenter
 from normscope.data.token_texts import TokenTexts, Vocabulary
 from normscope.distribution import VERSION
 from normscope.errors import InputError
-from normscope.models.block import GATED, NOT_LINEAR
-from normscope.models.factories import BuiltModel
-from normscope.models.layout import ModelLayout
-from normscope.models.loaded import LoadedModel
-from normscope.models.loading import open_model
-from normscope.models.model_info import ModelInfo
-from normscope.models.observer import Observer
+from normscope.models.blocks.block import GATED, NOT_LINEAR
+from normscope.models.infer.stacks import ObservedStack
+from normscope.models.load.factories import BuiltModel
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loading import open_model
+from normscope.models.load.model_info import ModelInfo
+from normscope.models.observe.observer import Observer
 from normscope.models.options import ModelOptions, ModelStack
-from normscope.models.stacks import ObservedStack
-from normscope.models.verification import Verification
+from normscope.models.prove.verification import Verification
+from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import Appearance, ReportOptions, appearance
 from normscope.reporting.terminal import say
 from normscope.running.options import (

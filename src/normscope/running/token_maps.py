@@ -20,14 +20,14 @@ from normscope.data.words import NO_WORD, unit_numbers, words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import OF_STAGE
-from normscope.models.block import AttentionBlock
-from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.layout import ModelLayout
-from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer
-from normscope.models.text_check import Check
-from normscope.models.token_block import TokenBlock
-from normscope.models.word_block import WordBlock, between
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.word_block import WordBlock, between
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
+from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.rounding import counted

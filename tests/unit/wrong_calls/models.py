@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import normscope
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
 from tests.unit.wrong_calls.call import Call
 from tests.unit.wrong_calls.stock import OTHER, TEXT, Stock, tiny
 

@@ -18,7 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 import normscope
-from normscope.models.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 
 TEXT, OTHER = "the old river", "a cat sees it, and walks"

@@ -1,0 +1,1 @@
+"""Attention blocks as sums of vectors, between tokens, words or regions."""

@@ -1,0 +1,1 @@
+"""Infers where things are from what a model computes."""

@@ -1,0 +1,1 @@
+"""Models by name, in a folder or in memory, ready to be observed."""

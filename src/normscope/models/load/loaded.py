@@ -1,0 +1,360 @@
+"""A loaded model, with its tokenizer and layout."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.data.token_sequence import Batching
+from normscope.errors import InputError, escaped
+from normscope.maths.choices import Pooling
+from normscope.maths.embedder import Embedder
+from normscope.models.blocks.block import AttentionBlock
+from normscope.models.infer.stacks import stacks_of
+from normscope.models.load.task_heads import Head
+from normscope.models.load.tokenizer_loading import TokenNames
+from normscope.models.observe.exclusive import Exclusive
+from normscope.models.observe.forward_pass import Visitor
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.text_check import Check
+from normscope.models.prove.padding import batching_of
+from normscope.models.prove.verification import Verification, verify
+from normscope.models.sites.layout import ModelLayout, embeddings_of
+from normscope.models.stored.decoder_start import decoder_shift
+from normscope.models.stored.embedder_files import embedder_of
+from normscope.models.stored.model_code import model_code
+from normscope.models.stored.random_state import drawing
+from normscope.models.stored.stored_weights import execution_device, number_format
+from normscope.models.stored.weight_checks import check_finite
+from normscope.rounding import counted, number
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenTypes:
+    """What a model makes of `token_type_ids`."""
+
+    number: int | None
+    """How many different ids it can look up; None if it looks them up nowhere."""
+    segments: bool
+    """Whether they say which text of a pair a token belongs to."""
+
+
+def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Embedding] | None:
+    """The embeddings in which a model looks up `token_type_ids`; None if it takes no such ids for a text.
+
+    Args:
+        model: A model whose `forward` has an argument of this name.
+        inputs: Its other inputs.
+    """
+    given = torch.zeros_like(inputs["input_ids"])
+    place = given.untyped_storage().data_ptr()
+    tables: list[nn.Embedding] = []
+
+    def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        ids = arguments[0] if arguments else None
+        if isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.untyped_storage().data_ptr() == place:
+            tables.append(module)
+
+    with contextlib.ExitStack() as stack, torch.inference_mode():
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        try:
+            model(**inputs, token_type_ids=given)
+        except Exception:  # TAPAS takes seven ids for each token
+            return None
+    return tables
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LoadedModel:
+    """A model that is ready to observe, with all that is needed to encode its inputs and identify it in results."""
+
+    model: PreTrainedModel
+    """The base model, in evaluation mode and without gradients."""
+    tokenizer: PreTrainedTokenizerBase
+    layout: ModelLayout
+    name: str
+    revision: str | None
+    """Commit of the Hub repository; None for weights from elsewhere."""
+    weights_sha256: str | None
+    """Digest of the weight files; None for random weights and for a model that was in memory already."""
+    max_length: int | None
+    """The longest sequence that the model and its tokenizer accept, in tokens; None without a limit."""
+
+    load_head: Callable[[Head], PreTrainedModel | None] = lambda _head: None
+    """Loads a head around `model`; returns None if the checkpoint has none of this kind."""
+
+    folder: Path | None = None
+    """The checkpoint's files; None for random weights."""
+
+    given_embedder: Embedder | None = None
+    """What makes embeddings, if the model was part of a SentenceTransformer in memory."""
+
+    require_current: Callable[[], None] = lambda: None
+    """Raises InputError if `model` stands for another model in memory that has changed since."""
+
+    _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
+        heads = f"{'up to ' * self.layout.heads_differ}{counted(self.layout.heads, 'head')}"
+        text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
+        proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
+        matched = "" if proof is None else f", matches the untouched model to {number(proof.error, digits=2)}"
+        return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
+
+    def exclusively(self, call: Callable[[], T]) -> T:
+        """Call a function that uses the model, or its tokenizer; see `Exclusive`.
+
+        Raises:
+            InputError: If another call is using the model.
+        """
+        with model_code(self.model):
+            return self._exclusive.call(call, functools.partial(_in_memory, self))
+
+    def blocks(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
+        """Iterate over the blocks of a pass, which uses the model until the loop ends; see `Exclusive`.
+
+        Args:
+            run: Runs the pass, and calls a visitor with each block.
+
+        Raises:
+            InputError: If another call is using the model.
+        """
+        with model_code(self.model):
+            yield from self._exclusive.blocks(run, functools.partial(_in_memory, self))
+
+    def require_finite_weights(self) -> None:
+        """Check that no weight has become NaN or infinite since the model was loaded or wrapped.
+
+        Raises:
+            InputError: If one has; it is named.
+        """
+        for model in _in_memory(self):
+            check_finite(model, self.name)
+
+    def _head(self, kind: Head) -> PreTrainedModel | None:
+        """A head whose parameters autograd may record later, wherever it is first asked for."""
+        with torch.inference_mode(False), drawing():
+            return self.load_head(kind)
+
+    @cached_property
+    def masked_language_head(self) -> PreTrainedModel | None:
+        """The masked language model around `model`; None if the checkpoint has no weights for its head."""
+        return self._head(Head.MASKED_TOKEN)
+
+    @cached_property
+    def next_token_head(self) -> PreTrainedModel | None:
+        """The causal language model around `model`; None if the checkpoint has none, or its tokens see later ones."""
+        return self._head(Head.NEXT_TOKEN) if self.causal else None
+
+    @cached_property
+    def classifier(self) -> PreTrainedModel | None:
+        """The classifier of texts around `model`; None if the checkpoint has no weights for its head."""
+        return self._head(Head.CLASS)
+
+    @cached_property
+    def translator(self) -> PreTrainedModel | None:
+        """The encoder–decoder with its head around `model`; None without one, or if only the encoder is observed."""
+        return self._head(Head.TRANSLATION) if self.layout.reads_target else None
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """What makes the embedding of a text out of its last hidden vectors.
+
+        Raises:
+            InputError: If the model's files do not say, or name something that cannot be split into parts.
+        """
+        embedder = self.any_embedder
+        if embedder.pooling is None:
+            raise InputError(
+                f"pooling: {self.name} keeps a vector for each token (late interaction), expected one embedding for each text; "
+                f"compare its texts with normscope.similarity, or set pooling to one of {', '.join(Pooling)}"
+            )
+        return embedder
+
+    @cached_property
+    def any_embedder(self) -> Embedder:
+        """The same as `embedder`, or what makes the vectors that late interaction compares.
+
+        Raises:
+            InputError: If the model's files do not say, or name something that cannot be split into parts.
+        """
+        return self.given_embedder or embedder_of(self.folder, self.name)
+
+    def guessed_embedder(self) -> tuple[Embedder, bool]:
+        """`embedder`, or the last token's vector of a causal model and the mean of others; and whether it is this guess."""
+        try:
+            return self.embedder, False
+        except InputError:
+            return Embedder(Pooling.last if self.causal else Pooling.mean), True
+
+    @cached_property
+    def verification(self) -> Verification:
+        """Proof that attention blocks are observed exactly. It is made once."""
+        return verify(self.model, self.layout, self.name)
+
+    @cached_property
+    def layers_verification(self) -> Verification:
+        """Proof that whole layers, with their feed-forward networks, are observed exactly. It is made once.
+
+        Raises:
+            InputError: If they are not, or a layer has no network that can be observed.
+        """
+        return verify(self.model, self.layout, self.name, feed_forward=True)
+
+    @cached_property
+    def stacks_verification(self) -> Verification:
+        """Proof that the attention blocks of all stacks of an encoder–decoder are observed exactly. It is made once."""
+        verifications = [verify(stack.model, stack.layout, self.name) for stack in stacks_of(self.model).values()]
+        return max(verifications, key=lambda verification: verification.error)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.layout.stream.layers)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token embeddings; the larger of encoder and decoder if the decoder is observed."""
+        readers = [self.model, self.model.get_decoder()] if self.layout.reads_target else [self.model]
+        return max(embeddings_of(reader).num_embeddings for reader in readers)
+
+    @cached_property
+    def takes_segments(self) -> bool:
+        """Whether the model reads segment ids, which text of a pair each token belongs to."""
+        return self.token_types is not None and self.token_types.segments
+
+    @cached_property
+    def token_types(self) -> TokenTypes | None:
+        """What the model makes of `token_type_ids`; None if it takes none.
+
+        Config keys and tokenizers contradict the modules, so the model is run to see which embedding looks them up.
+        """
+        if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
+            return None
+        tables = tables_of_token_types(self.model, self._two_tokens)
+        if tables is None:
+            return None
+        if not tables:  # as in attention that compares the ids
+            named = "token_type_ids" in self.tokenizer.model_input_names
+            return TokenTypes(None, segments=named and getattr(self.model.config, "type_vocab_size", 2) > 1)
+        # GPT-2 looks them up among its tokens: it adds the embedding of token 0 wherever they are 0.
+        of_tokens = embeddings_of(self.model).weight
+        number = min(table.num_embeddings for table in tables)
+        return TokenTypes(number, segments=number > 1 and all(table.weight is not of_tokens for table in tables))
+
+    @property
+    def _two_tokens(self) -> dict[str, torch.Tensor]:
+        """The smallest inputs that have an earlier and a later token."""
+        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if self.layout.reads_target:
+            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
+        return inputs
+
+    @cached_property
+    def batching(self) -> Batching:
+        """Which texts may be in one batch; it is tested once."""
+        return batching_of(
+            self.model,
+            padding=self.tokenizer.pad_token_id,
+            reads_target=self.layout.reads_target,
+            routed=self.layout.routed,
+        )
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model is an encoder–decoder."""
+        return self.layout.stack is not None
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether tokens see only earlier tokens.
+
+        Config keys and modules contradict each other, so this is read from the attention mask of two tokens.
+        """
+        if self.is_cross_attention:
+            return False
+        visible: list[torch.Tensor] = []
+        with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
+            observer.run(
+                self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING
+            )
+        return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
+
+    @cached_property
+    def ending(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer puts behind a text, such as [SEP]: a next token follows the text instead."""
+        if self.tokenizer is None or isinstance(self.tokenizer, TokenNames):
+            return ()
+        whole, plain = (self.tokenizer.encode("a", add_special_tokens=special) for special in (True, False))
+        # Not by which tokens are special: the text itself may be unknown to the tokenizer.
+        after = (at + len(plain) for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+        return tuple(map(int, whole[next(after, len(whole)) :])) if plain else ()
+
+    def last_of_text(
+        self, input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"]
+    ) -> Int[torch.Tensor, " batch"]:
+        """The position of each text's last token before the `ending`, if the text has that and more."""
+        return last_of_text(input_ids, token_mask, self.ending)
+
+    @property
+    def is_cross_attention(self) -> bool:
+        """Whether the decoder's cross-attention is observed."""
+        return self.layout.is_cross_attention
+
+    @cached_property
+    def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
+        """Shifts the target's tokens into the decoder's input; None if no decoder is observed.
+
+        Row t of the decoder's attention then predicts token t of the target.
+        """
+        return decoder_shift(self.model.config) if self.layout.reads_target else None
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model runs."""
+        return execution_device(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.model.dtype
+
+
+def last_of_text(
+    input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"], ending: Sequence[int]
+) -> Int[torch.Tensor, " batch"]:
+    """The position of each text's last token before an ending, if the text has that and more.
+
+    Args:
+        token_mask: 1 at tokens, 0 at padding behind them.
+        ending: Token ids.
+    """
+    last = token_mask.long().sum(dim=1) - 1
+    count = len(ending)
+    if not 0 < count < input_ids.shape[1]:
+        return last
+    places = last[:, None] + torch.arange(1 - count, 1, device=last.device)
+    ends = (input_ids.gather(1, places.clamp(min=0)) == torch.tensor(ending, device=last.device)).all(dim=1)
+    return torch.where(ends & (last >= count), last - count, last)
+
+
+def _in_memory(loaded: LoadedModel) -> list[PreTrainedModel]:
+    """The base model, and the heads that have been loaded around it."""
+    return [value for value in vars(loaded).values() if isinstance(value, PreTrainedModel)]

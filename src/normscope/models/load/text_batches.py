@@ -1,0 +1,349 @@
+"""Texts from a Python caller as a batch: types are never guessed, and nothing is truncated or dropped."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import BatchEncoding
+
+from normscope.data.batching import Batch, collate
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example, Message
+from normscope.data.options import DatasetKind, DatasetOptions, Level
+from normscope.data.token_sequence import TokenSequence
+from normscope.data.words import NO_WORD, unit_numbers
+from normscope.errors import InputError, one_line, printable
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.tokenizer_loading import TokenNames
+from normscope.rounding import counted
+
+Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
+"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
+
+log = logging.getLogger("normscope")
+
+_EXPECTED = (
+    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), token ids, a list of "
+    "these, or a tokenizer's BatchEncoding"
+)
+
+_WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+# Fields of a BatchEncoding that models do not read.
+_IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
+
+
+def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.token) -> Batch:
+    """Tokenize texts into one batch for a model.
+
+    A conversation is written in the tokenizer's chat template, with what precedes an answer unless the assistant's ends it.
+
+    Args:
+        model: See `normscope.load`.
+        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer. An array or a tensor of ids may have a
+            row for each text.
+        level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
+
+    Raises:
+        InputError: If they are anything else, or too long for the model.
+    """
+    model.require_current()
+    texts = _encoding_of_ids(model, texts)
+    if isinstance(texts, BatchEncoding):
+        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
+        sequences = _sequences(model, encoder, texts)
+        for sequence in sequences:
+            _warn(encoder.remark_on(sequence.input_ids))
+        return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
+    texts = [texts] if is_single(texts) else texts
+    if not isinstance(texts, list) or not texts:
+        raise InputError("expected at least one text, got none")
+    chats = sum(map(is_messages, texts))
+    if chats not in (0, len(texts)):
+        raise InputError("texts: expected all of them to be conversations, or none; got both")
+    examples = [example_of(model, text) for text in texts]
+    counts = CorpusCounts()
+    options = DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=bool(chats))
+    with _in_terms_of_messages():
+        encoder = Encoder(model, options, level=level, asks=True)
+        sequences = encoder.encode(examples, counts)
+        if chats and counts.skipped:
+            raise InputError(f"messages: {next(iter(counts.skipped))}")
+    if counts.cut:
+        raise InputError(
+            f"{counted(counts.cut, 'text is', 'texts are')} longer than {encoder.max_length} tokens, the limit of {model.name}"
+        )
+    if len(sequences) != len(examples):
+        which = (
+            "the text is" if len(examples) == 1 else f"{len(examples) - len(sequences)} of {len(examples)} texts are"
+        )
+        raise InputError(f"{which} empty after tokenisation")
+    for remark in counts.remarks:
+        _warn(remark)
+    return collate(sequences, encoder)
+
+
+@functools.cache
+def _warn(remark: str) -> None:
+    """Say what is unusual about texts, once."""
+    if remark:
+        log.warning("texts %s", remark)
+
+
+def _with_units(encoder: Encoder, encoding: BatchEncoding, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The sequences of a BatchEncoding with the unit of each token."""
+    masks = _rows(encoding, "attention_mask") if "attention_mask" in encoding else [None] * len(sequences)
+    marked = []
+    for row, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+        units = None
+        if encoding.is_fast:
+            sides = encoding.sequence_ids(row)
+            numbers: dict[tuple[int | None, int], int] = {}
+            words = [
+                NO_WORD if word is None else numbers.setdefault((side, word), len(numbers))
+                for side, word in zip(sides, encoding.word_ids(row), strict=True)
+            ]
+            units = unit_numbers(words if mask is None else list(itertools.compress(words, mask)))
+        marked.append(encoder.with_units(dataclasses.replace(sequence, units=units)))
+    return marked
+
+
+def describe_type(value: object) -> str:
+    """The type of a value, with the types of its first elements, for messages."""
+    if isinstance(value, tuple | list):
+        types = ", ".join(type(part).__name__ for part in value[:3])
+        return f"a {type(value).__name__} of {len(value)} ({types}{', ...' if len(value) > 3 else ''})"
+    return type(value).__name__
+
+
+def example_of(model: LoadedModel, text: object) -> Example:
+    """One text or one pair as an example.
+
+    Raises:
+        InputError: If it is anything else, even if it looks like one.
+    """
+    if is_messages(text):
+        return Example("", messages=messages_in(text))
+    text = plain_ids(text)
+    if is_ids(text):
+        if not isinstance(model.tokenizer, TokenNames):
+            raise InputError(
+                "texts: expected texts, because the model has a tokenizer, got token ids; pass texts or a BatchEncoding"
+            )
+        text = model.tokenizer.text_of([int(each) for each in text])
+    first, *second = parts_of(text)
+    if not second and model.layout.reads_target:
+        raise InputError(f"{model.name} needs a source and a target: pass a pair (tuple) of texts; got one text")
+    if second and model.translates and not model.layout.reads_target:
+        raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
+    return Example(first, second[0] if second else None)
+
+
+def is_single(text: object) -> bool:
+    """Whether a value stands for one text, and not for a list of texts."""
+    text = plain_ids(text)
+    return not isinstance(text, list) or is_ids(text) or is_messages(text)
+
+
+def plain_ids(texts: object) -> object:
+    """Arrays and tensors of ids as lists: of one text, or of several if there are several rows; anything else as it is."""
+    if isinstance(texts, list) and any(isinstance(each, Tensor | np.ndarray) for each in texts):
+        return [plain_ids(each) for each in texts]
+    if not isinstance(texts, Tensor | np.ndarray):
+        return texts
+    whole = texts.dtype in _WHOLE if isinstance(texts, Tensor) else texts.dtype.kind in "iu"
+    if not whole or texts.ndim not in (1, 2):
+        return texts
+    rows: list[Any] = texts.tolist()
+    return rows[0] if texts.ndim == 2 and len(rows) == 1 else rows
+
+
+def _encoding_of_ids(model: LoadedModel, texts: object) -> object:
+    """Token ids for a model with a tokenizer as a BatchEncoding; anything else as it is.
+
+    Raises:
+        InputError: If some of the ids may be padding, which only an attention mask can tell.
+    """
+    texts = plain_ids(texts)
+    rows: list[Any] = [texts] if is_ids(texts) else texts if isinstance(texts, list) else []
+    if isinstance(model.tokenizer, TokenNames) or not rows or not all(map(is_ids, rows)):
+        return texts
+    padding = model.tokenizer.pad_token_id
+    if padding is not None and any(row[-1] == padding for row in rows) and padding != model.tokenizer.eos_token_id:
+        raise InputError(
+            f"texts: the ids end in padding ({printable(str(model.tokenizer.pad_token), 40)}); pass the tokenizer's "
+            "BatchEncoding, whose attention_mask says which tokens are padding, or ids without it"
+        )
+    return BatchEncoding({"input_ids": rows})
+
+
+def is_messages(text: object) -> TypeGuard[list[dict[str, str]]]:
+    """Whether a text is given as the messages of a conversation."""
+    return isinstance(text, list) and bool(text) and all(isinstance(each, dict) for each in text)
+
+
+def messages_in(text: list[dict[str, str]]) -> tuple[Message, ...]:
+    """The messages of a conversation.
+
+    Raises:
+        InputError: If one is anything but a role and a content, or all are empty.
+    """
+    from normscope.data.conversations import messages_of
+
+    with _in_terms_of_messages():
+        messages = messages_of(text, "a conversation")
+    if isinstance(messages, str):
+        raise InputError(f"messages: expected text in each of them, got: {messages}")
+    return messages
+
+
+def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
+    """The role that says each token of a conversation, as `batch_from_texts` writes it, or `template`."""
+    return [role for role, _ in _written(model, text)]
+
+
+def places_in_messages(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[int, int, int] | None]:
+    """Where each token of a conversation lies: the message, its first character in it, and the one after its last.
+
+    The template may have stripped the message, whose characters are counted without the space around it. None for tokens of the
+    template.
+    """
+    return [place for _, place in _written(model, text)]
+
+
+def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, tuple[int, int, int] | None]]:
+    """The role of each token of a conversation, and its place in a message."""
+    from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
+
+    messages = messages_in(text)
+    with _in_terms_of_messages():
+        written = conversation(template_of(model.tokenizer, model.name), messages, prompt=awaits_answer(messages))
+    if isinstance(written, str):  # which `batch_from_texts` refuses as well
+        raise InputError(f"messages: {written}")
+    _, roles, spans = tokens_of(model.tokenizer, written)
+    places: list[tuple[int, int, int] | None] = []
+    for start, end in spans:
+        at = written.part_of(start, end)
+        # Every second part is a message, and what is between them is the template's.
+        begin = written.starts[at]
+        stop = written.starts[at + 1] if at + 1 < len(written.starts) else len(written.text)
+        places.append((at // 2, max(start, begin) - begin, min(end, stop) - begin) if at % 2 else None)
+    return [*zip(roles, places, strict=True)]
+
+
+@contextlib.contextmanager
+def _in_terms_of_messages() -> Iterator[None]:
+    """Errors that name the argument instead of the key of conversations in a corpus."""
+    try:
+        yield
+    except InputError as error:
+        told = str(error).replace("dataset.chat_template=true", "messages")
+        raise InputError(told.replace(" (dataset.chat_template)", "")) from error.__cause__
+
+
+def is_ids(text: object) -> TypeGuard[list[int]]:
+    """Whether a text is given as a list of token ids."""
+    return (
+        isinstance(text, list)
+        and bool(text)
+        and all(issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, text)})
+    )
+
+
+def parts_of(text: object) -> tuple[str, ...]:
+    """The text, or the two texts of a pair.
+
+    Raises:
+        InputError: If it is neither, even if it looks like one.
+    """
+    pair = text if isinstance(text, tuple) else (text,)
+    if len(pair) != (2 if isinstance(text, tuple) else 1) or not all(isinstance(part, str) for part in pair):
+        raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
+    for part in pair:
+        require_unicode(part)
+    return pair
+
+
+def require_unicode(text: str) -> None:
+    """Check that tokenizers can read a text.
+
+    Raises:
+        InputError: If it has a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected valid Unicode, got a text with a lone surrogate: {one_line(error)}") from error
+
+
+def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) -> list[TokenSequence]:
+    """The sequences of a BatchEncoding, without their padding."""
+    if model.layout.reads_target:
+        raise InputError(
+            f"{model.name} needs source and target, but a BatchEncoding has no target; pass pairs of texts"
+        )
+    unknown = sorted(set(encoding) - _IGNORED_FIELDS - {"input_ids", "attention_mask", "token_type_ids"})
+    if unknown or "input_ids" not in encoding:
+        fault = f"has {unknown[0]}" if unknown else "has no input_ids"
+        raise InputError(
+            f"the BatchEncoding {fault}; expected input_ids and, optionally, attention_mask and token_type_ids"
+        )
+    ids = _rows(encoding, "input_ids")
+    token_mask = _rows(encoding, "attention_mask") if "attention_mask" in encoding else [[1] * len(row) for row in ids]
+    types = _rows(encoding, "token_type_ids") if "token_type_ids" in encoding else [[0] * len(row) for row in ids]
+    for name, rows in (("attention_mask", token_mask), ("token_type_ids", types)):
+        if [len(row) for row in rows] != [len(row) for row in ids]:
+            raise InputError(f"expected the BatchEncoding's {name} to have the shape of its input_ids")
+    sequences = []
+    for row_ids, row_mask, row_types in zip(ids, token_mask, types, strict=True):
+        tokens = np.asarray(row_ids, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        if not len(tokens):
+            raise InputError("expected at least one token per text, got a BatchEncoding with a text that has none")
+        if encoder.max_length is not None and len(tokens) > encoder.max_length:
+            raise InputError(f"a text is longer than {encoder.max_length} tokens, the limit of {model.name}")
+        if tokens.min() < 0 or tokens.max() >= model.vocabulary:
+            raise InputError(
+                f"the BatchEncoding's input_ids are from another tokenizer: expected 0 to {model.vocabulary - 1}, got "
+                f"{tokens.min()} to {tokens.max()}"
+            )
+        of_tokens = np.asarray(row_types, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        sequences.append(TokenSequence(tokens, _token_types(model, of_tokens, given="token_type_ids" in encoding)))
+    if not sequences:
+        raise InputError("expected at least one text, got none")
+    return sequences
+
+
+def _token_types(model: LoadedModel, types: np.ndarray, *, given: bool) -> np.ndarray | None:
+    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it reads
+    segments and none were given; None if it takes none.
+
+    Raises:
+        InputError: If the model cannot look up those that were given.
+    """
+    known = model.token_types
+    if known is None or not (given or known.segments):
+        return None
+    if known.number is not None and not 0 <= types.min() <= types.max() < known.number:
+        raise InputError(
+            f"the BatchEncoding's token_type_ids: expected 0 to {known.number - 1}, got {types.min()} to {types.max()}"
+        )
+    return types
+
+
+def _rows(encoding: BatchEncoding, name: str) -> list[list[int]]:
+    """A field of a BatchEncoding as one list per text, from a list, array or tensor of one text or several."""
+    try:
+        rows = [np.asarray(row) for row in encoding[name]]
+        rows = [np.stack(rows)] if rows and rows[0].ndim == 0 else rows
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"expected the BatchEncoding's {name} to be lists of integers: {one_line(error)}") from error
+    if any(row.ndim != 1 or (row.size and row.dtype.kind not in "iub") for row in rows):
+        raise InputError(f"expected the BatchEncoding's {name} to be lists of integers, one list per text")
+    return [row.tolist() for row in rows]

@@ -1,0 +1,1 @@
+"""Runs a model and hands out its blocks, compared with what the model does."""

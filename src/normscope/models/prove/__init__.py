@@ -1,0 +1,1 @@
+"""Proves at load that what is observed is what the model does."""

@@ -1,0 +1,1 @@
+"""Where a model keeps the parts of its layers."""
