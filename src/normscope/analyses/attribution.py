@@ -156,7 +156,7 @@ class AttributionAnalysis(Analysis):
                     ranking.set_index("method")[list(MEASURES)].rename(index=METHODS),
                     digits=3,
                     caption=f"mean drop in {QUANTITIES[quantity]} when the tokens that a method ranks highest are removed "
-                    "(comprehensiveness: higher is better) or kept alone (sufficiency: lower is better)",
+                    "(comprehensiveness: higher is better) or are the only ones kept (sufficiency: lower is better)",
                 )
             },
             sentences=sentences_of(

@@ -200,7 +200,7 @@ class ScoreAnalysis(Analysis):
             for dimensions in ((), *(dimensions for _, dimensions in removed), *controls)
         }
         changes: list[Float[Tensor, "sequence group"]] = []
-        precision, title = options.intervention_precision, "interventions on single blocks"
+        precision, title = options.intervention_precision, "attention without some dimensions"
 
         def known() -> float:
             return half_width(torch.cat(changes).numpy())
