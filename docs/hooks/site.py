@@ -25,7 +25,7 @@ _CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def _contributing() -> str:
-    """The page that the repository shows, with links from the documentation's folder."""
+    """The text of CONTRIBUTING.md, with links relative to the documentation's folder."""
     return _CONTRIBUTING.read_text().replace("](docs/", "](")
 
 

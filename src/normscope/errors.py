@@ -62,7 +62,7 @@ def printable(text: str, longest: int) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """A text without its middle if it has more characters: names that begin alike may end differently."""
+    """A text, without its middle if it is too long: names that begin alike may end differently."""
     if len(text) <= longest:
         return text
     end = (longest - 1) // 2

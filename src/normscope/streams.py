@@ -51,7 +51,7 @@ _SPELLED = {
 """What stands for our own signs where an encoding lacks them."""
 
 _SUPERSCRIPTS = dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True))
-"""What stands for the characters of an exponent; a circumflex begins it: `10^-3`."""
+"""Replacements for the characters of an exponent, which begins with a caret: `10^-3`."""
 
 _UP = "\x1b[A"
 """What progress bars print on a terminal besides text and the start of the line: one line up."""
@@ -63,7 +63,7 @@ _ESCAPES = {"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"}
 
 
 def wrapped(text: str) -> str:
-    """A text in lines that fit into a terminal; a path or an address that is longer than a line stays whole."""
+    """A text in lines that fit in a terminal; a path or an address that is longer than a line stays whole."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

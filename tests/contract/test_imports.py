@@ -1,4 +1,4 @@
-"""Imports point one way (CONTRIBUTING.md, 'The house')."""
+"""Imports point one way (CONTRIBUTING.md, 'Layout of the repository')."""
 
 import ast
 import functools
@@ -13,8 +13,8 @@ from normscope.analyses.registry import analyses
 
 SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 
-# Parts of the house, by the modules that belong to each; a module belongs to the first that matches. What is named nowhere here
-# belongs to the package, or root module, that it is in.
+# Parts of the source, by the modules that belong to each; a module belongs to the first that matches. A module named nowhere
+# here belongs to the package, or root module, that it is in.
 PARTS = {
     # What analyses declare about themselves, and the options of each.
     "declarations": r"results\.(axes|codes|declare)"

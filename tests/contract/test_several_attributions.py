@@ -162,7 +162,7 @@ def test_other_files_are_refused(model, tmp_path):
     with pytest.raises(InputError, match="expected a file that .save"):
         normscope.load_attribution(path)
     safetensors.numpy.save_file({"a": np.zeros(2)}, path)
-    with pytest.raises(InputError, match="expected a file that .save.* normscope has not written it"):
+    with pytest.raises(InputError, match="expected a file that .save.* it was not written by normscope"):
         normscope.load_attribution(path)
     tensors = {"a": torch.zeros(2)}
     for metadata, message in (

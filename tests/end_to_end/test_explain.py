@@ -191,7 +191,7 @@ def test_a_text_that_is_markup(capsys, monkeypatch, tmp_path, saved_model):
 def test_long_texts_are_shown_without_what_is_too_large(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.setattr(answers, "_LARGEST", 6000)
     _, shown = explained(capsys, monkeypatch, tmp_path / "heads", TEXT, f"model.name={saved_model}")
-    assert "shown without single heads: the text is too large to show them" in shown["maps 0"]["notes"][0]
+    assert "shown without individual heads: the text is too large to show them" in shown["maps 0"]["notes"][0]
     monkeypatch.setattr(answers, "_LARGEST", 100)
     _, shown = explained(capsys, monkeypatch, tmp_path / "maps", TEXT, f"model.name={saved_model}")
     assert "are too many for maps of all pairs on one page" in shown["maps 0"]["notes"][0]

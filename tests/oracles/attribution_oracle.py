@@ -252,7 +252,7 @@ def _sentences(
             claim = f"has the largest mean drop, but this sample cannot tell it from {listed}"
         sentences.append(
             f"{TITLES[best][0].upper()}{TITLES[best][1:]} {claim}: without the tokens that it ranks highest, {WORDS[quantity]} "
-            f"falls by {size} on average, and {chance} without as many random tokens."
+            f"falls by {size} on average, and {chance} without the same number of random tokens."
         )
     else:
         reason = "No method finds tokens that matter"
@@ -261,7 +261,7 @@ def _sentences(
         bound = "at most" if verbs[0] == "falls" else "at least"
         sentences.append(
             f"{reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} on average "
-            f"({TITLES[best]}), and {chance} without as many random tokens."
+            f"({TITLES[best]}), and {chance} without the same number of random tokens."
         )
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:

@@ -292,7 +292,7 @@ def _summary(
 ) -> pd.DataFrame:
     means = by_layer.groupby(["category", "measure"])["sequence_mean"].mean().unstack()
     rho = _pooled(correlation).reindex(means.index)
-    parts = {"‖αf‖, % of its sum": 100 * means["alpha_f"] / means.loc["all", "alpha_f"]} if "all" in present else {}
+    parts = {"‖αf‖, % of total": 100 * means["alpha_f"] / means.loc["all", "alpha_f"]} if "all" in present else {}
     summary = pd.DataFrame(
         {
             "α": means["alpha"],

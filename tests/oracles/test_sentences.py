@@ -515,7 +515,7 @@ CASES = {
             (
                 {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
                 {"above_random": {"rollout": low, "random": NAN}},
-                [f"{start}, and by 0.13 without as many random tokens."],
+                [f"{start}, and by 0.13 without the same number of random tokens."],
             )
             for low, start in (
                 (
@@ -532,7 +532,7 @@ CASES = {
                 {"above_random": ABOVE | more, "below_best": {"decompx": NAN, "random": 0.2} | below},
                 [
                     f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
-                    "falls by 0.50 on average, and by 0.25 without as many random tokens.",
+                    "falls by 0.50 on average, and by 0.25 without the same number of random tokens.",
                 ],
             )
             for more, below, start in (
@@ -565,7 +565,7 @@ CASES = {
             [
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the cosine with the untouched embedding falls by at most 0.50 on average (DecompX), and by 0.50 "
-                "without as many random tokens.",
+                "without the same number of random tokens.",
             ],
         ),
         (
@@ -573,16 +573,15 @@ CASES = {
             {"above_random": {"alti": 0.1}},
             [
                 "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-                "probability of the predicted class or token falls by 0.25 on average, and rises by 0.13 without as many "
-                "random "
-                "tokens.",
+                "probability of the predicted class or token falls by 0.25 on average, and rises by 0.13 without the same "
+                "number of random tokens.",
             ],
         ),
         *(
             (
                 {"probability/comprehensiveness/alti": fall, "probability/comprehensiveness/random": -0.5},
                 {"above_random": {"alti": 0.1}},
-                [f"{start}, and {verb}by 0.50 without as many random tokens."],
+                [f"{start}, and {verb}by 0.50 without the same number of random tokens."],
             )
             for fall, start, verb in (
                 (
@@ -601,7 +600,7 @@ CASES = {
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the probability of the predicted class or token rises by at least 0.25 on average (ALTI), "
                 "and falls by 0.13 "
-                "without as many random tokens.",
+                "without the same number of random tokens.",
             ],
         ),
         (
@@ -637,7 +636,9 @@ CASES = {
             # Every sequence falls a little more, but no reader would see it.
             {"probability/comprehensiveness/rollout": 0.2501, "probability/comprehensiveness/random": 0.25},
             {"above_random": {"rollout": 1e-5}},
-            [f"{NOT_DETECTABLE.format('0.25', 'rollout of weights')}, and by 0.25 without as many random tokens."],
+            [
+                f"{NOT_DETECTABLE.format('0.25', 'rollout of weights')}, and by 0.25 without the same number of random tokens."
+            ],
         ),
         (
             {"agreement/alti/decompx": -5.6e-17},

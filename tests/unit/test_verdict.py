@@ -205,7 +205,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     moved = [("base", SHARE, 0.4), ("base", SHARE, 0.6)]
     assert verdict(comparison([*values, *moved], seeds=seeds)) == [
         told,
-        "What seeds change most is signed share of other tokens (AttnResLn-N: the attention block): from 40% to 60%.",
+        "Seeds change this measure most: signed share of other tokens (AttnResLn-N: the attention block), from 40% to 60%.",
     ]
 
 

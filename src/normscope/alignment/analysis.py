@@ -1,7 +1,7 @@
 """Word alignment: which source word does each translated word come from? (Kobayashi et al. 2020, section 5)
 
 The cross-attention of a translation model links target words with source words, by weights or by vector norms. These links are
-compared with those that people drew.
+compared with human annotations.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -324,7 +324,7 @@ def _as_links(targets: Int[Tensor, " target_word"]) -> frozenset[Link]:
 
 
 def _kind(pair: SentencePair, link: Link) -> str:
-    """What the reference says of a link."""
+    """What the reference says about a link."""
     if link in pair.links.sure:
         return "sure"
     return "possible" if link in pair.links.possible else "none"
@@ -352,7 +352,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str
             caption=(
                 "Alignment error rate of each layer by weights and by vector norms; lower is better. "
                 "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "
-                "have a lower rate than weights, what heads contribute aligns words better than where they look."
+                "have a lower rate than weights, what heads contribute aligns words better than where they attend."
             ),
         ),
         "norm_and_aer": Scatter(
@@ -416,7 +416,7 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """Whether norms align better than weights, and how other aligners do.
+    """Whether norms align better than weights, and how other aligners compare.
 
     Args:
         metrics: Numbers by name; missing ones are left out.

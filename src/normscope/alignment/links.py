@@ -1,4 +1,4 @@
-"""Word alignments in Pharaoh format, which source word belongs to which target word, and how well they agree with human ones.
+"""Word alignments in Pharaoh format (links of source and target words), and their agreement with human ones.
 
 A is the alignment under test; people marked sure links S and possible links P ⊇ S.
 

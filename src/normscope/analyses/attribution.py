@@ -1,8 +1,9 @@
 """Attribution: which method is faithful on my text?
 
-A sample of sequences is drawn while the corpus is read. Every method then scores the tokens of each sequence for the model's
-answer; what the answer is worth without the tokens that score highest tells how faithful the scores are (DeYoung et al. 2020).
-With `model.stack=cross`, the words of translations are attributed instead: see `translated_words`.
+A sample of sequences is drawn while the corpus is read. Every method then scores each sequence's tokens by what they
+contribute to the model's answer. How much the answer changes without the highest-scoring tokens shows
+how faithful the scores are (DeYoung et al. 2020). With `model.stack=cross`, the words of translations are attributed
+instead: see `translated_words`.
 """
 
 import itertools
@@ -155,7 +156,7 @@ class AttributionAnalysis(Analysis):
                     ranking.set_index("method")[list(MEASURES)].rename(index=METHODS),
                     digits=3,
                     caption=f"mean drop in {QUANTITIES[quantity]} when the tokens that a method ranks highest are removed "
-                    "(comprehensiveness: higher is better) or kept alone (sufficiency: lower is better)",
+                    "(comprehensiveness: higher is better) or are the only ones kept (sufficiency: lower is better)",
                 )
             },
             sentences=sentences_of(
@@ -379,7 +380,9 @@ def between_tokens(maps: Float[Tensor, "1 query source"]) -> Float[np.ndarray, "
 def describe_figures(
     agreement: pd.DataFrame, faithfulness: pd.DataFrame, ranking: pd.DataFrame, quantity: str, erasure: Erasure
 ) -> dict[str, Figure]:
-    """How faithful the methods are, how this depends on the share of erased tokens, and how far methods agree; with data only.
+    """How faithful the methods are, how this depends on the share of erased tokens, and how far methods agree.
+
+    Figures without data are left out.
 
     Args:
         agreement: The table `agreement`.
@@ -415,8 +418,8 @@ def _agreement_figure(agreement: pd.DataFrame) -> HeatmapPanels:
         limits=(0.0, 100.0),
         caption=(
             "How well two methods agree: rank correlation between their scores for a sequence's tokens, averaged over "
-            "sequences. Negative values have the colour of zero. Where two methods disagree, at most one is faithful: the test "
-            "of faithfulness says which."
+            "sequences. Negative values have the colour of zero. Where two methods disagree, at most one is faithful: the "
+            "faithfulness test says which."
         ),
     )
 
@@ -472,8 +475,8 @@ def _curves(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Line
         caption=(
             f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (higher is "
             "more faithful), and when all others are (lower is more faithful). Means and 95% intervals over "
-            f"{counted(faithfulness['count'].max(), 'sequence')}. A method that is no further apart from random orders than "
-            "its interval is wide says nothing about the answer."
+            f"{counted(faithfulness['count'].max(), 'sequence')}. A method that differs from random orders by no more than "
+            "the width of its interval says nothing about the answer."
         ),
     )
 
@@ -564,9 +567,9 @@ def _of_all(words: str, value: float, best: str, random: float) -> str:
 
 
 def _without_random(random: float, beside: float) -> str:
-    """The same for random tokens, beside the fall named before; the verb stands before it if it is not the one before."""
+    """The same for random tokens. The verb is repeated only if it differs from the first one."""
     verb = "" if (beside >= 0) == (random >= 0) else "falls " if random >= 0 else "rises "
-    return f"{verb}by {brief(abs(random), abs(beside))} without as many random tokens"
+    return f"{verb}by {brief(abs(random), abs(beside))} without the same number of random tokens"
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -1,5 +1,5 @@
-"""Tests of token scores: what the model answers without the tokens that score highest and with these alone, beside random
-orders of the tokens; and how far the scores of methods agree.
+"""Tests of token scores: the model's answer without the highest-scoring tokens and with only these, compared with
+random orders of the tokens; and how far the scores of methods agree.
 
 Source: DeYoung et al. 2020, ERASER, section 4 (arXiv:1911.03429).
 """

@@ -171,7 +171,7 @@ class MapComparison:
         self._amplify(block.layer, before, after, seen, batch)
 
     def _compare(self, layer: int, maps: Mapping[LayerStage, np.ndarray]) -> None:
-        """Add the changes of the norms of visible pairs, without steps before or after which these norms are constant."""
+        """Add the changes of the norms of visible pairs; skip steps before or after which these norms are constant."""
         ranks = {stage: scipy.stats.rankdata(norms) for stage, norms in maps.items()}
         for step, (before, after) in STEPS.items():
             if before not in ranks or after not in ranks:
@@ -313,5 +313,5 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
 
 
 def _first_of(metrics: Mapping[str, float], *names: str) -> float | None:
-    """The first of some numbers that is there."""
+    """The first of the named metrics that exists; None if none does."""
     return next((metrics[name] for name in names if name in metrics), None)

@@ -331,7 +331,7 @@ def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float], *, has_output
     means["share"] *= 100
     whole = float(means["alpha_f"].get("all", 0.0))
     if whole:
-        means.insert(2, "‖αf‖, % of its sum", means["alpha_f"] / whole * 100)
+        means.insert(2, "‖αf‖, % of total", means["alpha_f"] / whole * 100)
     titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "% of the output"}
     table = means.rename(columns=titles).join(
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")

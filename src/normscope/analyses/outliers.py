@@ -151,7 +151,7 @@ class OutliersAnalysis(Analysis):
         listed = f"the {_PRINTED} most prominent of {len(model)}" if len(model) > _PRINTED else "the"
         caption = (
             f"{listed} outlier dimensions: the share of layers 0 to {self.context.depth} in which each is an outlier, and the "
-            f"largest distance of its mean from those of the others, in {_UNITS[OutlierCriterion(self.options.criterion)]}"
+            f"largest distance of its mean from the other means, in {_UNITS[OutlierCriterion(self.options.criterion)]}"
         )
         return Summary(table.rename(columns=titles), digits=1, caption=caption)
 

@@ -175,7 +175,7 @@ def reported_rows(table: pd.DataFrame, categories: Sequence[str]) -> pd.DataFram
 
 def caption_by_category(title: str, summary: pd.DataFrame) -> str:
     """The caption of `RatioTable.by_category`, which mentions intervals if there are any."""
-    interval = "; low and high are the 95% interval over sequences" if summary["low %"].notna().any() else ""
+    interval = "; low and high bound the 95% interval over sequences" if summary["low %"].notna().any() else ""
     return f"{title}, by token category{interval}"
 
 

@@ -27,7 +27,7 @@ def steps_until_precise(
     precision: float | None,
     title: str,
 ) -> Iterator[T]:
-    """What is to be done with a sample, step by step with a progress bar, until its headline is precise enough.
+    """Steps of work on a sample, with a progress bar, until its headline is precise enough.
 
     Args:
         sample: In random order.

@@ -136,8 +136,8 @@ class ScoreAnalysis(Analysis):
                 self.info.name: Summary(
                     _summary(tables),
                     caption="mean over a layer's heads: how few dimensions make up 50% and 90% of the variance of attention "
-                    "scores, the share of it that comes from the outlier dimensions and from b_K, and α with all dimensions, "
-                    "without the outlier dimensions, and without as many random ones",
+                    "scores, the share of this variance that comes from the outlier dimensions and from b_K, and α with all "
+                    "dimensions, without the outlier dimensions, and without the same number of random ones",
                 )
             },
             notes=notes,
@@ -200,7 +200,7 @@ class ScoreAnalysis(Analysis):
             for dimensions in ((), *(dimensions for _, dimensions in removed), *controls)
         }
         changes: list[Float[Tensor, "sequence group"]] = []
-        precision, title = options.intervention_precision, "interventions on single blocks"
+        precision, title = options.intervention_precision, "attention without some dimensions"
 
         def known() -> float:
             return half_width(torch.cat(changes).numpy())

@@ -279,7 +279,7 @@ class PairColumns:
         return column
 
     def friends(self, kept: Float[Tensor, "pair column"]) -> pd.DataFrame:
-        """The words that add most to each pair: its place among the pairs, the token's id, and what the token adds."""
+        """The words that add most to each pair: the number of the pair, the token's id, and what the token adds."""
         start = len(_OF_PAIR)
         ids, added = kept[:, start : start + FRIENDS].numpy(), kept[:, start + FRIENDS : start + 2 * FRIENDS].numpy()
         pairs = np.repeat(np.arange(len(kept)), FRIENDS)
@@ -495,7 +495,7 @@ def sentences_of(
     *,
     maps: bool = True,
 ) -> list[Sentence]:
-    """Why two texts are similar; what all similarity is made of; and how well it agrees with people, and where it does not.
+    """Why two texts are similar, what the mean similarity consists of, and how far it agrees with gold scores.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
@@ -545,7 +545,7 @@ def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
 
 
 def _beside_gold(metrics: Mapping[str, float], friends: Sequence[str]) -> list[Sentence]:
-    """How well the cosines agree with the gold scores, and the words that make texts similar which people find different."""
+    """How well the cosines agree with the gold scores, and the words that make dissimilar texts look similar."""
     spearman, count = metrics.get("gold/spearman"), metrics.get("gold/count")
     if spearman is None or count is None:
         return []

@@ -482,12 +482,12 @@ def describe_figures(
 
 
 def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", length: int | None = None) -> list[Sentence]:
-    """The sink, with its weight and contribution; the same elsewhere; and massive activations, with what happens without.
+    """The sink, with its weight and contribution; sinks in other inputs; and massive activations and their effect.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         first_token: The token that begins a sequence.
-        length: Tokens of each text that were measured, which other analyses measure whole; None to leave it unsaid.
+        length: Number of tokens measured in each text (other analyses measure whole texts); None to omit it.
     """
     return [*_sink(metrics, first_token, length), *_elsewhere(metrics, first_token), *_massive(metrics)]
 

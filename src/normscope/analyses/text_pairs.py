@@ -19,7 +19,7 @@ from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.kept_tensors import KeptTensors
 
 LONGEST = 40
-"""Tokens of a text that are drawn one by one; the map of more would be illegible."""
+"""Maximum number of tokens of a text that are drawn one by one; a larger map would be illegible."""
 
 PAIRS, DOCUMENTS = 3, 5
 """Pairs, or documents of a query, that are drawn unless they are chosen."""
@@ -27,7 +27,7 @@ PAIRS, DOCUMENTS = 3, 5
 _STRONGEST = 5
 
 FRIENDS = 3
-"""Words that are kept for each pair, and words in a sentence."""
+"""Number of words kept for each pair, and of words in a sentence."""
 
 _NO_WORDS = (*CATEGORIES[:-1], FIRST)
 """Categories of tokens that are neither words nor parts of words."""
@@ -54,7 +54,7 @@ class Words:
         return kept & ~np.isin(host.categories.numpy(), self._no_words)
 
     def that_add_most(self, batch: Batch, added: Float[np.ndarray, "batch token"]) -> Float[np.ndarray, "pair number"]:
-        """The words of each pair of texts that add most, wherever they stand.
+        """The words of each pair of texts that add most, wherever they occur.
 
         Args:
             added: What each token of each text adds.

@@ -1,7 +1,7 @@
-"""What happens to a call of the Python interface before its own code runs.
+"""Preparation of every call to the Python interface.
 
-Arguments are checked, and errors name them instead of config keys; the caller's numeric settings of torch are put aside; and a
-model is used by one call at a time.
+Arguments are checked, and errors name them instead of config keys; the caller's numeric settings of torch are set
+aside; and only one call uses a model at a time.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ def read_result(path: str | Path, kinds: Mapping[str, type]) -> Any:
         kinds: Classes by name.
 
     Raises:
-        InputError: If the file cannot be read, is none of ours, or has been changed.
+        InputError: If the file cannot be read, was not written by normscope, or has been changed.
     """
     try:
         described, tensors = unpacked(Path(path), finite=True)

@@ -74,8 +74,8 @@ class Bound(NamedTuple):
             raise InputError(f"{self.name} cannot be attributed on these texts: it returns NaN or infinity")
         if largest >= self.bound:
             raise InputError(
-                f"{self.name} cannot be attributed on these texts: {what} miss it by {number(largest, digits=2)} "
-                f"(relative, at most {number(self.bound, digits=1)})"
+                f"{self.name} cannot be attributed on these texts: {what} do not add up to it; they differ by "
+                f"{number(largest, digits=2)} (relative; the limit is {number(self.bound, digits=1)})"
             )
 
 

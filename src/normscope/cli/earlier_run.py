@@ -49,10 +49,10 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
 
 
 def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: str) -> RunOptions:
-    """The options of the run in a folder, updated with what the user has typed beside `resume` or `reproduce`.
+    """The options of the run in a folder, updated with what the user has typed besides `resume` or `reproduce`.
 
     Only keys that no number depends on (`INCIDENTAL`) may be typed with other values. Keys that let third-party code run
-    (`config.rules.RUNS_CODE`) hold only if they are typed again.
+    (`config.rules.RUNS_CODE`) take effect only if they are typed again.
 
     Args:
         config: The composed config of this command.
@@ -148,8 +148,8 @@ def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bo
     worst = max(differences, key=lambda name: differences[name])
     agrees = differences[worst] <= AGREEMENT and math.isfinite(differences[worst])
     return agrees, (
-        f"reproduction: {equal} of {len(differences)} numbers are the same; the largest difference is "
-        f"{number(differences[worst], digits=2)} of its value, {metric_title(worst)}: {number(before[worst], digits=9)} then, "
+        f"reproduction: {equal} of {len(differences)} numbers are the same; the largest relative difference is "
+        f"{number(differences[worst], digits=2)}, in {metric_title(worst)}: {number(before[worst], digits=9)} then, "
         f"{number(now[worst], digits=9)} now"
     )
 

@@ -41,7 +41,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], when: str) -> 
     Args:
         before: Values by key.
         now: The same, later.
-        when: What the first are those of: `then`.
+        when: When the first values applied, in words: `then`.
     """
     different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if not different:

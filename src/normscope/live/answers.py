@@ -80,7 +80,7 @@ class Answers:
         if not fits:
             notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")
         elif not heads:
-            notes.append(f"{model.name} is shown without single heads: {self._without_heads(model)}.")
+            notes.append(f"{model.name} is shown without individual heads: {self._without_heads(model)}.")
         return {
             "text": typed.text,
             "notes": notes,
@@ -108,7 +108,7 @@ class Answers:
         return self._through(side, level, CHAINED)
 
     def carried(self, side: Side, level: Level, _turn: Turn) -> dict[str, Any]:
-        """The same by those methods that carry vectors through the layers.
+        """Maps from the input up to each layer, by those methods that carry vectors through the layers.
 
         Raises:
             InputError: If the text is invalid.
@@ -197,7 +197,7 @@ class Answers:
         Args:
             side: The text and the model.
             other: The other text.
-            compare: The model that the page compares with, if not the same.
+            compare: The model that the page compares with, if it is another one.
 
         Raises:
             InputError: If there is no other text, the model's embeddings cannot be followed, or a text is invalid.

@@ -30,7 +30,7 @@ _KEYS = 12
 _NAME = 26
 """Characters of a name to print, so that lines have at most 80."""
 _TITLE = 80
-"""Characters of the text that is the title of the page."""
+"""Maximum number of characters of the text in the page's title."""
 _LARGEST = 1_500_000
 """The most values on the page, about 3 MB. Beyond that, single heads and then the last queries are left out."""
 

@@ -1,4 +1,4 @@
-"""What a page asks for: a part of it, and the state in its address. Pydantic reads both, and says what is wrong with them."""
+"""Requests of a page: a part of it, and the state in its address. Pydantic reads both and reports errors."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ PARTS: Mapping[Part, tuple[str, ...]] = {
     "heads": ("target", "against"),
     "pair": ("before", "compare"),
 }
-"""All parts of the page, and what each depends on beside the text and the model: fields of `State`."""
+"""All parts of the page, and what each depends on besides the text and the model: fields of `State`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class State:
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """What is shown, and what it is compared with, if that is anything else."""
+        """What is shown, and what it is compared with if the two differ."""
         now = Side(self.text, self.model, self.chat)
         other = Side(
             self.text if self.before is None else self.before,
@@ -86,11 +86,11 @@ class Request:
     """0 for what is shown, 1 for what it is compared with."""
     tab: Annotated[str, Field(pattern="^[A-Za-z0-9-]{0,40}$")] = ""
     number: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
-    """Higher for newer questions of the tab."""
+    """Higher for newer requests from the tab."""
 
     @property
     def ask(self) -> Ask:
-        """Who asks."""
+        """The tab that asks, and the number of its request."""
         return Ask(self.tab or None, self.number)
 
 

@@ -1,4 +1,4 @@
-"""One page's models and results: who waits for an answer, and what all answers share."""
+"""One page's models and results: pending requests, and what all answers share."""
 
 import contextlib
 import functools

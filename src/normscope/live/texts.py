@@ -1,4 +1,4 @@
-"""Texts as they are typed into a box or on the command line: read, cut if they are too long, and where their tokens lie."""
+"""Texts typed into a box or on the command line: reading them, truncating long ones, and locating their tokens."""
 
 import contextlib
 import dataclasses

@@ -117,7 +117,7 @@ _DECADES = 100
 """An axis that spans less shows numbers instead of powers."""
 
 _DIGITS_OF_TICKS = 1
-"""Significant digits that 1, 2 and 5 times powers of ten have."""
+"""Number of significant digits of 1, 2 and 5 times a power of ten."""
 
 
 class _Ticks(LogLocator):

@@ -134,7 +134,7 @@ COLUMN = 3.35
 SCREEN = 4.0
 """Inches: the width of a figure on a page, whose text can be read on a phone and beside another figure on a desk."""
 ACROSS = 8.0
-"""Inches: the width of a figure across the page, where there is room."""
+"""Width, in inches, of a figure drawn across the page where there is room."""
 
 
 @dataclasses.dataclass(frozen=True)

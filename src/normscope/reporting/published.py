@@ -25,7 +25,7 @@ COMPARISON = "comparison"
 
 
 def with_published(result: Result) -> Result:
-    """The result, with the table of published numbers beside its own if a paper's preset was run that has some of them.
+    """The result; if a paper's preset was run, with a table that compares its numbers with the published ones.
 
     Raises:
         InputError: If there is no file of published numbers.

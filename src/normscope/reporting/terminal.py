@@ -35,7 +35,7 @@ def set_verbosity(verbosity: Verbosity, *, brief: bool = False) -> None:
 
 
 def say(*sentences: str) -> None:
-    """Print a message to stderr, above any progress bar, in lines that fit into a terminal; nothing if the run is quiet."""
+    """Print a message to stderr, above any progress bar, in lines that fit in a terminal; nothing if the run is quiet."""
     global _spoke
     _spoke = time.monotonic()
     if not _quiet:
@@ -97,7 +97,7 @@ def show(result: Result) -> None:
 
 
 def show_sentence(sentence: str) -> None:
-    """Print a result in words, in lines that fit into a terminal; nothing if the run is quiet."""
+    """Print a result in words, in lines that fit in a terminal; nothing if the run is quiet."""
     if not _quiet:
         print(f"\n{wrapped(escaped(sentence))}", flush=True)
 

@@ -12,9 +12,9 @@ from normscope.rounding import MINUS, counted
 
 _GAP = "  "
 _LONGEST = 40
-"""Characters of a text in a line of a cell."""
+"""Maximum number of characters in a line of a text cell."""
 _SHORTEST = 24
-"""Characters of a line of a row's label if columns need the rest."""
+"""Number of characters in a line of a row's label if columns need the rest."""
 _MOST_LINES = 4
 """Lines of a heading."""
 
@@ -89,7 +89,7 @@ def _lines(columns: Sequence[_Column], width: int) -> list[str]:
 
 
 def _folded(text: str, width: int) -> str:
-    """A text in lines of at most so many characters, of which words that are longer lose their middle."""
+    """A text wrapped to a number of characters; longer words lose their middle."""
     return (
         text
         if len(text) <= width

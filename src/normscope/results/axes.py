@@ -43,9 +43,9 @@ CHANGES = {
 """Columns of the tables that compare attention with and without some dimensions."""
 
 SIGNED_SHARES = (
-    "Signed shares add up to 100%: one exceeds it if others are negative, since they point against the vector."
+    "Signed shares add up to 100%: a share exceeds 100% if others point against the vector, and so are negative."
 )
-"""What readers need to know of signed shares."""
+"""What readers need to know about signed shares."""
 
 MIXING: Mapping[str, Column | str] = {
     "mean": Column("Mean mixing ratio of the tokens, in [0, 1].", label="mixing ratio (%)"),

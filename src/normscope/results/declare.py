@@ -20,7 +20,7 @@ Kind = Literal["number", "text", "truth", "whole"]
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _EXPLANATION = re.compile(r": [^,]*")
-"""What follows an abbreviation in the title of a method."""
+"""The explanation after an abbreviation in the title of a method."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Rollup:
     """How the remaining axes are reduced: a reduction of pandas, or a function of the rows and the name of the column."""
     where: Where = dataclasses.field(default_factory=dict)
     label: str = ""
-    """What it is called, and what is on the y-axis of the curve, if it is not the column's label."""
+    """Its name in words and the label of the curve's y-axis; by default, the column's label."""
 
     @property
     def placeholders(self) -> list[str]:
@@ -185,13 +185,13 @@ class Panel:
     """How a number or a curve is shown: in words, or as a panel of a figure."""
 
     title: str
-    """What distinguishes it from others with its label, such as `AttnResLn-N: the attention block`; empty if nothing does."""
+    """What distinguishes it from others with the same label, such as `AttnResLn-N: the attention block`; else empty."""
     label: str
-    """What it is: the title of the y-axis. Empty if no analysis describes it, and then the title is its name."""
+    """The measure: the label of the y-axis. Empty if no analysis describes it; the title is then its name."""
 
     @property
     def factor(self) -> float:
-        """What values are multiplied by to be drawn: 100 in per cent."""
+        """The factor by which values are multiplied when they are drawn: 100 for percentages."""
         return 100.0 if is_percentage(self.label) else 1.0
 
     @property
@@ -202,7 +202,7 @@ class Panel:
 
     @property
     def short_words(self) -> str:
-        """The same with a method's abbreviation alone: `mixing ratio (AttnResLn-N)`."""
+        """The measure in words, with only a method's abbreviation: `mixing ratio (AttnResLn-N)`."""
         return dataclasses.replace(self, title=_EXPLANATION.sub("", self.title)).words
 
 
@@ -227,13 +227,13 @@ class Published:
         return f"{placeholder} {value}" if own == value and value.isdecimal() else own
 
     def label(self, rollup: Rollup) -> str:
-        """What a number or curve is called, and what is on the y-axis; by default, its name without what tells it apart."""
+        """The name in words, also the label of the y-axis; by default, the published name without placeholders."""
         table, _, column = rollup.of.partition(".")
         own = rollup.label or (self.tables[table].label(column) if table in self.tables else "")
         return own or " ".join(map(in_words, rollup.plain_name.split("/")))
 
     def curve(self, name: str) -> "tuple[Rollup, dict[str, str]] | None":
-        """The declaration of a curve; None if it is none: `share/heads` is a number, and no category of `share/<category>`."""
+        """The declaration of a curve; None for other names: `share/heads` is a number, not one of `share/<category>`."""
         found = declared(self.curves, name)
         return None if found is not None and found[1] and any(one.name == name for one in self.metrics) else found
 

@@ -1,4 +1,4 @@
-"""What published numbers and curves are called where people read of them: in the terminal, on pages, in Weights & Biases."""
+"""Published numbers and curves as readers see them named: in the terminal, on pages, in Weights & Biases."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ def cell_title(table: str, column: str, at: Mapping[str, object]) -> str:
 
 
 def has_curve(metric: str) -> bool:
-    """Whether a number is also measured layer by layer. Others are counts, extremes and choices, of which no verdict speaks."""
+    """Whether a number is also measured layer by layer. Verdicts leave out others: counts, extremes, choices."""
     owner, _, name = metric.partition("/")
     return owner in analyses() and analyses()[owner].published.curve(name) is not None
 

@@ -60,7 +60,7 @@ RUN_TABLES = {
         per="number that the run measured and the paper published, if `experiment` selects a paper's preset",
         values={
             "metric": _text("Name of the metric, or of the table and the row."),
-            "measure": _text("The same in words."),
+            "measure": _text("What the number measures, in words."),
             "value": "The measured number.",
             "published": "The published number.",
             "difference": "Measured minus published.",

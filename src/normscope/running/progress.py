@@ -52,7 +52,7 @@ class Phase(StrEnum):
 class Phases:
     """The phases of a run, known from the start. Each ends where the next one begins, so that no time is left out.
 
-    A terminal shows the phase, or a bar. A log has a line whenever nothing has been printed for ten seconds.
+    A terminal shows the phase, or a bar. A log gets a line whenever nothing has been printed for ten seconds.
 
     Args:
         coming: The phases, in order. The run is in the first.
@@ -115,14 +115,14 @@ class Phases:
     def bar(
         self, total: int | None, state: Callable[[], str], what: str = "", unit: str = "it", initial: int = 0
     ) -> "Iterator[tqdm[Any]]":
-        """A bar for something that the phase does many times.
+        """A bar for a step that the phase repeats.
 
         Args:
-            total: How often, if known.
+            total: Number of repetitions, if known.
             state: How far it is, in words, for a log.
-            what: What it is; the phase itself by default.
+            what: Name of the step; the phase itself by default.
             unit: What is counted.
-            initial: How much had been done before.
+            initial: Number of repetitions done before.
         """
         self._replace(total=total, desc=escaped(self.title + (what and f", {what}")), unit=unit, initial=initial)
         self._state = lambda: f"{what and f', {what}'}: {state()}"
@@ -181,7 +181,7 @@ class Phases:
 
 
 def _beat(phases: "weakref.ref[Phases]", ended: threading.Event) -> None:
-    """What a thread does until the phases end, or are forgotten."""
+    """The loop of a thread that runs until the phases end or are garbage-collected."""
     while not ended.wait(_SECONDS_BETWEEN_BEATS):
         living = phases()
         if living is None:
@@ -198,7 +198,7 @@ def coming(options: RunOptions) -> list[Phase]:
 
 
 class CorpusProgress:
-    """How fast a run reads its corpus, which bar, log and tracker show.
+    """How fast a run reads its corpus, as the bar, the log and the tracker show it.
 
     Args:
         counts: What has been read so far; it grows.

@@ -182,7 +182,7 @@ def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_ou
             f"{counted(len(cut), 'text is', 'texts are')} truncated to at most {longest} tokens (report.tokens)"
         )
     if blocks:
-        notes.append(f"{counted(len(blocks), 'text is', 'texts are')} shown without single heads")
+        notes.append(f"{counted(len(blocks), 'text is', 'texts are')} shown without individual heads")
     if left_out:
         notes.append(
             f"{counted(len(left_out), 'more text is', 'more texts are')} left out because the report would be "
@@ -206,7 +206,7 @@ def _sentence(
     def heads(units: TokenBlock | WordBlock) -> dict[str, Tensor]:
         if not single_heads:
             return {}
-        # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖.
+        # Between words, ‖αf(x)‖ is not the product of α and ‖f(x)‖.
         weights, vectors = units.head_maps() if words else (units.block.weights, units.block.transformed_norms)
         return {"head_w": weights[0], "head_n": vectors[0]}
 
@@ -238,10 +238,10 @@ def pair_maps(
     """What every query of a batch of one takes from every key, by measure: layer, query, key, in float64 on the CPU.
 
     Args:
-        observer: Of the layers, and of their networks if maps go through them.
+        observer: Observes the layers, and their networks if maps go through them.
         batch: On the model's device.
-        beside: Returns what else is wanted of a block, by name.
-        queries: The places of the queries; all by default.
+        beside: Returns further values of a block, by name.
+        queries: The positions of the queries; all by default.
         measures: The wanted maps of blocks beside the weights; all by default.
         feed_forward: Whether to add maps through the feed-forward networks.
         in_double: Whether these are computed in float64, or as the model does.

@@ -18,7 +18,7 @@ from torch import Tensor
 from normscope.untrusted.plain_data import opened, parsed_json
 
 DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, safetensors.SafetensorError)
-"""The errors of reading a file that `packed` did not write, or that has changed since, beside InputError."""
+"""Errors of reading a file that `packed` did not write, or that has changed since, besides InputError."""
 
 
 def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -35,10 +35,10 @@ def unpacked(path: Path, *, finite: bool) -> tuple[dict[str, Any], dict[str, Ten
         finite: Whether every number of the plain data must be finite.
 
     Raises:
-        DAMAGE: If the file cannot be read, is none of ours, or the checksum does not match.
-        InputError: If it is no file, or its header is no plain data.
+        DAMAGE: If the file cannot be read, was not written by `packed`, or the checksum does not match.
+        InputError: If it is not a regular file, or its header is not plain data.
     """
-    with opened(path):  # a pipe would never be read to its end
+    with opened(path):  # refuses a pipe, which would never end
         size, memory = path.stat().st_size, psutil.virtual_memory().available
     if size > memory:
         raise ValueError(f"it has {size:,} bytes, but only {memory:,} bytes of memory are free")
@@ -46,7 +46,7 @@ def unpacked(path: Path, *, finite: bool) -> tuple[dict[str, Any], dict[str, Ten
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     if "normscope" not in metadata:
-        raise ValueError("normscope has not written it")
+        raise ValueError("it was not written by normscope")
     if checksum(metadata["normscope"], tensors) != metadata.get("sha256"):
         raise ValueError("the checksum does not match, so the file is damaged")
     return parsed_json(metadata["normscope"], finite=finite), tensors

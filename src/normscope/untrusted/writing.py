@@ -70,7 +70,7 @@ def write_named(path: str | Path, content: bytes) -> None:
     try:
         file = Path(os.path.realpath(path))
         write_file(file.parent, file.name, content)
-    except (OSError, ValueError) as error:  # the latter of a name that no file has
+    except (OSError, ValueError) as error:  # ValueError: an invalid name
         raise InputError(f"{path}: cannot be written: {one_line(error)}") from error
 
 

@@ -82,7 +82,7 @@ SETTING = Axis(
 _ERROR_RATE = "alignment error rate"
 _RATES: Mapping[str, Column | str] = {
     "aer": Column("Alignment error rate, in [0, 1].", label=f"{_ERROR_RATE} (%)"),
-    "precision": Column("Share of the links found that are possible links of the reference.", label="precision (%)"),
+    "precision": Column("Share of the links found that are possible links in the reference.", label="precision (%)"),
     "recall": Column("Share of the reference's sure links that are found.", label="recall (%)"),
 }
 _SENTENCES = Column("Number of sentence pairs.", kind="whole")
@@ -119,12 +119,12 @@ def _picked(
     """Which layer or head has the lowest error rate or the largest norm, and its rates.
 
     Args:
-        name: The beginning of the names.
+        name: The prefix of the names.
         what: `layer` or `head`.
-        by: What distinguishes it.
-        how: Finds its row.
+        by: The criterion, in words.
+        how: Finds the row of that layer or head.
         where: The rows of layers, or of heads.
-        rates: Columns.
+        rates: The columns of rates to report.
     """
     picked = f"{what} with the {by}"
     labels = {"layer": picked} if what == "layer" else {"layer": f"layer of the {picked}", "head": picked}

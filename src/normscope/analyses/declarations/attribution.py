@@ -231,7 +231,7 @@ PUBLISHED = Published(
         "target_words": Table(
             rows=(
                 _METHOD,
-                Axis("row", "Row of the corpus, from 1.", noun="translation", kind="whole"),
+                Axis("row", "Row in the corpus, from 1.", noun="translation", kind="whole"),
                 Axis("word", "Number of the word, from 0; words are separated by spaces.", kind="whole"),
             ),
             per="method and word of a target, with `model.stack=cross`",
@@ -274,14 +274,14 @@ PUBLISHED = Published(
             "translations.",
             of="target_words.source",
             how=_over_translations,
-            label="share of the source in the translation (%)",
+            label="share of the translation that comes from the source (%)",
         ),
         Rollup(
             "translation/<method>/special",
             "The part of this share that comes from the source's special tokens.",
             of="target_words.special",
             how=_over_translations,
-            label="share of the source’s special tokens (%)",
+            label="share of the translation that comes from the source’s special tokens (%)",
         ),
     ),
 )

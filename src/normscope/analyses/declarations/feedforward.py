@@ -57,7 +57,7 @@ _METHOD = Axis(
 )
 STEP = Axis(
     "step",
-    "What lies between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
+    "The steps between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
     titles={
         "ff": "FF: the network",
         "res": "RES: its residual connection",
@@ -68,7 +68,7 @@ STEP = Axis(
 )
 """The steps between the maps, by the paper's names."""
 
-_CHANGE = "1 − Spearman's ρ of the maps before and after the step, whose pairs are ranked together."
+_CHANGE = "1 − Spearman's ρ of the maps before and after the step, with all pairs ranked together."
 _PARTS = {"share": "the other tokens", "own": "the token itself", "bias": "biases"}
 
 PUBLISHED = Published(
@@ -79,7 +79,7 @@ PUBLISHED = Published(
                 **MIXING,
                 "share": SHARES["share"],
                 "own": Column(
-                    "Mean share of the token itself, the residual connections included.",
+                    "Mean share of the token itself, including the residual connections.",
                     label="signed share of the token itself (%)",
                 ),
                 "bias": Column(

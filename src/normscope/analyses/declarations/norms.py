@@ -134,7 +134,7 @@ PUBLISHED = Published(
             "f/uniform",
             "‖f(x)‖ averaged over the keys that a query sees, then over queries, heads and layers: what `alpha_f/all` would be "
             "if all weights of a query were equal. For tokens, not for words.",
-            label="‖αf(x)‖ under equal weights, summed",
+            label="sum of ‖αf(x)‖ under equal weights",
         ),
         Rollup("f/mean", "Mean of ‖f(x)‖ over tokens, averaged over heads.", label="mean ‖f(x)‖"),
         Rollup(

@@ -127,7 +127,7 @@ PUBLISHED = Published(
             of="concentration.half",
             how=_missing,
             where=_SPREAD,
-            label="share of heads whose dimensions explain less than half (%)",
+            label="share of heads whose dimensions explain less than half of the variance (%)",
         ),
         Rollup(
             "heads_below_90_percent/share",
@@ -135,14 +135,14 @@ PUBLISHED = Published(
             of="concentration.ninety",
             how=_missing,
             where=_SPREAD,
-            label="share of heads whose dimensions explain less than 90% (%)",
+            label="share of heads whose dimensions explain less than 90% of the variance (%)",
         ),
         Rollup(
             "intervention/<category>/before",
-            "Mean weight on the category over layers, unchanged.",
+            "Mean weight on the category over layers, with all dimensions.",
             of="intervention.before",
             where=_ALL,
-            label="α, unchanged",
+            label="α with all dimensions",
         ),
         Rollup(
             "intervention/<category>/after",
@@ -170,7 +170,7 @@ PUBLISHED = Published(
             "Number of sequences on which outlier dimensions were removed from the scores.",
             of="intervention.sequences",
             how="max",
-            label="sequences without outlier dimensions",
+            label="sequences run without outlier dimensions",
         ),
     ),
     curves=(

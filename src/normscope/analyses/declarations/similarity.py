@@ -41,7 +41,7 @@ class SimilarityOptions(AnalysisConfig):
 
 
 _CATEGORY = "Category of the token of the {} text; `bias` stands for the model's biases, which belong to no token."
-_UNRANKED = "missing if the pair is not one of a query and its document."
+_UNRANKED = "missing if the pair is not a query and one of its documents."
 
 _ADDED = "added to the mean cosine"
 _WITH_GOLD = "Spearman’s ρ with gold scores"
@@ -71,9 +71,9 @@ PUBLISHED = Published(
                 "equally between the two. Over all tokens and the biases, it adds up to the mean cosine.",
                 "mean": "What one occurrence adds to a cosine, on average.",
                 "count": Column("Number of occurrences.", kind="whole"),
-                "low_gold": "What it adds in total to the pairs with a gold score in the lowest quarter in which it is among "
-                "the three words that add most; missing if there are none.",
-                "low_gold_pairs": Column("Number of these pairs.", kind="whole"),
+                "low_gold": "What the token adds in total to the pairs whose gold score is in the lowest quarter and in which "
+                "it is among the three words that add most; missing if there are none.",
+                "low_gold_pairs": Column("Number of the pairs that `low_gold` covers.", kind="whole"),
             },
             ranked_by=("contribution",),
         ),
@@ -119,7 +119,7 @@ PUBLISHED = Published(
             "span/<span>",
             "What the `special` tokens of both texts, the other tokens of a `prompt`, all others (`text`) or the model's "
             "biases (`bias`) add to the mean cosine; over all spans, it adds up to it.",
-            label=f"{_ADDED} as part of the text",
+            label=f"{_ADDED}, by part of the text",
         ),
         Rollup(
             "span_share/<span>",
@@ -132,7 +132,7 @@ PUBLISHED = Published(
             "gold/category/<category>",
             "Spearman's ρ of the gold scores and what tokens of the category add: how well that part of the cosine ranks pairs "
             "as people do.",
-            label=f"{_WITH_GOLD}, part of the cosine",
+            label="Spearman’s ρ of a category’s part of the cosine with gold scores",
         ),
     ),
 )

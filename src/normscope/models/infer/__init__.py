@@ -1,1 +1,1 @@
-"""Infers where things are from what a model computes."""
+"""Infers where a model's parts are from what it computes."""

@@ -1,1 +1,1 @@
-"""Runs a model and hands out its blocks, compared with what the model does."""
+"""Runs a model, yields its blocks, and compares them with the untouched model."""

@@ -207,7 +207,7 @@ class TextCheck:
         kind = str(self.dtype).removeprefix("torch.")
         differs = (
             f"{self.name} cannot be observed exactly on these texts: {part} differs by {number(error, digits=2)} "
-            f"(relative, at most {number(self.bound, digits=1)} in {kind})"
+            f"(relative; the limit is {number(self.bound, digits=1)} in {kind})"
         )
         if precision_explains(error, score, self.dtype):
             return f"{differs}; {too_large(score)}"

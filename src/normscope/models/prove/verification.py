@@ -192,7 +192,7 @@ def require_same_outputs(
         if not error < BOUNDS[dtype]:
             raise InputError(
                 f"{name} cannot be observed exactly: {changed}, its output differs by {number(error, digits=2)} "
-                f"(relative, at most {number(BOUNDS[dtype], digits=1)} in {dtype})"
+                f"(relative; the limit is {number(BOUNDS[dtype], digits=1)} in {dtype})"
             )
 
 
@@ -357,12 +357,12 @@ class _Proof:
             kind = str(self._model.dtype).removeprefix("torch.")
             raise InputError(
                 f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {number(error, digits=2)} "
-                f"(relative, at most {number(bound, digits=1)} in {kind}); {too_large(self._scores[layer])}"
+                f"(relative; the limit is {number(bound, digits=1)} in {kind}); {too_large(self._scores[layer])}"
             )
         if error >= bound:
             raise InputError(
                 f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {number(error, digits=2)} "
-                f"(relative, at most {number(bound, digits=1)} in {self._model.dtype}); the model may do something there "
+                f"(relative; the limit is {number(bound, digits=1)} in {self._model.dtype}); the model may do something there "
                 f"that no rule covers (a multiplier, a norm, dropout that stays on); see {self._layout.source}"
             )
 

@@ -1,1 +1,1 @@
-"""Files of a checkpoint, and their weights: what is read, and what is checked before it is."""
+"""A checkpoint's files and weights: reading them, and checking them first."""

@@ -1,4 +1,4 @@
-"""Measures by family: those that a comparison draws side by side."""
+"""Families of measures: those that a comparison draws side by side."""
 
 import dataclasses
 import re
@@ -36,7 +36,8 @@ class Family:
 def families(names: Iterable[str]) -> dict[str, Family]:
     """Families of measures, by a name for files.
 
-    Curves that their analysis describes by one name, such as `<method>/mean`, are a family; its other measures are another.
+    Curves that an analysis declares under one name, such as `<method>/mean`, are a family; its other measures
+    are another.
 
     Args:
         names: Full names of curves or metrics, `<analysis>/<curve>`.

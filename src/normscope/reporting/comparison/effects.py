@@ -1,4 +1,4 @@
-"""The size of a difference beside the natural range of its measure."""
+"""The size of a difference relative to the natural range of its measure."""
 
 from collections.abc import Iterable
 
@@ -25,5 +25,5 @@ def is_part(metric: str) -> bool:
 
 
 def of_shares(texts: Iterable[str]) -> str:
-    """What readers need to know of signed shares if texts name one; empty if none does."""
+    """What readers need to know about signed shares if a text names one; empty if none does."""
     return SIGNED_SHARES if any("signed share" in text.lower() for text in texts) else ""

@@ -32,7 +32,7 @@ def show(comparison: RunComparison) -> None:
 
 
 def line(result: Result) -> str:
-    """What one run of several has found: the measure of the attention block, or the first that has a curve."""
+    """The headline of one run of several: the measure of the attention block, or the first that has a curve."""
     named = [name for name in result.metrics if has_curve(name) and not is_extreme(name)]
     metric = BLOCK if BLOCK in named else next(iter(named), "")
     return f"{short_metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
@@ -41,11 +41,12 @@ def line(result: Result) -> str:
 def most_different(comparison: RunComparison) -> pd.DataFrame:
     """The measures that differ most, as they are written: a row for each, or for each run if there are many.
 
-    Runs that differ in their seeds are one column, with their mean. Where names in words are too long for a line, those of
-    methods are abbreviated.
+    Runs that differ in their seeds are one column, with their mean. Where names in words are too long for a line,
+    the names of methods are abbreviated.
 
-    Those of which the verdict tells a story come first, then those that differ beyond noise, then those that have a curve, then
-    the others; each by the size of the largest difference between two runs. Minima and maxima are left out.
+    Measures with a story in the verdict come first, then those that differ beyond noise, then those that have a curve,
+    then the others; within each group, the measure with the largest difference between two runs comes first. Minima and
+    maxima are left out.
     """
     values = comparison.metrics.set_index("metric")
     values = values[[not is_extreme(str(metric)) for metric in values.index]]

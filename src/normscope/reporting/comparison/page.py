@@ -170,7 +170,7 @@ def _runs(comparison: RunComparison, addresses: Mapping[Path, str]) -> pd.DataFr
 
 
 def _as_numbers(values: "pd.Series[Any]") -> "pd.Series[Any]":
-    """The values of a config key: whole numbers as such if all of them are."""
+    """The values of a config key, as integers if all of them are whole numbers."""
     return values.astype(int) if values.astype(str).str.isdecimal().all() else values
 
 

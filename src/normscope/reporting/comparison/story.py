@@ -95,9 +95,9 @@ class Story:
 def stories(comparison: RunComparison) -> list[Story]:
     """The measures that move most along the one variable in which runs differ, seeds aside; empty if it has no order.
 
-    Only measures of whole runs count that have a curve, that every value of the variable has, and that move by a tenth of their
-    natural range. That of the attention block comes first, then those that move most: parts of a whole, then others, whose size
-    is only relative.
+    Only measures of whole runs count, and only if they have a curve, are known for every value of the variable, and
+    move by at least a tenth of their natural range. The attention block's measure comes first, then parts of a whole,
+    then others, whose size is only relative; within each group, the measure that moves most comes first.
     """
     return _moving(_described(comparison))[:_MOST]
 
@@ -124,7 +124,7 @@ def standstill(comparison: RunComparison) -> list[str]:
 
 
 def _described(comparison: RunComparison) -> list[Story]:
-    """Every measure of whole runs that has a curve and that each value of the variable has."""
+    """Every measure of whole runs that has a curve and is known for each value of the variable."""
     places = _places(comparison)
     if places is None:
         return []

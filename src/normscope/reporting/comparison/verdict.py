@@ -62,7 +62,7 @@ def verdict(comparison: RunComparison) -> list[str]:
 
 
 def _of_seeds(comparison: RunComparison) -> list[str]:
-    """The measure of the attention block over seeds, or the first that is measured by layer, and what seeds change most."""
+    """The attention block's measure over seeds, or the first with a curve, and the measure that seeds change most."""
     means = comparison.seeds[comparison.seeds["metric"].map(_is_told).astype(bool)].set_index("metric")
     if means.empty:
         return []
@@ -76,7 +76,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     both = [float(ends[end][name]) for end in ("low", "high")]
     written = [_in_words(name, value, *both) for value in both]
     change = (
-        f"What seeds change most is {metric_title(name)}: from {written[0]} to {written[1]}."
+        f"Seeds change this measure most: {metric_title(name)}, from {written[0]} to {written[1]}."
         if size >= COUNTS
         else "No measure varies over seeds by a tenth of its range."
     )
@@ -87,7 +87,7 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
 
 
 def _is_told(metric: str) -> bool:
-    """Whether verdicts speak of a measure: it has a curve, and is no minimum or maximum."""
+    """Whether verdicts mention a measure: it has a curve, and is not a minimum or maximum."""
     return has_curve(metric) and not is_extreme(metric)
 
 
@@ -223,7 +223,7 @@ class _Difference:
 
     @property
     def where(self) -> str:
-        """The same in words."""
+        """The measure and its layer, in words."""
         return f"layer {self.layer} of {metric_title(self.metric)}" if self.layer else metric_title(self.metric)
 
     @property

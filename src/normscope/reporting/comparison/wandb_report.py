@@ -143,6 +143,6 @@ def _meanings(families: Mapping[str, Sequence[str]], rollups: Sequence[Rollup]) 
 
 
 def _label(names: Sequence[str]) -> str:
-    """What the numbers or curves of a family are called."""
+    """The label of a family's numbers or curves."""
     panel = panel_of(names[0])
     return panel.label or panel.words

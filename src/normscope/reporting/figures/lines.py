@@ -119,7 +119,7 @@ def _scale_x(axes: Axes, figure: Lines, values: Sequence[float], inches: float) 
 def _step_axis(axes: Axes, steps: Sequence[float], inches: float) -> None:
     """A logarithmic axis on which step 0 is as far from the first later one as that is from twice itself."""
     first = min((step for step in steps if step > 0), default=1.0)
-    # Margins may begin below 0, where the axis goes on as above.
+    # Margins may begin below 0, where the axis mirrors its positive part.
     forward = lambda step: np.sign(step) * np.log1p(np.abs(step) / first)  # noqa: E731
     back = lambda place: np.sign(place) * first * np.expm1(np.abs(place))  # noqa: E731
     axes.set_xscale("function", functions=(forward, back))

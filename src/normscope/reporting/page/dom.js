@@ -14,7 +14,7 @@ function make(tag, properties = {}, ...children) {
 // Part of a text. Places count characters as Python does; JavaScript's own count those beyond U+FFFF, such as emoji, twice.
 const sliced = (text, start, end) => [...text].slice(start, end).join("");
 
-// A text without its middle if it has more characters, as `errors.cut` cuts it.
+// A text, without its middle if it is too long, as `errors.cut` cuts it.
 function clipped(text, longest) {
   const length = [...text].length;
   const end = Math.floor((longest - 1) / 2);

@@ -12,8 +12,8 @@ const rowLabel = (map, token) => clipped(token, map.ofTargets ? LONGEST_TARGET :
 
 class MapView {
   // `onMove(cell)` is called when the pointer or the keys reach a cell, `onPin(row, column)` when the reader chooses one;
-  // a label of the map's edge chooses with the other one undefined. `label` is what screen readers say, `across` what the columns
-  // are, if their labels do not say it.
+  // a label at the map's edge passes undefined for the other one. Screen readers say `label`; `across` names the
+  // columns if their labels do not say what they are.
   constructor({ label, across = "", onMove, onPin }) {
     Object.assign(this, { onMove, onPin });
     this.canvas = make("canvas", { "aria-hidden": "true" });
@@ -51,8 +51,8 @@ class MapView {
     this.viewport.addEventListener("scroll", () => this.hideTip());
   }
 
-  // Of two maps beside each other, an `overview`, every cell is in sight, with labels as small as it takes; others scroll rather than
-  // have labels that are too small to read.
+  // In an `overview`, two maps side by side, every cell is visible, with labels as small as necessary; other maps
+  // scroll rather than have labels that are too small to read.
   show(map, paintCells, overview = false) {
     this.map = map;
     const [rows, columns] = [map.rows.length, map.columns.length];
@@ -66,7 +66,7 @@ class MapView {
     const across = roomy < FONT && overview ? room / (columns + LETTER * longest) : roomy;
     const font = Math.min(FONT, Math.max(Math.floor(across), least));
     const labelWidth = LETTER * font * longest + beside - 4;
-    // The whole map is to be seen without scrolling, unless its cells would be too small.
+    // The whole map is visible without scrolling, unless its cells would be too small.
     const fits = Math.floor((Math.min(736, 0.82 * innerHeight) - LETTER * font * highest - 16) / rows);
     const wide = Math.min(Math.max(Math.floor(across), least), CELL.largest);
     const size = fits >= least ? Math.min(wide, fits) : wide;

@@ -36,7 +36,7 @@ _REFERENCE = re.compile(r"url\(#(\w+)\)")
 
 
 _TALL = 0.9
-"""Height of a figure, as a part of its width, above which it leaves too much empty beside it."""
+"""Ratio of height to width above which a figure leaves too much empty space beside it."""
 _LOWER = 0.7
 """A figure is shown across the page if that makes it lower by at least this factor."""
 
@@ -47,8 +47,8 @@ def figure_element(figure: Figure, name: str, *, first: bool = False) -> Markup:
     Args:
         figure: What to draw.
         name: The name of the element.
-        first: Whether the figure is seen without unfolding. A tall one is then drawn a second time, in as many panels across as
-            the page is wide; the page's style shows it where there is room.
+        first: Whether the figure is visible without unfolding. A tall one is then drawn a second time, in as
+            many panels across as the page is wide; the page's style shows it where there is room.
     """
     caption = caption_of(figure)
     picture = svg(figure)

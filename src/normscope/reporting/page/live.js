@@ -52,7 +52,7 @@ class LivePage {
     this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep);
   }
 
-  // The page is titled by its model, whose texts change; one that was saved is titled by its text, which does not.
+  // A live page's title is its model, whose texts change; a saved page's title is its text, which does not.
   head({ name, facts }) {
     const text = this.state.get("text") ?? "";
     const title = document.getElementById("page-title");

@@ -19,7 +19,7 @@ REFUSED = """<!doctype html>
 """What is shown without the token. Links from other sites bring no cookies along, so the page opens itself once more."""
 
 _TITLE = 80
-"""Characters of a text that is a title."""
+"""Maximum number of characters of a text in a title."""
 _SCRIPTS = (
     "live_state.js",
     "live_text.js",
@@ -38,7 +38,7 @@ def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, 
         about: What its scripts need to know before they ask.
         saved: The `state` of a page that asks nobody, the `answers` that it shows, as JSON by part and side, and `when` it was
             saved, if that is to be seen.
-        text: What a saved page is of, if that is its title rather than its models.
+        text: The text of a saved page, if its title is the text rather than the models.
     """
     names = " and ".join(model["name"] for model in about["models"][:2])
     return (
