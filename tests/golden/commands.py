@@ -67,19 +67,20 @@ def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, C
     every = "analysis=[mixing,norms,frequency,outliers,score,feedforward,sinks,attribution]"
     cross = "analysis=[alignment,mixing,norms,attribution]"
     chosen = "analysis.outliers.dimensions=[3,7]"
+    short = "analysis.sinks.length=12"
     gold = (f"analysis.alignment.gold.path={folder / 'gold'}", "analysis.alignment.gold.base=1")
     tiny = {
-        "bert": (bert, every, chosen, *corpora["texts"]),
+        "bert": (bert, every, chosen, short, *corpora["texts"]),
         "bert_pairs": (bert, "analysis=similarity", "analysis.similarity.pooling=mean", *corpora["pairs"]),
         "bert_words": (bert, "analysis=[mixing,norms]", "level=word", *corpora["texts"]),
         "bert_treebank": (bert, "analysis=syntax", *corpora["treebank"]),
-        "llama": (llama, every, chosen, *corpora["texts"]),
-        "t5": (t5, "analysis=[mixing,norms,outliers,score,feedforward,sinks]", chosen, *corpora["texts"]),
+        "llama": (llama, every, chosen, short, *corpora["texts"]),
+        "t5": (t5, "analysis=[mixing,norms,outliers,score,feedforward,sinks]", chosen, short, *corpora["texts"]),
         "t5_cross": (t5, cross, "model.stack=cross", *gold, *corpora["translations"]),
         "marian": (marian, cross, "model.stack=cross", *gold, *corpora["translations"]),
     }
     real = {
-        "minilm": (MINILM, every, "layers=[2,6]", *corpora["texts"]),
+        "minilm": (MINILM, every, "layers=[2,6]", short, *corpora["texts"]),
         "minilm_pairs": (MINILM, "analysis=similarity", *corpora["pairs"]),
         "minilm_treebank": (MINILM, "analysis=syntax", "layers=[2,6]", *corpora["treebank"]),
     }

@@ -673,6 +673,13 @@ CASES = {
             ["On text, the first token is a sink in 0% of the heads."],
         ),
         (
+            SINK | {"text/with_bos/contribution/first": 0.0},
+            [
+                "On text with BOS, the first token is a sink in 60% of the heads, with 50% of the attention weight and 0% of "
+                "the norms ‖αf(x)‖ of what heads contribute."
+            ],
+        ),
+        (
             {
                 "text/with_bos/sink_rate/first": 0.1,
                 "text/with_bos/sink_rate/sep": 0.25,

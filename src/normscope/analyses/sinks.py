@@ -503,7 +503,8 @@ def _sink(metrics: Mapping[str, float], first_token: str, length: int | None) ->
     if position == FIRST:
         subject = "the first token is a sink"
     shares = [metrics.get(f"{variant}/{name}/{position}") for name in ("mass", "contribution")]
-    rate, *written = compared(brief_share, metrics[f"{variant}/sink_rate/{position}"], *filter(None, shares))
+    known_shares = [share for share in shares if share is not None]
+    rate, *written = compared(brief_share, metrics[f"{variant}/sink_rate/{position}"], *known_shares)
     receives = ""
     if len(written) == 2:
         receives = f", with {written[0]} of the attention weight and {written[1]} of the norms ‖αf(x)‖ of what heads contribute"

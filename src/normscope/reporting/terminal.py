@@ -13,6 +13,7 @@ from normscope.reporting.published import COMPARISON
 from normscope.reporting.text_table import text_table
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
+from normscope.results.result import title as analysis_title
 from normscope.rounding import begun
 from normscope.streams import WIDTH, wrapped
 
@@ -85,7 +86,7 @@ def show(result: Result) -> None:
         title, caption = name, summary.caption
         if sentences:
             show_sentence(f"{name}: {sentences[0]}")
-            title, caption = begun(caption) or name, ""
+            title, caption = begun(caption) or analysis_title(name), ""
         show_table(title, summary.table, summary.digits, caption)
     for note in result.notes:
         say(note)
