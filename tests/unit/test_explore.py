@@ -105,7 +105,7 @@ def test_what_is_wrong_is_one_line(model, page):
 
 def test_a_long_text_is_cut_and_the_argument_is_named(model):
     with normscope.explore(model, "word " * 99, tokens=10) as page:
-        assert ask(page, text="word " * 99)[1]["notes"] == ["The text is cut to at most 10 tokens (tokens)."]
+        assert ask(page, text="word " * 99)[1]["notes"] == ["The text is truncated to at most 10 tokens (tokens)."]
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_a_long_conversation_is_cut(model):
     text = TYPED + " We swam" * 500
     cut = read(model, text, Limit(60), chat=True)
     assert text.startswith(cut.text)
-    assert cut.note == "The text is cut to at most 60 tokens (report.tokens)."
+    assert cut.note == "The text is truncated to at most 60 tokens (report.tokens)."
     assert 57 <= len(roles_of(model, cut.given)) <= 60
     assert len(units_of(model, cut, "token").places) <= 60
     with pytest.raises(

@@ -244,7 +244,7 @@ def test_a_long_text_is_cut_and_the_page_says_so(model, text):
     count = len(model.tokenizer(*cut.split(SEPARATOR))["input_ids"])
     assert count <= 24
     if len(cut) < len(text):
-        assert note == "The text is cut to at most 24 tokens (report.tokens)."
+        assert note == "The text is truncated to at most 24 tokens (report.tokens)."
         assert len(model.tokenizer(*text[: len(cut) + 40].split(SEPARATOR))["input_ids"]) > 24
     else:
         assert note == ""
@@ -253,7 +253,7 @@ def test_a_long_text_is_cut_and_the_page_says_so(model, text):
 def test_ten_thousand_words_get_an_answer(client):
     found = asked(client, text="word " * 10_000)
     assert len(found["tokens"]) <= 24
-    assert found["notes"] == ["The text is cut to at most 24 tokens (report.tokens)."]
+    assert found["notes"] == ["The text is truncated to at most 24 tokens (report.tokens)."]
 
 
 BAD_BODIES = [

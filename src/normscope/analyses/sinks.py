@@ -173,7 +173,7 @@ class SinksAnalysis(Analysis):
                     digits=1,
                     caption="sink rate: % of the heads in which the token receives more than "
                     f"{self.options.epsilon:g} of the weight; its weight: % of all attention weight; its contribution: % of "
-                    f"the norms ‖αf(x)‖ of what heads contribute; all on sequences cut to {self.options.length} tokens",
+                    f"the norms ‖αf(x)‖ of what heads contribute; all on sequences truncated to {self.options.length} tokens",
                 )
             },
             notes=self._notes(),

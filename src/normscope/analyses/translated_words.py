@@ -253,7 +253,7 @@ def _by_position(words: pd.DataFrame) -> Lines:
         caption=(
             "Share of each target word that comes from the source, by position; the rest comes from the target so far. "
             f"Means and 95% intervals over {counted(words['row'].nunique(), 'translation')}, fewer for later words. "
-            "Where the share falls, the model writes on from its own words rather than from the source."
+            "Where the share falls, the model continues from its own words rather than from the source."
         ),
     )
 

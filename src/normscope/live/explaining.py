@@ -33,7 +33,7 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
         options: The model, the device, `dataset.chat_template` and `attention`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
             `live.texts`).
-        folder: Where the page goes; it is made.
+        folder: Where the page goes; it is created.
 
     Returns:
         The page.

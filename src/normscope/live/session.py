@@ -52,7 +52,7 @@ class Session:
         return {"models": [_about(model) for model in self.models], "methods": METHODS, **about_measures()}
 
     def saved_page(self, state: object, when: str = "") -> str:
-        """The page as it shows a state, in one file that asks nobody.
+        """The page as it shows a state, in one file that needs no server.
 
         Args:
             state: The values of the address.

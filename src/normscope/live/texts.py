@@ -144,7 +144,7 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
         if separator:
             before = cut
             cut += SEPARATOR + _cut(second, lambda part: _fits(model, (before, part), longest))
-    note = f"The text is cut to at most {counted(longest, 'token')} ({which})."
+    note = f"The text is truncated to at most {counted(longest, 'token')} ({which})."
     return Read(cut, as_given(model, cut, chat=chat), note, chat)
 
 

@@ -34,7 +34,7 @@ class _Column(NamedTuple):
 
 
 def text_table(table: pd.DataFrame, digits: int, width: int) -> str:
-    """A table in lines of at most so many characters, as far as its labels and one column fit.
+    """A table that fits a width, unless its labels and one column do not.
 
     A heading takes as many lines as make the table fit, and so do labels and texts; a word that is longer than a line is cut in
     the middle. Columns that still do not fit are left out, and counted below.

@@ -242,7 +242,7 @@ def pair_maps(
         batch: On the model's device.
         beside: Returns further values of a block, by name.
         queries: The positions of the queries; all by default.
-        measures: The wanted maps of blocks beside the weights; all by default.
+        measures: The wanted maps of blocks besides the weights; all by default.
         feed_forward: Whether to add maps through the feed-forward networks.
         in_double: Whether these are computed in float64, or as the model does.
     """

@@ -37,7 +37,7 @@ EXPLORER_SCRIPTS = (
 
 
 ALONE = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What a browser lets a page do that needs no other file and asks nobody."""
+"""What a browser lets a page do that needs neither another file nor a server."""
 
 
 @functools.cache

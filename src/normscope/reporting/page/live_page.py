@@ -36,8 +36,8 @@ def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, 
 
     Args:
         about: What its scripts need to know before they ask.
-        saved: The `state` of a page that asks nobody, the `answers` that it shows, as JSON by part and side, and `when` it was
-            saved, if that is to be seen.
+        saved: For a page without a server: its `state`, the `answers` that it shows, as JSON by part and side, and
+            `when` it was saved, if the page shows that.
         text: The text of a saved page, if its title is the text rather than the models.
     """
     names = " and ".join(model["name"] for model in about["models"][:2])

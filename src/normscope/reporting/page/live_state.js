@@ -86,7 +86,7 @@ class Asker {
     }
   }
 
-  // The page as it shows a state, in one file that asks nobody.
+  // The page as it shows a state, in one file that needs no server.
   async saved(state) {
     const response = await this.post("saved", { state });
     if (response.ok) return response.text();
