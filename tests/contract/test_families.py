@@ -185,7 +185,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
 
     Where the weights of the model's own module are observed, nothing is computed beside that either.
     """
-    from normscope.models import forward_pass as module
+    from normscope.models.observe import forward_pass as module
 
     def output():
         with Observer(family_model, layout_of(family)) as observer:

@@ -98,7 +98,6 @@ def aligned(stack=None, dataset="parallel", **options):
             {"baselines": ["f"]},
             "analysis.alignment.baselines=[f]: expected {NAME: FILE, ...}, or null",
         ),
-        ({"enabled": False, "gold": LinkFileOptions()}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
     ],
 )
 def test_what_alignment_accepts(good, bad, key):
