@@ -13,7 +13,14 @@ import torch
 
 from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.feedforward import FEEDFORWARD, METHODS, STEP, FeedForwardOptions
-from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
+from normscope.analyses.ratio_table import (
+    RatioTable,
+    caption_by_category,
+    overall_rows,
+    ratio_lines,
+    ratio_maps,
+    reported_rows,
+)
 from normscope.analyses.samples import note_on_length, steps_until_precise
 from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
@@ -22,7 +29,7 @@ from normscope.maths.shares import layer_shares
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.results.figures import Figure, HeatmapPanels, Lines
+from normscope.results.figures import Figure, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
@@ -230,32 +237,17 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
         change: The table `change`.
     """
     figures: dict[str, Figure] = {
-        "strip": HeatmapPanels(
-            table=shown.assign(mean=shown["mean"] * 100),
-            panel="method",
-            row="layer",
-            column="category",
-            value="mean",
-            panel_titles=METHODS,
-            value_label="mixing ratio (%)",
-            limits=(0.0, 100.0),
-            caption=(
-                "Mean mixing ratio by layer (deepest at the top) and token category, from the attention weights to the end of "
-                "the layer. Below 50%, tokens preserve more of themselves than they take from others."
-            ),
+        "strip": ratio_maps(
+            shown,
+            METHODS,
+            "Mean mixing ratio by layer (deepest at the top) and token category, from the attention weights to the end of the "
+            "layer. Below 50%, tokens preserve more of themselves than they take from others.",
         ),
-        "by_layer": Lines(
-            table=overall.assign(mean=overall["mean"] * 100),
-            x="layer",
-            y="mean",
-            series="method",
-            series_titles=METHODS,
-            y_label="mean mixing ratio (%)",
-            limits=(0.0, 100.0),
-            caption=(
-                "Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer. The gap "
-                "between the attention block and the last method is what the network and the steps after it change."
-            ),
+        "by_layer": ratio_lines(
+            overall,
+            METHODS,
+            "Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer. The gap between "
+            "the attention block and the last method is what the network and the steps after it change.",
         ),
     }
     known = change[change["mean"].notna()]

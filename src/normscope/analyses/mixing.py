@@ -10,7 +10,14 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.declarations.mixing import MIXING, PARTS, MixingOptions
-from normscope.analyses.ratio_table import RatioTable, caption_by_category, overall_rows, reported_rows
+from normscope.analyses.ratio_table import (
+    RatioTable,
+    caption_by_category,
+    overall_rows,
+    ratio_lines,
+    ratio_maps,
+    reported_rows,
+)
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
@@ -78,7 +85,7 @@ class MixingAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            figures=self._figures(shown, overall) | {"shares": _figure_of_shares(counted["shares"])},
+            figures=_figures(shown, overall, counted["shares"]),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
         )
 
@@ -89,41 +96,24 @@ class MixingAnalysis(Analysis):
                     f"in layer {layer}, signed shares add up to 1 only within {number(float(error), digits=2)}"
                 )
 
-    @staticmethod
-    def _figures(shown: pd.DataFrame, overall: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:
-        def percent(table: pd.DataFrame) -> pd.DataFrame:
-            return table.assign(mean=table["mean"] * 100)
 
-        return {
-            "heatmap": HeatmapPanels(
-                table=percent(shown),
-                panel="method",
-                row="layer",
-                column="category",
-                value="mean",
-                panel_titles=METHODS,
-                value_label="mixing ratio (%)",
-                limits=(0.0, 100.0),
-                caption=(
-                    "Mean mixing ratio by layer (deepest at the top) and token category: the norm of what a token takes from "
-                    "the others, divided by the sum of this norm and that of what it preserves of itself. The titles say what "
-                    "each method takes into account. Below 50%, tokens preserve more than they take."
-                ),
-            ),
-            "by_layer": Lines(
-                table=percent(overall),
-                x="layer",
-                y="mean",
-                series="method",
-                series_titles=METHODS,
-                y_label="mean mixing ratio (%)",
-                limits=(0.0, 100.0),
-                caption=(
-                    "Mean mixing ratio over all tokens, by layer and method. The gaps between the lines show what the vectors, "
-                    "the residual connection and the normalisation change, as far as the model's blocks have them."
-                ),
-            ),
-        }
+def _figures(shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:
+    return {
+        "heatmap": ratio_maps(
+            shown,
+            METHODS,
+            "Mean mixing ratio by layer (deepest at the top) and token category: the norm of what a token takes from the "
+            "others, divided by the sum of this norm and that of what it preserves of itself. The titles say what each method "
+            "takes into account. Below 50%, tokens preserve more than they take.",
+        ),
+        "by_layer": ratio_lines(
+            overall,
+            METHODS,
+            "Mean mixing ratio over all tokens, by layer and method. The gaps between the lines show what the vectors, the "
+            "residual connection and the normalisation change, as far as the model's blocks have them.",
+        ),
+        "shares": _figure_of_shares(shares),
+    }
 
 
 def _figure_of_shares(overall: pd.DataFrame) -> Lines:

@@ -1,7 +1,7 @@
-"""Mixing ratios by layer, method and token category: the accumulators and tables of every analysis that reports them."""
+"""Mixing ratios by layer, method and token category: accumulators, tables and figures of every analysis that reports them."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.shares import PARTS, Shares
 from normscope.results.codes import category_name
+from normscope.results.figures import HeatmapPanels, Lines
 from normscope.results.parts import tidy_sequences
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
@@ -188,3 +189,48 @@ def _margins(sums: np.ndarray, terms: np.ndarray) -> tuple[float, float]:
     order = np.lexsort((means, weights))  # draws do not depend on the sequences' numbers
     test = mean_test(Sample(means[order], weights[order]), resamples=_RESAMPLES)
     return float(test.mean - test.low), float(test.high - test.mean)
+
+
+def ratio_maps(shown: pd.DataFrame, titles: Mapping[str, str], caption: str) -> HeatmapPanels:
+    """A heat map for each method: its mean ratios by layer and category.
+
+    Args:
+        shown: The ratios of the reported categories.
+        titles: Titles of the methods.
+        caption: What the maps show, and how to read them.
+    """
+    return HeatmapPanels(
+        table=_in_percent(shown),
+        panel="method",
+        row="layer",
+        column="category",
+        value="mean",
+        panel_titles=titles,
+        value_label="mixing ratio (%)",
+        limits=(0.0, 100.0),
+        caption=caption,
+    )
+
+
+def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) -> Lines:
+    """A line for each method: its mean ratios over all tokens, by layer.
+
+    Args:
+        overall: The ratios over all tokens.
+        titles: Titles of the methods.
+        caption: What the lines show, and how to read them.
+    """
+    return Lines(
+        table=_in_percent(overall),
+        x="layer",
+        y="mean",
+        series="method",
+        series_titles=titles,
+        y_label="mean mixing ratio (%)",
+        limits=(0.0, 100.0),
+        caption=caption,
+    )
+
+
+def _in_percent(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(mean=table["mean"] * 100)
