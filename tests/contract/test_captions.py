@@ -26,7 +26,7 @@ from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import COLUMN, PAGE, SCREEN
 from normscope.results.figures import Figure, Lines
-from tests.oracles.test_outputs import everything
+from tests.oracles.comparison import everything
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from normscope.results.parts import joined
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.streams import WIDTH
-from tests.oracles.test_outputs import everything
+from tests.oracles.comparison import everything
 
 CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL_TOKENS, 'alpha'])})(?![\w\]])")
 """Names with underscores, quoted names, and codes that look like words."""

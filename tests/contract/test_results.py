@@ -13,7 +13,7 @@ from normscope.results.findings import Sentence
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.results.parts import joined
 from normscope.results.result import Result
-from tests.oracles.test_outputs import everything
+from tests.oracles.comparison import everything
 
 
 @pytest.mark.parametrize("name", analyses())

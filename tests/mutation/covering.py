@@ -22,6 +22,8 @@ OPTIONS = [*"-o addopts= -p no:cacheprovider -p no:faulthandler -m".split(), "no
 
 FOLDERS = ("unit", "oracles", "property", "contract")
 """Quick tests. Those that run the whole program from its command line take too long to run once per error."""
+NAMES = ("test_*.py", "*_oracle.py")
+"""Files of tests, as in pyproject.toml."""
 _OTHERS = {
     *("test_configs", "test_imports", "test_plug_ins", "test_mutation", "test_fuzz"),
     *("test_loading", "test_adapters", "test_sources", "test_claims"),
@@ -63,7 +65,7 @@ def _keys() -> Iterator[tuple[str, str]]:
         for path in sorted((SOURCE / package).rglob("*.py")):
             source.update(path.read_bytes())
     for folder in FOLDERS:
-        for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
+        for path in sorted(path for name in NAMES for path in (ROOT / "tests" / folder).glob(name)):
             if path.stem not in _OTHERS:
                 own = source.copy()
                 own.update(path.read_bytes())

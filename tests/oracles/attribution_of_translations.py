@@ -10,8 +10,7 @@ import torch
 from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.data.examples import Example
 from tests.contract.test_translations import through
-from tests.oracles.attribution_oracle import interval
-from tests.oracles.comparison import Drawn, Expected, Picture, percent, table
+from tests.oracles.comparison import Drawn, Expected, Picture, interval, percent, table
 from tests.oracles.specimens import Specimen
 from tests.unit.test_translation_maps import by_hand, untouched_maps
 

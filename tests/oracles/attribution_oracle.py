@@ -3,16 +3,24 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pytest
 import scipy.stats
 
-from normscope.analyses.declarations.attribution import AttributionOptions
+from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.analyses.samples import PAIRS, SampledPairs
+from normscope.analyses.translated_words import sentences_of_translations
+from normscope.data.examples import Example
+from normscope.maths.choices import Pooling, ReadoutTarget
+from normscope.results.result import Result
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
+from tests.oracles import attribution_of_translations, attributions, specimens, words
 from tests.oracles.attributions import BASELINES, Attributed, fingerprint
-from tests.oracles.comparison import Expected, Picture, table, three_digits, visibly_apart
-from tests.oracles.specimens import Specimen
+from tests.oracles.comparison import Expected, Picture, assert_published, interval, table, three_digits, visibly_apart
+from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 TITLES = {
     "rollout": "rollout of weights",
@@ -77,16 +85,6 @@ def expected(
         sentences=_sentences(metrics, quantity, methods, falls),
         notes=_notes(every, options),
     )
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return mean, np.nan, np.nan
-    if np.ptp(values) == 0:
-        return mean, mean, mean
-    low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=scipy.stats.sem(values))
-    return mean, float(low), float(high)
 
 
 def _rho(one: np.ndarray, other: np.ndarray) -> float:
@@ -293,3 +291,297 @@ def _notes(every: Sequence[Attributed], options: AttributionOptions) -> list[str
     if options.erasure is None and every[0].specimen.loaded.tokenizer.mask_token_id is None:
         notes.append("the tokenizer has no mask token: erased tokens are removed (analysis.attribution.erasure)")
     return notes
+
+
+INSIDE = {"query_token", "key_token", "value"}
+"""Names within the analysis that it does not publish."""
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert, both = made("bert"), specimens.translations()
+    texts = bert.findings("attribution", AttributionOptions(seed=0, orders=1), [1, 2], reported(bert))
+    pairs = [Example(*text, row=row) for row, text in enumerate(both.texts, start=1)]
+    options = AttributionOptions(seed=0)
+    translated = both.findings("attribution", options, [1, 2], ["all"], resources={PAIRS: pairs})
+    return replace(
+        texts,
+        tables={**texts.tables, **translated.tables},
+        metrics={**texts.metrics, **translated.metrics},
+    )
+
+
+ATTRIBUTIONS = {
+    "encoder": ("bert", AttributionOptions(seed=2, orders=2), CHOICES["everything"]),
+    "classifier": (
+        "classifier",
+        AttributionOptions(seed=3, methods=list(AttributionMethod), sequences=2, orders=2, steps=7),
+        CHOICES["some"],
+    ),
+    "causal": ("qwen2", AttributionOptions(seed=4, orders=2, shares=[10.0, 60.0]), CHOICES["everything"]),
+    "embedding of a classifier": (
+        "classifier",
+        AttributionOptions(
+            seed=5,
+            sequences=3,
+            methods=[AttributionMethod.norm_rollout, AttributionMethod.integrated_gradients],
+            stage=AttributionStage.attnres_n,
+            pooling=Pooling.cls,
+            erasure=Erasure.remove,
+            orders=1,
+            steps=5,
+        ),
+        CHOICES["all"],
+    ),
+    "one method of one sequence": (
+        "bert",
+        AttributionOptions(seed=6, sequences=1, methods=[AttributionMethod.decompx], pooling=Pooling.last),
+        CHOICES["all"],
+    ),
+    "no maps": (
+        "bert",
+        AttributionOptions(seed=7, methods=[AttributionMethod.gradient_x_input], sequences=2, orders=2),
+        CHOICES["all"],
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", ATTRIBUTIONS)
+@pytest.mark.spread(1)
+def test_attribution(choice):
+    name, options, (layers, categories) = ATTRIBUTIONS[choice]
+    specimen = made(name)
+    categories = reported(specimen, categories)
+    findings = specimen.findings("attribution", options, layers, categories)
+    computed = expected(specimen, options)
+    # Qwen2's norms compute in float32.
+    assert_published(findings, computed, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
+
+
+@pytest.mark.parametrize("erasure", [None, Erasure.remove])
+@pytest.mark.slow
+def test_attribution_of_words(erasure):
+    of_words, options = words.of_words(made("bert")), AttributionOptions(seed=3, sequences=4, orders=2, erasure=erasure)
+    categories = reported(of_words, None)
+    findings = of_words.findings("attribution", options, [1, 3], categories)
+    computed = expected(of_words, options, attributions.AttributedWords)
+    assert_published(findings, computed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
+@pytest.mark.spread(1)
+def test_attribution_of_losses(options):
+    methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
+    specimen, wanted = (
+        made("qwen2"),
+        AttributionOptions(seed=2, orders=2, methods=methods, target=ReadoutTarget.loss, **options),
+    )
+    findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None))
+    computed = expected(specimen, wanted, attributions.AttributedLoss)
+    assert_published(findings, computed, tolerance=2e-5)  # Qwen2's norms compute in float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
+@pytest.mark.spread(1)
+def test_attribution_of_answers(options):
+    methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
+    specimen = specimens.answered()
+    wanted = AttributionOptions(seed=2, orders=2, methods=methods, target=ReadoutTarget.answer, **options)
+    resource = SampledPairs(wanted.sequences, wanted.seed, "expected pairs")
+    resource.start(None)
+    resource.read([Example(*texts) for texts in specimen.texts])
+    resources = {PAIRS: resource.finish()}
+    findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None), resources=resources)
+    computed = expected(specimen, wanted, attributions.AttributedAnswer)
+    assert_published(findings, computed, tolerance=2e-5)  # as above
+
+
+TRANSLATED = {
+    "both methods": AttributionOptions(seed=2),
+    "DecompX of some": AttributionOptions(seed=5, sequences=3, methods=[AttributionMethod.decompx]),
+}
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("choice", TRANSLATED)
+@pytest.mark.spread(2)
+def test_attribution_of_translations(choice):
+    specimen, options = specimens.translations(), TRANSLATED[choice]
+    examples = [Example(*texts, row=row) for row, texts in enumerate(specimen.texts, start=1)]
+    resource = SampledPairs(options.sequences, options.seed, "expected pairs")
+    resource.start(None)
+    corpus = [*examples[:2], "empty", Example("a text without a translation"), *examples[2:]]
+    rows = [row for row, example in enumerate(corpus, start=1) if example in examples]
+    for part in (corpus[:3], corpus[3:]):
+        resource.read([replace(each, row=0) if isinstance(each, Example) else each for each in part])
+    resource.add(resource.state())
+    findings = specimen.findings("attribution", options, [3], ["all"], resources={PAIRS: resource.finish()})
+    numbered = [replace(example, row=row) for example, row in zip(examples, rows, strict=True)]
+    assert_published(findings, attribution_of_translations.expected(specimen, numbered, options))
+
+
+def test_sentences_of_translations():
+    assert sentences_of_translations({"translation/alti/source": 0.612, "translation/alti/special": 0.1}) == [
+        "According to ALTI+, 61% of a target word comes from the source on average (10% from its special tokens), and the rest "
+        "from the target so far."
+    ]
+
+
+NAN = float("nan")
+FALLS = {"decompx": 0.5, "alti": 0.45, "globenc": 0.4, "random": 0.25}
+ABOVE = {"decompx": 0.1, "alti": 0.1, "globenc": 0.1, "random": NAN}
+NOT_DETECTABLE = (
+    "On this sample, no method is detectably more faithful than a random order: without the tokens that rank highest, the "
+    "probability of the predicted class or token falls by at most {} on average ({})"
+)
+NOTHING_MATTERS = (
+    "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted class or "
+    "token"
+)
+
+CASES = [
+    ({}, []),
+    ({"cosine/comprehensiveness/rollout": 0.1}, []),
+    *(
+        (
+            {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
+            {"above_random": {"rollout": low, "random": NAN}},
+            [f"{start}, and by 0.13 without the same number of random tokens."],
+        )
+        for low, start in (
+            (
+                1e-9,
+                "Rollout of weights is more faithful than a random order on this sample: without the tokens that it ranks "
+                "highest, the probability of the predicted class or token falls by 0.25 on average",
+            ),
+            *((low, NOT_DETECTABLE.format("0.25", "rollout of weights")) for low in (0.0, -1e-9, NAN)),
+        )
+    ),
+    *(
+        (
+            {f"cosine/comprehensiveness/{method}": fall for method, fall in FALLS.items()},
+            {"above_random": ABOVE | more, "below_best": {"decompx": NAN, "random": 0.2} | below},
+            [
+                f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
+                "falls by 0.50 on average, and by 0.25 without the same number of random tokens.",
+            ],
+        )
+        for more, below, start in (
+            ({}, {"alti": 1e-9, "globenc": 0.1}, "is the most faithful on this sample"),
+            (
+                {},
+                {"alti": 0.0, "globenc": 0.1},
+                "has the largest mean drop, but this sample cannot tell it from ALTI",
+            ),
+            (
+                {},
+                {"alti": 0.1, "globenc": -0.1},
+                "has the largest mean drop, but this sample cannot tell it from GlobEnc",
+            ),
+            ({}, {}, "has the largest mean drop, but this sample cannot tell it from ALTI or GlobEnc"),
+            (
+                {"decompx": 0.0},
+                {"alti": NAN},
+                "has the largest mean drop, but this sample cannot tell it from ALTI, GlobEnc or a random order",
+            ),
+        )
+    ),
+    (
+        {
+            "cosine/comprehensiveness/alti": 0.25,
+            "cosine/comprehensiveness/decompx": 0.5,
+            "cosine/comprehensiveness/random": 0.5,
+        },
+        {"above_random": {"alti": -0.3, "decompx": -0.1}, "below_best": {"alti": 0.1, "random": -0.1}},
+        [
+            "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
+            "highest, the cosine with the untouched embedding falls by at most 0.50 on average (DecompX), and by 0.50 "
+            "without the same number of random tokens.",
+        ],
+    ),
+    (
+        {"probability/comprehensiveness/alti": 0.25, "probability/comprehensiveness/random": -0.125},
+        {"above_random": {"alti": 0.1}},
+        [
+            "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
+            "probability of the predicted class or token falls by 0.25 on average, and rises by 0.13 without the same "
+            "number of random tokens.",
+        ],
+    ),
+    *(
+        (
+            {"probability/comprehensiveness/alti": fall, "probability/comprehensiveness/random": -0.5},
+            {"above_random": {"alti": 0.1}},
+            [f"{start}, and {verb}by 0.50 without the same number of random tokens."],
+        )
+        for fall, start, verb in (
+            (
+                1e-9,
+                "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
+                "probability of the predicted class or token falls by 1.0×10⁻⁹ on average",
+                "rises ",
+            ),
+            (0.0, f"{NOTHING_MATTERS} falls by at most 0 on average (ALTI)", "rises "),
+            (-0.25, f"{NOTHING_MATTERS} rises by at least 0.25 on average (ALTI)", ""),
+        )
+    ),
+    (
+        {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": 0.125},
+        [
+            "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
+            "highest, the probability of the predicted class or token rises by at least 0.25 on average (ALTI), "
+            "and falls by 0.13 "
+            "without the same number of random tokens.",
+        ],
+    ),
+    (
+        {"agreement/alti/decompx": -0.25},
+        ["The scores of ALTI and DecompX have a rank correlation of −0.25."],
+    ),
+    (
+        {
+            "agreement/alti/decompx": -0.25,
+            "agreement/alti/gradient_x_input": 0.5,
+            "agreement/decompx/gradient_x_input": 0.75,
+        },
+        [
+            "Token scores agree most between DecompX and gradient × input (Spearman's ρ = 0.75) and least between ALTI "
+            "and DecompX (−0.25).",
+        ],
+    ),
+    *(
+        (
+            {"agreement/alti/decompx": low, "agreement/decompx/gradient_x_input": 0.5},
+            [text],
+        )
+        for low, text in (
+            (0.4996, "Token scores of all methods agree alike (Spearman's ρ = 0.50)."),
+            (
+                0.4989,
+                "Token scores agree most between DecompX and gradient × input (Spearman's ρ = 0.500) and least between "
+                "ALTI and DecompX (0.499).",
+            ),
+        )
+    ),
+    (
+        # Every sequence falls a little more, but no reader would see it.
+        {"probability/comprehensiveness/rollout": 0.2501, "probability/comprehensiveness/random": 0.25},
+        {"above_random": {"rollout": 1e-5}},
+        [
+            f"{NOT_DETECTABLE.format('0.25', 'rollout of weights')}, and by 0.25 without the same number of random tokens."
+        ],
+    ),
+    (
+        {"agreement/alti/decompx": -5.6e-17},
+        ["The scores of ALTI and DecompX have a rank correlation of 0."],
+    ),
+]
+
+CLAIMS = {
+    r"is (?:the most|more) faithful .* falls by (\S+) on average, and by (\S+) without": lambda best, random: (
+        best > random
+    ),
+    r"agree most between .*ρ = (\S+)\) and least between .* \((\S+)\)": lambda high, low: high > low,
+}

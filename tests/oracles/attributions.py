@@ -17,6 +17,7 @@ from tests.oracles.activations import Sequence_
 from tests.oracles.feedforward_oracle import stages_of
 from tests.oracles.frozen_vectors import vectors_by_layer
 from tests.oracles.specimens import Specimen
+from tests.oracles.words import WordSequence, merged
 
 BASELINES = ("gradient_x_input", "integrated_gradients", "through_attention")
 """Methods without maps."""
@@ -376,3 +377,34 @@ def hooked(module: Any, hook: Callable[..., Any]) -> Iterator[None]:
 def _by_row(values: np.ndarray) -> np.ndarray:
     total = values.sum(axis=1, keepdims=True)
     return values / np.where(total > 0, total, 1)
+
+
+class AttributedWords(Attributed):
+    """One sequence whose words are attributed: shares are merged, and DecompX's vectors before their norms are measured."""
+
+    def __init__(self, specimen: Specimen, sequence: WordSequence, options: AttributionOptions) -> None:
+        self.raw = Attributed(specimen, sequence.raw, options)
+        self.specimen, self.sequence, self.options = specimen, sequence, options
+        self.members, self.tokens, self.is_bert = sequence.members, len(sequence.members), self.raw.is_bert
+        # Those of a map's last column are the bias.
+        self.sources = [*sequence.members, [len(sequence.raw.ids)]]
+
+    @property
+    def labels(self) -> list[str]:
+        return ["".join(self.raw.labels[token] for token in word) for word in self.members]
+
+    @property
+    def quantity(self) -> str:
+        return self.raw.quantity
+
+    def cumulative_maps(self, method: str) -> list[np.ndarray]:
+        if method == "decompx":
+            layers = [merged(vectors, self.members, self.sources) for vectors in self.raw.vectors]
+            return [np.linalg.norm(vectors, axis=-1) for vectors in layers]
+        return [merged(layer, self.members) for layer in self.raw.cumulative_maps(method)]
+
+    def scores(self, method: str) -> np.ndarray:
+        return np.array([self.raw.scores(method)[word].sum() for word in self.members])
+
+    def fall(self, erased: Sequence[int], mask_token: int | None) -> float:
+        return self.raw.fall([token for word in erased for token in self.members[word]], mask_token)

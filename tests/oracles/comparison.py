@@ -1,6 +1,7 @@
 """What an oracle says, and the comparison of an analysis's findings with all of it."""
 
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,18 @@ def percent(share: float) -> str:
     return f"{100 * share * (1 + 1e-12):.1f}%".replace("-", "−")
 
 
+def oracle(name: str) -> ModuleType:
+    """The module that computes what an analysis publishes."""
+    return importlib.import_module(f"tests.oracles.{name}_oracle")
+
+
+@functools.cache
+def everything(name: str) -> Result:
+    """Everything that an analysis can publish, on a tiny model. Tests share it, and change nothing in it."""
+    result: Result = oracle(name).everything()
+    return result
+
+
 def module_of_sentences(name: str) -> ModuleType:
     """The module with the sentences of an analysis: that of its implementation, or one of its package."""
     module = importlib.import_module(analyses()[name].implementation.partition(":")[0])
@@ -75,7 +88,7 @@ def module_of_sentences(name: str) -> ModuleType:
 def said(name: str, metrics: Mapping[str, float], *arguments: Any, **named: Any) -> Sequence[str]:
     """What an analysis says of the numbers that it should have found.
 
-    `test_sentences.py` has the sentences themselves, written out by hand for both sides of every boundary.
+    The oracle's `CASES` are the sentences themselves, written out by hand for both sides of every boundary.
     """
     sentences: Sequence[str] = module_of_sentences(name).sentences_of(metrics, *arguments, **named)
     return sentences
@@ -87,7 +100,7 @@ _NUMBER = re.compile(r"(?<![\w.])−?\d[\d,]*(?:\.\d+)?(?:×10[⁻⁰¹²³⁴�
 def assert_sentences(found: Sequence[str], expected: Sequence[str]) -> None:
     """The same words, with numbers that are rounded further than those expected.
 
-    How many digits a sentence has is up to `test_sentences.py`, where they are written out.
+    How many digits a sentence has is up to the oracle's `CASES`, where they are written out.
     """
     assert [_NUMBER.sub("#", sentence) for sentence in found] == [_NUMBER.sub("#", sentence) for sentence in expected]
     for sentence, full in zip(found, expected, strict=True):
@@ -311,3 +324,16 @@ def spearman(first: np.ndarray, second: np.ndarray, first_axis: Axis, second_axi
     rho = scipy.stats.spearmanr(*binned).statistic
     error = abs(rho - scipy.stats.spearmanr(first, second).statistic)
     return {"spearman": float(rho), "count": count, "error_bound": float(error), "reason": ""}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, and the ends of its 95% interval."""
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return mean, np.nan, np.nan
+    if np.ptp(values) == 0:
+        return mean, mean, mean
+    import scipy.stats
+
+    low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=scipy.stats.sem(values))
+    return mean, float(low), float(high)

@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 import scipy.special
 import scipy.stats
 import torch
 
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.models.sites.block_modules import bind_blocks
+from normscope.results.result import Result
 from tests.oracles.activations import Sequence_, shares_of
-from tests.oracles.comparison import Expected, Picture, percent, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_published, percent, table, three_digits, visibly_apart
 from tests.oracles.mixing_oracle import (
     means_by_sequence,
     share_curves,
@@ -24,7 +26,8 @@ from tests.oracles.mixing_oracle import (
     summary_by_category,
     tokens_of,
 )
-from tests.oracles.specimens import Specimen
+from tests.oracles.specimens import CHOICES, Specimen, made, reported
+from tests.tiny import rounds_inside
 
 TITLES = {
     "attn_w": "Attn-W: weights",
@@ -323,3 +326,76 @@ def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
         f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
         f"(1 − Spearman's ρ); with what follows it in the layer, the change is {change}.",
     ]
+
+
+INSIDE = {"low", "high"}
+"""Names within the analysis that it does not publish."""
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert = made("bert")
+    return bert.findings("feedforward", FeedForwardOptions(seed=0), [1, 2], reported(bert))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.spread(2)
+def test_feedforward(specimen, choice):
+    layers, categories = CHOICES[choice]
+    categories = reported(specimen, categories)
+    options = FeedForwardOptions(pairs=7, seed=2)
+    findings = specimen.findings("feedforward", options, layers, categories)
+    computed = expected(specimen, layers, categories, options)
+    # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
+    assert_published(
+        findings, computed, tolerance=2e-5 if rounds_inside(specimen.loaded.model, specimen.loaded.layout) else 1e-9
+    )
+
+
+CASES = [
+    ({}, []),
+    (
+        {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "change/ff": 0.3, "change/ff+res": 0.1234},
+        [
+            "After the whole layer, the mean mixing ratio is 20%; after the attention block, it is 25%.",
+            "The feed-forward network alone changes the order of contributions by 0.30 (1 − Spearman's ρ); with what "
+            "follows it in the layer, the change is smaller: 0.12.",
+        ],
+    ),
+    (
+        {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "atbffresln_n/mean": 0.3},
+        [
+            "After the whole layer, the mean mixing ratio is 30%; after the attention block, it is 25%.",
+        ],
+    ),
+    *(
+        (
+            {"change/ff": 0.1, "change/ff+res": whole},
+            [
+                f"The feed-forward network alone changes the order of contributions by {first} (1 − Spearman's ρ); with "
+                f"what follows it in the layer, the change is {change}.",
+            ],
+        )
+        for whole, first, change in (
+            (0.0989, "0.10", "smaller: 0.099"),
+            (0.09994, "0.100", "about the same: 0.0999"),
+            (0.09996, "0.10", "the same"),
+            (0.1, "0.10", "the same"),
+            (0.1004, "0.10", "the same"),
+            (0.1006, "0.100", "about the same: 0.101"),
+            (0.1011, "0.100", "larger: 0.101"),
+        )
+    ),
+    (
+        {"change/ff": 0.1, "change/ff+res": 0.05, "change/ff+res+ln": 0.2},
+        [
+            "The feed-forward network alone changes the order of contributions by 0.10 (1 − Spearman's ρ); with what "
+            "follows it in the layer, the change is larger: 0.20.",
+        ],
+    ),
+]
+
+CLAIMS = {
+    r"by (\S+) \(1 − Spearman's ρ\); .* the change is smaller: (\S+)\.$": lambda alone, whole: whole < alone,
+    r"by (\S+) \(1 − Spearman's ρ\); .* the change is larger: (\S+)\.$": lambda alone, whole: whole > alone,
+}

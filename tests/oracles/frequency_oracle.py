@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
-from tests.oracles.comparison import Expected, Picture, cloud, said, spearman, table
-from tests.oracles.specimens import Specimen
+from normscope.analyses.declarations.frequency import FrequencyOptions
+from normscope.analyses.frequency import FREQUENCIES, MEASURE_AXIS, RANK_AXIS
+from normscope.data.token_frequencies import TokenFrequencies
+from normscope.results.result import Result
+from tests.oracles.comparison import Expected, Picture, assert_published, cloud, said, spearman, table
+from tests.oracles.specimens import Specimen, made, reported
 
 TITLES = {
     "alpha": "α received",
@@ -146,3 +150,73 @@ def _by_token(
         for token, own in means.groupby("id")
     ]
     return table(["token", "token_id"], rows)
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert = made("bert")
+    resources = {FREQUENCIES: TokenFrequencies(*counted(bert, []))}
+    return bert.findings("frequency", FrequencyOptions(seed=0), [1, 2], reported(bert), resources=resources)
+
+
+LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9), "all words": lambda token: token > 4}
+
+
+@pytest.mark.parametrize("left_out", LEFT_OUT)
+@pytest.mark.spread(2)
+def test_frequency(specimen, left_out):
+    layers = [2, 3]  # as in test_norms
+    tokens = [token for token in range(specimen.loaded.vocabulary) if LEFT_OUT[left_out](token)]
+    rank, count = counted(specimen, tokens)
+    findings = specimen.findings(
+        "frequency",
+        FrequencyOptions(seed=0),
+        layers,
+        reported(specimen, None),
+        resources={FREQUENCIES: TokenFrequencies(rank, count)},
+    )
+    assert_published(findings, expected(specimen, layers, rank, count))
+    by_token = findings.tables["by_token"]
+    assert by_token["count"].duplicated().any()
+    assert by_token.sort_values(["count", "token_id"], ascending=[False, True]).index.equals(by_token.index)
+
+
+CASES = [
+    ({}, []),
+    ({"spearman/alpha/without_specials": 0.5}, []),
+    (
+        {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
+        [
+            "Frequent tokens are not discounted (their vectors are longer): special tokens included, a token's frequency "
+            "rank (1: most frequent) has a rank correlation of −0.25 with ‖f(x)‖ and +0.50 with its mixing ratio."
+        ],
+    ),
+    (
+        {"spearman/f/with_specials": 0.75},
+        [
+            "Frequent tokens are discounted (their vectors are shorter): special tokens included, a token's frequency "
+            "rank (1: most frequent) has a rank correlation of +0.75 with ‖f(x)‖."
+        ],
+    ),
+    (
+        {"spearman/f/with_specials": 0.1},
+        [
+            "Frequent tokens have vectors of about the same length as rare ones: special tokens included, a token's "
+            "frequency rank (1: most frequent) has a rank correlation of +0.10 with ‖f(x)‖."
+        ],
+    ),
+    (
+        {"spearman/alpha/with_specials": 0.125},
+        [
+            "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of +0.13 with "
+            "the weight that it receives."
+        ],
+    ),
+]
+
+CLAIMS = {
+    r"are discounted .* correlation of (?:\S+ with the weight that it receives.* and )?\+(\S+) with ‖f": lambda rho: (
+        rho > 0
+    ),
+    r"are not discounted .* correlation of (\S+) with ‖f": lambda rho: rho < 0,
+}

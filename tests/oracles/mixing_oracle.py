@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from normscope.analyses.declarations.mixing import MixingOptions
+from normscope.results.result import Result
 from normscope.statistics.intervals import Sample, mean_test
+from tests.oracles import words
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, said, spoken, table
-from tests.oracles.specimens import Specimen
+from tests.oracles.comparison import Expected, Picture, assert_published, said, spoken, table
+from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 TITLES = {
     "attn_w": "Attn-W: weights",
@@ -200,3 +204,123 @@ def means_by_sequence(tokens: pd.DataFrame, layers: Sequence[int], method: str) 
     """Number of tokens, and mean over them and the layers, of each sequence."""
     sequences = tokens[tokens["method"] == method].groupby("sequence")["ratio"]
     return [(len(ratios) // len(layers), float(ratios.mean())) for _, ratios in sequences]
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert = made("bert")
+    return bert.findings("mixing", MixingOptions(), [1, 2], reported(bert))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.spread(4)
+def test_mixing(any_specimen, choice):
+    layers, categories = CHOICES[choice]
+    categories = reported(any_specimen, categories)
+    findings = any_specimen.findings("mixing", MixingOptions(), layers, categories)
+    assert findings.summaries["mixing"].digits == 1
+    assert_published(findings, expected(any_specimen, layers, categories))
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen2"])
+def test_mixing_of_words(name):
+    layers, of_words = [2, 3], words.of_words(made(name))
+    categories = reported(of_words, None)
+    findings = of_words.findings("mixing", MixingOptions(), layers, categories)
+    assert_published(findings, expected(of_words, layers, categories))
+
+
+def test_mixing_of_words_of_translations():
+    """What target words take from source words, in padded batches."""
+    layers, of_words = [2, 3], words.of_translations(made("marian"))
+    categories = reported(of_words, None)
+    findings = of_words.findings("mixing", MixingOptions(), layers, categories)
+    assert_published(findings, expected(of_words, layers, categories))
+
+
+MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
+SHARES = {"attnres_n/share": 0.125, "attnres_n/own": 0.0, "attnres_n/residual": 0.9, "attnres_n/bias": -0.025}
+WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
+RANGE = (
+    "The mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges from 20% to "
+    "90% over tokens and layers."
+)
+
+CASES = [
+    ({}, []),
+    (
+        {"attn_w/mean": 0.8},
+        ["By attention weights alone, the mean mixing ratio is 80%."],
+    ),
+    (
+        MIXING,
+        [
+            "On average, tokens take less from other tokens than they preserve of themselves: the mean mixing ratio of the "
+            "attention blocks is 25%; attention weights alone suggest 80%.",
+            "The mixing ratio, which includes the vectors and the residual connection, ranges from 10% to 40% over "
+            "tokens and layers.",
+        ],
+    ),
+    *(
+        (
+            WHOLE | {"attnresln_n/mean": mean},
+            [
+                f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention "
+                f"blocks is {written}.",
+                RANGE,
+            ],
+        )
+        for mean, amount, written in (
+            (0.4949, "less from the source than", "49%"),
+            (0.4951, "about as much from the source as", "49.5%"),
+            (0.4994, "about as much from the source as", "49.9%"),
+            (0.4996, "as much from the source as", "50%"),
+            (0.5, "as much from the source as", "50%"),
+            (0.5004, "as much from the source as", "50%"),
+            (0.5006, "about as much from the source as", "50.1%"),
+            (0.5051, "more from the source than", "51%"),
+        )
+    ),
+    (
+        MIXING | WHOLE,
+        [
+            "On average, tokens take as much from other tokens as they preserve of themselves: the mean mixing ratio of "
+            "the attention blocks is 50%; attention weights alone suggest 80%.",
+            RANGE,
+        ],
+    ),
+    *(
+        (
+            SHARES | (MIXING if by_weights else {name: MIXING[name] for name in MIXING if name != "attn_w/mean"}),
+            [
+                f"On average, tokens take less from {origin} than they preserve of themselves: the mean mixing ratio of "
+                f"the attention blocks is 25%{suggestion}.",
+                "The mixing ratio, which includes the vectors and the residual connection, ranges from 10% to 40% over "
+                "tokens and layers.",
+                f"Measured along the output vectors, where parts add up to 100%, 13% comes from {origin}, {through}90% "
+                "from the residual connection and −2.5% from biases.",
+            ],
+        )
+        for by_weights, origin, suggestion, through in (
+            (
+                True,
+                "other tokens",
+                "; attention weights alone suggest 80%",
+                "0% from the token itself through attention, ",
+            ),
+            (False, "the source", "", ""),
+        )
+    ),
+]
+
+CLAIMS = {
+    r"take less from .* than .*: the mean mixing ratio of the attention blocks is (\S+?)(?:;|\.$)": lambda ratio: (
+        ratio < 0.5
+    ),
+    r"take more from .* than .*: the mean mixing ratio of the attention blocks is (\S+?)(?:;|\.$)": lambda ratio: (
+        ratio > 0.5
+    ),
+    r"take as much from .*: the mean mixing ratio of the attention blocks is (\S+?)(?:;|\.$)": lambda ratio: (
+        ratio == 0.5
+    ),
+}

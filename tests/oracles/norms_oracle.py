@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from normscope.analyses.declarations.norms import NormsOptions
 from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.token_sequence import fingerprint
+from normscope.results.result import Result
+from tests.oracles import words
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, cloud, said, spearman, spoken, table
-from tests.oracles.specimens import Specimen
+from tests.oracles.comparison import Expected, Picture, assert_published, cloud, said, spearman, spoken, table
+from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.oracles.words import WordSequence
 
 NO_EXPANSION = (
@@ -307,3 +310,165 @@ def _summary(
     if share_of_bias is not None and "all" in present:
         summary.loc["b_O", "% of the output"] = 100 * share_of_bias
     return summary.rename(index=spoken)
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert = made("bert")
+    return bert.findings("norms", NormsOptions(seed=0), [1, 2], reported(bert))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.spread(2)
+def test_norms(any_specimen, choice):
+    layers, categories = CHOICES[choice]
+    # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
+    layers = [layer for layer in layers if layer > 1]
+    # Where some layers are looked at, so are some queries of sequences with more than six.
+    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512)
+    categories = reported(any_specimen, categories)
+    findings = any_specimen.findings("norms", options, layers, categories)
+    assert_published(findings, expected(any_specimen, layers, categories, options))
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("sampled", [4, 512])
+def test_norms_of_words(sampled):
+    # Not of a causal model, where the first word's α of 1 is a tie that rounding may break: unit tests compare its pairs.
+    layers, of_words, options = [2, 3], words.of_words(made("bert")), NormsOptions(seed=5, sampled_queries=sampled)
+    categories = reported(of_words, None)
+    findings = of_words.findings("norms", options, layers, categories)
+    assert_published(findings, expected(of_words, layers, categories, options))
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("sampled", [4, 512])
+def test_cross_attention_of_words(sampled):
+    """What target words take from source words, in padded batches."""
+    layers, of_words, options = (
+        [2, 3],
+        words.of_translations(made("marian")),
+        NormsOptions(seed=5, sampled_queries=sampled),
+    )
+    categories = reported(of_words, None)
+    findings = of_words.findings("norms", options, layers, categories)
+    assert_published(findings, expected(of_words, layers, categories, options))
+
+
+NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}
+
+CASES = [
+    ({}, []),
+    *(
+        (
+            {"alpha_f/all": 5.0, "alpha_f/sep": 1.0, "share/all": 0.9, "share/sep": share},
+            [
+                f"Norms {'over' if share < 0.1 else 'under'}state what [SEP] tokens contribute: these have 20% of "
+                f"Σ‖αf(x)‖, but {written} of what comes from all tokens along the output vectors, where "
+                "contributions add up."
+            ]
+            if written
+            else [],
+        )
+        # Between half and one and a half of the norms' share, nothing is said.
+        for share, written in ((-0.09, "−10%"), (0.0891, "9.9%"), (0.0901, ""), (0.2699, ""), (0.2709, "30%"))
+    ),
+    *(
+        (
+            # b_O has all the rest of the output: of what tokens add, [CLS] has as much as of the norms, or half of it.
+            {"alpha_f/all": 5.0, "alpha_f/cls": 0.6, "share/all": of_tokens, "share/cls": share},
+            [
+                f"Norms overstate what [CLS] tokens contribute: these have 12% of Σ‖αf(x)‖, but {written} of what comes "
+                "from all tokens along the output vectors, where contributions add up."
+            ]
+            if written
+            else [],
+        )
+        for of_tokens, share, written in (
+            (0.125, 0.015, ""),
+            (0.125, 0.00749, "6.0%"),
+            (0.0501, -0.0501, "−100%"),
+            (0.0499, -0.0499, ""),
+            (-0.2, 0.015, ""),
+        )
+    ),
+    (
+        NORMS | {"alpha/sep": 0.6, "alpha_f/sep": 0.5},  # further apart than those of [CLS]
+        ["The [SEP] tokens receive 60% of the attention weight but contribute only 10% of Σ‖αf(x)‖."],
+    ),
+    ({"alpha_f/all": 5.0, "alpha_f/cls": 0.001, "share/all": 0.9, "share/cls": 0.0008}, []),  # 0.0% and 0.1%
+    *(
+        (
+            {"alpha/all": all_weight, "alpha_f/all": weighted, "f/uniform": 2.0},
+            [
+                f"{length} vectors tend to get larger weights: the keys that a query sees have a mean ‖f(x)‖ of {written} "
+                "weighted by α, and of 2.0 with equal weights."
+            ]
+            if length
+            else [],
+        )
+        for all_weight, weighted, length, written in (
+            (1.0, 1.79, "Shorter", "1.8"),
+            (0.99, 1.79, "", ""),  # a learned sink takes weight, and lengths weighted by the rest are shorter
+            (1.0, 1.81, "", ""),
+            (1.0, 2.0, "", ""),
+            (1.0, 2.22, "", ""),
+            (1.0, 2.23, "Longer", "2.2"),
+        )
+    ),
+    (NORMS, {"unseen": ["cls"]}, []),
+    ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
+    (NORMS, ["The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
+    *(
+        (
+            NORMS | {"alpha_f/cls": norm},
+            [f"The [CLS] tokens receive 25% of the attention weight {contrast} of Σ‖αf(x)‖."],
+        )
+        for norm, contrast in (
+            (0.62, "but contribute only 12%"),
+            (0.625, "and contribute 13%"),
+            (0.63, "and contribute 13%"),
+            (2.0, "and contribute 40%"),
+        )
+    ),
+    (
+        NORMS | {"alpha/cls": 0.0004, "alpha_f/cls": 0.0005},  # 0.04% and 0.01%
+        ["The [CLS] tokens receive 0.0% of the attention weight and contribute 0.0% of Σ‖αf(x)‖."],
+    ),
+    ({name: value for name, value in NORMS.items() if name != "alpha_f/all"}, []),
+    (NORMS | {"alpha_f/all": 0.0}, []),
+    (
+        # The further of the two, and of the two that norms overstate.
+        NORMS | {"alpha/sep": 0.3, "alpha_f/sep": 0.5, "share/all": 1.0, "share/cls": 0.0, "share/sep": 0.01},
+        [
+            "The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖.",
+            "Norms overstate what [SEP] tokens contribute: these have 10% of Σ‖αf(x)‖, but 1.0% of what comes from all "
+            "tokens along the output vectors, where contributions add up.",
+        ],
+    ),
+    ({"spearman/cls": -0.5, "spearman/other": 0.25}, []),
+    (
+        {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
+        ["Weights have a rank correlation of +0.13 with ‖f(x)‖ over the pairs of all texts."],
+    ),
+    (
+        {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 2.0, "f/uniform": 2.0},  # all rows are uniform
+        ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts."],
+    ),
+    (
+        {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 1.79, "f/uniform": 2.0},
+        [
+            "Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts; shorter vectors tend to get "
+            "larger weights: the keys that a query sees have a mean ‖f(x)‖ of 1.8 weighted by α, and of 2.0 with equal "
+            "weights."
+        ],
+    ),
+]
+
+CLAIMS = {
+    r"receive (\S+) of the attention weight but contribute only (\S+) of": lambda weight, norm: norm < weight,
+    r"Norms overstate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share < norm,
+    r"Norms understate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share > norm,
+    r"horter .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted < alike,
+    r"onger .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted > alike,
+}

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 import scipy.stats
 
-from normscope.analyses.declarations.outliers import OutliersOptions
-from tests.oracles.comparison import Expected, Picture, said, table
-from tests.oracles.specimens import Specimen
+from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
+from normscope.results.result import Result
+from tests.oracles.comparison import Expected, Picture, assert_published, said, table
+from tests.oracles.specimens import Specimen, made, reported
 
 
 def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOptions) -> Expected:
@@ -125,3 +127,55 @@ def _figures(every: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[
             }
         )
     return figures
+
+
+INSIDE = {"low", "high"}
+"""Names within the analysis that it does not publish."""
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert, options = made("bert"), OUTLIERS["given"]
+    return bert.findings("outliers", options, [1, 2], reported(bert), options=[options])
+
+
+OUTLIERS = {
+    "sigma": OutliersOptions(threshold=1.5),
+    "mad": OutliersOptions(criterion=OutlierCriterion.mad, threshold=2.5, share=0.3),
+    "given": OutliersOptions(dimensions=[7, 2, 7]),
+    "none": OutliersOptions(threshold=100.0),
+}
+
+
+@pytest.mark.parametrize("categories", [None, ["punctuation", "other"], ["all"]])
+@pytest.mark.parametrize("options", OUTLIERS)
+@pytest.mark.spread(8)
+def test_outliers(any_specimen, options, categories):
+    chosen = OUTLIERS[options]
+    categories = reported(any_specimen, categories)
+    findings = any_specimen.findings("outliers", chosen, [2], categories, options=[chosen])
+    assert_published(findings, expected(any_specimen, categories, chosen))
+
+
+CASES = [
+    (
+        {"count": 0.0},
+        ["The model has no outlier dimensions: no hidden dimension is an outlier in enough layers."],
+    ),
+    ({"count": 0.0}, {"given": True}, ["The model has no outlier dimensions: no dimension is set."]),
+    (
+        {"count": 1.0, "7/share_of_layers": 0.0},
+        {"given": True},
+        ["1 outlier dimension is set by hand: 7 (an outlier in 0% of the layers)."],
+    ),
+    (
+        {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
+        {"given": True},
+        ["2 outlier dimensions are set by hand: 7 (an outlier in 50% of the layers) and 31 (100%)."],
+    ),
+    ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50% of the layers)."]),
+    (
+        {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
+        ["The model has 2 outlier dimensions: 7 (in 50% of the layers) and 31 (100%)."],
+    ),
+]

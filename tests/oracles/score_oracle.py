@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
+from normscope.results.result import Result
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, said, table
-from tests.oracles.specimens import Specimen
+from tests.oracles.comparison import Expected, Picture, assert_published, said, table
+from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
 TITLES = {"before": "unchanged", "after": "without the outliers"}
@@ -261,3 +263,138 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
         summary[f"α on {name}"], summary["without outlier dimensions"] = own["before"], own["after"]
         summary["without random dimensions"] = own["before"] + own["controls_mean"]
     return summary
+
+
+INSIDE = {"line", "alpha", "low", "high", "part", "controls"}
+"""Names within the analysis that it does not publish."""
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    bert, options = made("bert"), ScoreOptions(seed=0, controls=1)
+    outliers = outliers_oracle.OUTLIERS["given"]
+    return bert.findings("score", options, [1, 2], reported(bert), options=[outliers])
+
+
+def options_of_score(**more) -> ScoreOptions:
+    return ScoreOptions(seed=3, controls=3, **more)
+
+
+SCORES = {
+    "two outliers": (outliers_oracle.OUTLIERS["given"], options_of_score(), CHOICES["everything"]),
+    "part": (outliers_oracle.OUTLIERS["given"], options_of_score(sequences=1000), CHOICES["some"]),
+    "all": (outliers_oracle.OUTLIERS["given"], options_of_score(), CHOICES["all"]),
+    "no outliers": (outliers_oracle.OUTLIERS["none"], options_of_score(), CHOICES["some"]),
+    "nothing is run again": (outliers_oracle.OUTLIERS["given"], options_of_score(interventions=False), CHOICES["some"]),
+    "nine outliers and nothing is run again": (
+        OutliersOptions(dimensions=list(range(9))),
+        options_of_score(interventions=False),
+        ((2,), ["punctuation", "other"]),
+    ),
+    "nine outliers": (
+        OutliersOptions(dimensions=list(range(9))),
+        options_of_score(),
+        ((2,), ["punctuation", "other"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", SCORES)
+@pytest.mark.spread(1)
+def test_score(specimen, choice):
+    outliers, options, (layers, categories) = SCORES[choice]
+    categories = reported(specimen, categories)
+    findings = specimen.findings("score", options, layers, categories, options=[outliers])
+    computed = expected(specimen, layers, categories, options, outliers)
+    assert_published(findings, computed, tolerance=1e-6)  # logits are in float32
+
+
+SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
+BIAS = "The key bias b_K makes up {} of the spread of a query's scores over its keys."
+WITHOUT_OUTLIERS = "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on"
+SEP = {
+    "intervention/sep/before": 0.5,
+    "intervention/sep/after": 0.2,
+    "intervention/sep/change": -0.3,
+    "intervention/sep/controls_mean": 0.02,
+}
+CLS = {"intervention/cls/before": 0.25, "intervention/cls/after": 0.35, "intervention/cls/change": 0.1}
+OTHER = {"intervention/other/before": 0.1, "intervention/other/after": 0.5, "intervention/other/change": 0.4}
+
+CASES = [
+    ({}, []),
+    (
+        SCORE,
+        [
+            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys, and 116 "
+            "make up 90%.",
+            "The share of the outlier dimensions in the spread of a query's scores is 12%.",
+        ],
+    ),
+    (
+        {"dimensions_for_half/mean": 3.4},
+        ["On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys."],
+    ),
+    (
+        {"dimensions_for_half/mean": 3.4, "heads_below_90_percent/share": 0.01},
+        [
+            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys (heads "
+            "whose dimensions never reach that share are left out).",
+        ],
+    ),
+    (
+        {"dimensions_for_half/mean": 3.4, "share_of_key_bias/mean": 0.0006},
+        [
+            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys; the key "
+            "bias b_K makes up 0.1%.",
+        ],
+    ),
+    ({"share_of_outliers/mean": 0.0}, []),  # there are none
+    (
+        {"share_of_outliers/mean": -0.0001},
+        ["The share of the outlier dimensions in the spread of a query's scores is 0.0%."],
+    ),
+    ({"share_of_key_bias/mean": 0.0006}, [BIAS.format("0.1%")]),
+    ({"share_of_key_bias/mean": 0.0004}, []),
+    ({"share_of_key_bias/mean": -0.25}, [BIAS.format("−25%")]),
+    (
+        CLS | SEP | OTHER,
+        [
+            f"{WITHOUT_OUTLIERS} [SEP] tokens falls from 50% to 20%; with as many random dimensions removed "
+            "instead, it is 52%."
+        ],
+    ),
+    (
+        CLS | OTHER,
+        [f"{WITHOUT_OUTLIERS} [CLS] tokens rises from 25% to 35%."],
+    ),
+    (
+        OTHER,
+        [f"{WITHOUT_OUTLIERS} other tokens rises from 10% to 50%."],
+    ),
+    (
+        {
+            "intervention/cls/before": 0.2502,
+            "intervention/cls/after": 0.2501,
+        },
+        [f"{WITHOUT_OUTLIERS} [CLS] tokens stays at 25%."],
+    ),
+    *(
+        (
+            {"intervention/cls/before": 0.0126, "intervention/cls/after": after},
+            [f"{WITHOUT_OUTLIERS} [CLS] tokens {moves}."],
+        )
+        for after, moves in (
+            (0.0124, "stays at about 1.2%"),  # 0.02 points
+            (0.0114, "stays at about 1.1%"),
+            (0.0112, "falls from 1.3% to 1.1%"),
+            (0.0141, "rises from 1.3% to 1.4%"),
+        )
+    ),
+    ({"intervention/cls/before": 0.4}, []),
+]
+
+CLAIMS = {
+    r"falls from (\S+) to (\S+?)(?:;|\.$)": lambda before, after: after < before,
+    r"rises from (\S+) to (\S+?)(?:;|\.$)": lambda before, after: after > before,
+}

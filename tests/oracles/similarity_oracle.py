@@ -9,24 +9,30 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy.stats
 import torch
 
 from normscope.analyses.declarations.similarity import SimilarityOptions
+from normscope.analyses.text_pairs import DrawnPair
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.maths.choices import Pooling
+from normscope.maths.choices import Pooling, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.infer.stacks import ObservedStack
+from normscope.results.figures import TextPair
 from normscope.results.result import Result
-from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_published, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
-from tests.oracles.specimens import Specimen
+from tests.oracles.specimens import Specimen, made, reported
+from tests.tiny import rounds_inside
 
 GOLD = [4.0, None, 1.5, 0.5, 3.0]
 """The gold scores of the specimens' pairs."""
+RANKED = [(1, 1), (1, 2), (0, 0), (2, 1), (1, 3)]
+"""The query and the document of each pair, where pairs are ranked."""
 
 SPECIAL = ("[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]")
 
@@ -403,3 +409,130 @@ def _sentences(metrics: Mapping[str, Any], friends: Mapping[str, list[float]]) -
 
 def _digits(value: float) -> str:
     return three_digits(value).removeprefix("+")
+
+
+INSIDE = {"token_a", "token_b"}
+"""Names within the analysis that it does not publish."""
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    pairs = dataclasses.replace(PairSpecimen.of(made("bert")), ranked=RANKED)
+    return pairs.published(SimilarityOptions(), reported(pairs))
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("bias", ValueBias)
+@pytest.mark.parametrize("pooling", [None, *Pooling])
+@pytest.mark.spread(2)
+def test_similarity(specimen, pooling, bias, sums):
+    pairs = PairSpecimen.of(specimen)
+    options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9], sums=sums)
+    categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
+    findings = pairs.published(options, categories, Pooling.last)
+    # Qwen2's norms compute in float32.
+    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
+    assert_published(findings, expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
+    of_pairs = {name for name, figure in findings.figures.items() if getattr(figure, "measure", "")}
+    assert of_pairs == {name for name in findings.figures if name.startswith("pair_")}
+    for name, pair in {name: TextPair.of(findings.figures[name]) for name in of_pairs}.items():
+        drawn = findings.figures[name].table.pivot(index="a", columns="b", values="value")
+        np.testing.assert_array_equal(pair.matrix, drawn)
+        assert [*pair.tokens_a, "bias"] == list(dict(zip(*_labels(findings.figures[name], "a"), strict=True)).values())
+        assert [*pair.tokens_b, "bias"] == list(dict(zip(*_labels(findings.figures[name], "b"), strict=True)).values())
+
+
+def _labels(figure, side):
+    return figure.table[side], figure.table[f"token_{side}"]
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_similarity_of_queries_and_documents(specimen, sums):
+    pairs = dataclasses.replace(PairSpecimen.of(specimen), ranked=RANKED)
+    options = SimilarityOptions(sums=sums)
+    findings = pairs.published(options, specimen.names)
+    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
+    assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+
+
+@pytest.mark.parametrize("rows", [None, []])
+def test_similarity_without_gold_scores(specimen, rows):
+    pairs = PairSpecimen.of(specimen, [None] * 5)
+    options = SimilarityOptions(rows=rows)
+    findings = pairs.published(options, specimen.names)
+    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
+    assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    assert not any(name.startswith("gold/") for name in findings.metrics)
+
+
+SIMILAR = TextPair("", ["guitar"], ["music"], np.array([[0.227, 0.0], [0.0, 0.073]]))
+
+CASES = [
+    ({}, []),
+    (
+        {"pairs": 1500.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/bias": 0.4},
+        [
+            "The mean cosine similarity of 1,500 pairs of texts is 0.50: pairs of tokens add 0.60, and pairs with the "
+            "model's biases on at least one side subtract 0.10.",
+        ],
+    ),
+    *(
+        (
+            {"pairs": 2.0, "cosine": 0.5, "with_bias": -0.1, "category/bias": 0.4} | categories,
+            [
+                "The mean cosine similarity of 2 pairs of texts is 0.50: pairs of tokens add 0.60, and pairs with the "
+                f"model's biases on at least one side subtract 0.10.{most}"
+            ],
+        )
+        for categories, most in (
+            ({"category/cls": 0.2}, ""),  # the only category of tokens is not the first of several
+            ({"category/cls": 0.2, "category/other": 0.1}, " [CLS] tokens add most to it: 0.20."),
+            (
+                {"category/cls": 0.2, "category/punctuation": 0.2001},
+                " [CLS] and punctuation tokens add most to it: about 0.20 each.",
+            ),
+            ({"category/cls": 0.2, "category/punctuation": 0.2011}, " Punctuation tokens add most to it: 0.20."),
+            ({"category/cls": 0.2, "category/other": 0.3}, " Ordinary tokens add most to it: 0.30."),
+            ({"category/cls": 0.001, "category/other": -0.1}, " [CLS] tokens add most to it: 0.0010."),
+            ({"category/cls": 0.0, "category/other": -0.1}, ""),
+        )
+    ),
+    (
+        {"pairs": 2.0, "cosine": -0.25, "with_bias": -0.2, "gold/count": 2.0},
+        [
+            "The mean cosine similarity of 2 pairs of texts is −0.25: pairs of tokens subtract 0.050, and pairs with "
+            "the model's biases on at least one side subtract 0.20.",
+        ],
+    ),
+    (
+        {"pairs": 2.0, "cosine": 0.5, "with_bias": 0.0, "gold/spearman": 0.8123, "gold/count": 1234.0},
+        [
+            "The mean cosine similarity of 2 pairs of texts is 0.50: pairs of tokens add 0.50, and pairs with the "
+            "model's biases on at least one side add 0.",
+            "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.81.",
+        ],
+    ),
+    (
+        {},
+        {"drawn": {4: DrawnPair(SIMILAR, 0, [("guitar", "music", 0.227), ("man", "someone", 0.05)])}},
+        [
+            "The cosine similarity of pair 4 is 0.300; the pairs of words that add most are guitar–music (+0.227) and "
+            "man–someone (+0.0500)."
+        ],
+    ),
+    (
+        {},
+        {"drawn": {4: DrawnPair(SIMILAR, 2, []), 5: DrawnPair(SIMILAR, 0, [])}},
+        [
+            "The cosine similarity of query 1 and document 2, the most similar one, is 0.300; no pair of words adds to it."
+        ],
+    ),
+    (
+        {"gold/spearman": 0.8123, "gold/count": 12.0},
+        {"friends": ["dog", "man", "cut", "cat"]},
+        [
+            "Spearman's ρ between the cosines and the gold scores of 12 pairs is +0.81; in the quarter with the lowest "
+            "gold scores, these words add most: “dog”, “man” and “cut”."
+        ],
+    ),
+]

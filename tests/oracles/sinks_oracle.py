@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 
-from normscope.analyses.declarations.sinks import SinksOptions
+from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.data.token_sequence import fingerprint
+from normscope.results.result import Result
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.comparison import Expected, Picture, said, spoken, table
+from tests.oracles.comparison import Expected, Picture, assert_published, said, spoken, table
 from tests.oracles.score_oracle import CHANGES, _drawn, _row, _weight_by_category
-from tests.oracles.specimens import Specimen
+from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 PLACE = ["layer", "head", "inputs", "bos"]
 BOS = {True: "with_bos", False: "without_bos"}
@@ -23,7 +25,7 @@ Variants = dict[tuple[str, bool], list[Sequence_]]
 
 def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: SinksOptions) -> Expected:
     """Everything that the sinks analysis publishes."""
-    variants = made(specimen, options)
+    variants = sequences_of(specimen, options)
     positions = ["first", *(category for category in categories if category not in ("first", "all"))]
     tables = _rates(specimen, layers, positions, options, variants) | _massive(specimen)
     tables |= _ablation(specimen, layers, categories, options, tables["massive"])
@@ -65,7 +67,7 @@ def _label(specimen: Specimen, inputs: str, bos: bool) -> str:
     return WORDS[inputs] if begin is None else f"{WORDS[inputs]}, {'with' if bos else 'without'} {begin}"
 
 
-def made(specimen: Specimen, options: SinksOptions) -> Variants:
+def sequences_of(specimen: Specimen, options: SinksOptions) -> Variants:
     """The sequences that rates are measured on, as the model reads and processes them."""
     tokenizer, begin = specimen.loaded.tokenizer, first_token(specimen)
     special = {*tokenizer.all_special_ids}
@@ -373,3 +375,157 @@ def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataF
             "the checkpoint has no language-modelling head, so the effect of massive activations on the loss is not measured"
         )
     return notes
+
+
+def everything() -> Result:
+    """Everything that the analysis can publish, on a tiny model."""
+    options = SinksOptions(length=6, controls=1, seed=0)
+    return made("massive").findings("sinks", options, [1, 2], ["other", "first"])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", ["bert", "qwen2", "massive"])
+@pytest.mark.spread(2)
+def test_sinks(name, choice):
+    specimen, (layers, categories) = made(name), CHOICES[choice]
+    categories = reported(specimen, categories)
+    options = {
+        "everything": SinksOptions(length=6, epsilon=0.2, controls=2, seed=3),
+        "some": SinksOptions(inputs=[SinkInput.random, SinkInput.text], length=4, epsilon=0.35, controls=1, seed=4),
+        "all": SinksOptions(length=30, ablation=False, seed=5),  # no sequence is long enough
+    }[choice]
+    findings = specimen.findings("sinks", options, layers, categories)
+    assert_published(findings, expected(specimen, layers, categories, options))
+
+
+SINK = {
+    "text/with_bos/sink_rate/first": 0.6,
+    "text/with_bos/sink_rate/sep": 0.25,
+    "text/with_bos/mass/first": 0.5,
+    "text/with_bos/contribution/first": 0.12,
+    "random/without_bos/sink_rate/first": 0.4,
+    "random/without_bos/sink_rate/sep": 0.9,
+}
+MASSIVE = {
+    "massive/count": 2.0,
+    "massive/first_layer": 3.0,
+    "massive/last_layer": 11.0,
+    "massive/largest": 3024.0,
+    "massive/ratio": 12345.0,
+}
+
+CASES = [
+    ({}, []),
+    (
+        SINK,
+        [
+            "On text with BOS, the first token is a sink in 60% of the heads, with 50% of the attention weight and 12% of "
+            "the norms ‖αf(x)‖ of what heads contribute."
+        ],
+    ),
+    (
+        SINK
+        | {
+            "text/without_bos/sink_rate/first": 0.1,
+            "random/with_bos/sink_rate/first": 0.5,
+            "repeat/with_bos/sink_rate/first": 0.3,
+        },
+        [
+            "On text with BOS, the first token is a sink in 60% of the heads, with 50% of the attention weight and 12% of "
+            "the norms ‖αf(x)‖ of what heads contribute.",
+            "The sink rate of whichever token comes first is 10% without BOS, 50% on random tokens and 30% on one token "
+            "repeated.",
+        ],
+    ),
+    (
+        {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.009},
+        ["On text, the first token is a sink in 0% of the heads."],
+    ),
+    (
+        SINK | {"text/with_bos/contribution/first": 0.0},
+        [
+            "On text with BOS, the first token is a sink in 60% of the heads, with 50% of the attention weight and 0% of "
+            "the norms ‖αf(x)‖ of what heads contribute."
+        ],
+    ),
+    (
+        {
+            "text/with_bos/sink_rate/first": 0.1,
+            "text/with_bos/sink_rate/sep": 0.25,
+            "text/without_bos/sink_rate/sep": 0.3,
+        },
+        {"first_token": "[CLS]", "length": 64},
+        [
+            "On the first 64 tokens of text with [CLS], [SEP] tokens are, on average, sinks in 25% of the heads.",
+            "The sink rate of [SEP] tokens is 30% without [CLS].",
+        ],
+    ),
+    *(
+        (
+            # Every head has its last [SEP] look at itself, in texts of 64 tokens of a causal model.
+            {
+                "text/without_bos/sink_rate/first": 0.5,
+                "text/without_bos/sink_rate/sep": 0.9,
+                "text/without_bos/mass/first": 0.15,
+                "text/without_bos/mass/sep": mass,
+                "text/without_bos/contribution/first": 0.2,
+                "text/without_bos/contribution/sep": 0.2,
+            },
+            [
+                f"On text, {subject} of the heads, with {weight} of the attention weight and 20% of the norms ‖αf(x)‖ of "
+                "what heads contribute.",
+            ],
+        )
+        for mass, subject, weight in (
+            (0.0269, "the first token is a sink in 50%", "15%"),
+            (0.0271, "[SEP] tokens are, on average, sinks in 90%", "2.7%"),
+        )
+    ),
+    (
+        {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.01},
+        ["On text, other tokens are, on average, sinks in 1.0% of the heads."],
+    ),
+    (
+        {"text/without_bos/sink_rate/cls": 0.25, "text/without_bos/mass/nowhere": 0.125},
+        [
+            "On text, [CLS] tokens are, on average, sinks in 25% of the heads; learned sinks take 13% of the weight, which "
+            "goes to no key.",
+        ],
+    ),
+    (
+        {"massive/count": 0.0},
+        ["There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."],
+    ),
+    (
+        MASSIVE,
+        ["2 dimensions have massive activations in layers 3 to 11, up to 3,020 (12,300 times the median)."],
+    ),
+    (
+        MASSIVE | {"massive/count": 1.0, "massive/last_layer": 3.0},
+        ["1 dimension has massive activations in layer 3, up to 3,020 (12,300 times the median)."],
+    ),
+    (
+        MASSIVE | {"ablation/zero/loss/before": 3.4, "ablation/zero/loss/after": 3.401},
+        [
+            "2 dimensions have massive activations in layers 3 to 11, up to 3,020 (12,300 times the median); setting "
+            "them to zero leaves the loss at 3.4 nats."
+        ],
+    ),
+    (
+        MASSIVE
+        | {
+            "ablation/zero/loss/before": 3.4,
+            "ablation/zero/loss/after": 9.0,
+            "ablation/zero/loss/controls": 3.42,
+        },
+        [
+            "2 dimensions have massive activations in layers 3 to 11, up to 3,020 (12,300 times the median); setting "
+            "them to zero changes the loss from 3.40 to 9.0 nats; with as many random dimensions set to zero, the loss is "
+            "3.42."
+        ],
+    ),
+]
+
+CLAIMS = {
+    r"changes the loss from (\S+) to (\S+) nats": lambda before, after: before != after,
+}

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -333,3 +333,21 @@ def _loaded(
     return LoadedModel(
         model, tokenizer, layout_of(family, stack, model.config), "tiny", None, None, 32, load_head=heads.get
     )
+
+
+_MADE = {"bert": bert, "qwen2": qwen2, "marian": marian, "classifier": classifier, "massive": massive}
+
+
+@cache
+def made(name: str) -> Specimen:
+    """One of the above, which tests share and do not change."""
+    return _MADE[name]()
+
+
+CHOICES = {"everything": ((1, 2, 3), None), "some": ((2, 3), ["punctuation", "other"]), "all": ((2,), ["all"])}
+"""Layers; categories, all of the specimen's where none are named."""
+
+
+def reported(specimen: Specimen, categories: Sequence[str] | None = None) -> Sequence[str]:
+    """The categories that are given, or all of the specimen's."""
+    return [*specimen.names, "all"] if categories is None else categories

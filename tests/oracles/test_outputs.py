@@ -1,7 +1,5 @@
 """Every table, column, metric and curve that an analysis publishes is described, and nothing else is."""
 
-import dataclasses
-import functools
 import io
 import re
 from collections.abc import Iterable, Mapping
@@ -10,91 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.declarations.alignment import AlignmentOptions
-from normscope.analyses.declarations.attribution import AttributionOptions
-from normscope.analyses.declarations.feedforward import FeedForwardOptions
-from normscope.analyses.declarations.frequency import FrequencyOptions
-from normscope.analyses.declarations.mixing import MixingOptions
-from normscope.analyses.declarations.norms import NormsOptions
-from normscope.analyses.declarations.outliers import OutliersOptions
-from normscope.analyses.declarations.score import ScoreOptions
-from normscope.analyses.declarations.similarity import SimilarityOptions
-from normscope.analyses.declarations.sinks import SinksOptions
-from normscope.analyses.declarations.syntax import SyntaxOptions
-from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
-from normscope.analyses.samples import PAIRS
-from normscope.analyses.syntax import TREEBANK
-from normscope.data.examples import Example
-from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.text_table import text_table
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
 from normscope.results.maps import MEASURES, TokenMap, write_maps
 from normscope.results.parts import tidy_curves, tidy_heatmaps, tidy_sequences
-from normscope.results.result import Result
 from normscope.results.run_tables import MAPS, RUN_TABLES
-from tests.oracles import (
-    frequency_oracle,
-    similarity_oracle,
-    specimens,
-    syntax_oracle,
-    test_alignment_published,
-)
-
-CHOSEN = OutliersOptions(dimensions=[2, 7])
-
-
-_bert = functools.cache(specimens.bert)
-
-
-@functools.cache
-def everything(name: str) -> Result:
-    """Everything that an analysis can publish, on a tiny model. Tests share it, and change nothing in it."""
-    bert = _bert()
-    categories = [*bert.names, "all"]
-    match name:
-        case "mixing":
-            return bert.findings(name, MixingOptions(), [1, 2], categories)
-        case "feedforward":
-            return bert.findings(name, FeedForwardOptions(seed=0), [1, 2], categories)
-        case "attribution":
-            texts = bert.findings(name, AttributionOptions(seed=0, orders=1), [1, 2], categories)
-            both = specimens.translations()
-            pairs = [Example(*text, row=row) for row, text in enumerate(both.texts, start=1)]
-            translated = both.findings(name, AttributionOptions(seed=0), [1, 2], ["all"], resources={PAIRS: pairs})
-            return dataclasses.replace(
-                texts,
-                tables={**texts.tables, **translated.tables},
-                metrics={**texts.metrics, **translated.metrics},
-            )
-        case "norms":
-            return bert.findings(name, NormsOptions(seed=0), [1, 2], categories)
-        case "frequency":
-            resources = {FREQUENCIES: TokenFrequencies(*frequency_oracle.counted(bert, []))}
-            return bert.findings(name, FrequencyOptions(seed=0), [1, 2], categories, resources=resources)
-        case "outliers":
-            return bert.findings(name, CHOSEN, [1, 2], categories, options=[CHOSEN])
-        case "score":
-            options = ScoreOptions(seed=0, controls=1)
-            return bert.findings(name, options, [1, 2], categories, options=[CHOSEN])
-        case "similarity":
-            pairs = similarity_oracle.PairSpecimen.of(bert)
-            pairs = dataclasses.replace(pairs, ranked=[(1, 1), (1, 2), (0, 0), (2, 1), (1, 3)])
-            return pairs.published(SimilarityOptions(), categories)
-        case "syntax":
-            resources = {TREEBANK: syntax_oracle.treebank()}
-            return syntax_oracle.annotated(bert).findings(
-                name, SyntaxOptions(), [1, 2], categories, resources=resources
-            )
-        case "sinks":
-            options = SinksOptions(length=6, controls=1, seed=0)
-            return specimens.massive().findings(name, options, [1, 2], ["other", "first"])
-        case "alignment":
-            given = test_alignment_published
-            return given.findings(AlignmentOptions(), given.BASELINES, given.LAYERS)
-    raise AssertionError(f"no example of what {name} publishes")
+from tests.oracles.comparison import everything
 
 
 @pytest.mark.parametrize("name", analyses())

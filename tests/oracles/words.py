@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from normscope.analyses.declarations.attribution import AttributionOptions
 from normscope.data.batching import batches, batches_of
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.attributions import Attributed
 from tests.oracles.specimens import Specimen
 
 SIZES = (1, 2, 1, 3)
@@ -224,34 +222,3 @@ class _WithOwnKeys(Block):
     @property
     def own_keys(self) -> np.ndarray:
         return self.known
-
-
-class AttributedWords(Attributed):
-    """One sequence whose words are attributed: shares are merged, and DecompX's vectors before their norms are measured."""
-
-    def __init__(self, specimen: Specimen, sequence: WordSequence, options: AttributionOptions) -> None:
-        self.raw = Attributed(specimen, sequence.raw, options)
-        self.specimen, self.sequence, self.options = specimen, sequence, options
-        self.members, self.tokens, self.is_bert = sequence.members, len(sequence.members), self.raw.is_bert
-        # Those of a map's last column are the bias.
-        self.sources = [*sequence.members, [len(sequence.raw.ids)]]
-
-    @property
-    def labels(self) -> list[str]:
-        return ["".join(self.raw.labels[token] for token in word) for word in self.members]
-
-    @property
-    def quantity(self) -> str:
-        return self.raw.quantity
-
-    def cumulative_maps(self, method: str) -> list[np.ndarray]:
-        if method == "decompx":
-            layers = [merged(vectors, self.members, self.sources) for vectors in self.raw.vectors]
-            return [np.linalg.norm(vectors, axis=-1) for vectors in layers]
-        return [merged(layer, self.members) for layer in self.raw.cumulative_maps(method)]
-
-    def scores(self, method: str) -> np.ndarray:
-        return np.array([self.raw.scores(method)[word].sum() for word in self.members])
-
-    def fall(self, erased: Sequence[int], mask_token: int | None) -> float:
-        return self.raw.fall([token for word in erased for token in self.members[word]], mask_token)

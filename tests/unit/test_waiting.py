@@ -33,9 +33,9 @@ from normscope.models.observe.observer import Observer
 from normscope.models.sites.block_modules import bind_blocks
 from normscope.models.stored import stored_weights
 from normscope.running.memory import run_batch
+from tests.oracles.alignment_oracle import PAIRS
+from tests.oracles.alignment_oracle import batch as translations
 from tests.oracles.syntax_oracle import Sentences
-from tests.oracles.test_alignment_published import PAIRS
-from tests.oracles.test_alignment_published import batch as translations
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, tiny_stack
 
 META = torch.device("meta")
