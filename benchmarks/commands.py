@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+from normscope.analyses.registry import analyses, plug_ins
 from normscope.data.corpora import sample_path
 
 if TYPE_CHECKING:
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 MODELS = ("MiniLM", "BERT-base")
 """The models, by their names in tables; the second has random weights."""
 SIZES = (120, 2_000)
-ANALYSES = ("mixing", "norms", "frequency", "outliers", "score", "sinks", "attribution", "feedforward")
-"""Every analysis of plain text. Others need trees, pairs to compare, or a translation model."""
+ANALYSES = tuple(
+    name
+    for name, info in analyses().items()
+    if name != "similarity"  # which compares pairs
+    and not (info.requires_annotation or info.requires_cross_attention or info in plug_ins())
+)
+"""Every analysis of plain text: those that need no trees, no pairs and no translation model."""
 TOGETHER = "+".join(ANALYSES)
 WAYS = (*ANALYSES, TOGETHER)
 BEFORE = ("start", "model", "corpus")

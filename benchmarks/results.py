@@ -83,7 +83,6 @@ def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
 
 def _draw_commands(table: pd.DataFrame, path: Path) -> None:
     """Draw the phases of commands, one after the other, as multiples of the bare pass."""
-    order = {way: place for place, way in enumerate(commands.WAYS)}
     cells = list(table.groupby(["shape", "examples"], sort=False))
     with mpl.rc_context(STYLE):
         height = 0.9 + 0.25 * max(len(rows) for _, rows in cells)
@@ -95,8 +94,8 @@ def _draw_commands(table: pd.DataFrame, path: Path) -> None:
             layout="constrained",
         )
         for axis, ((shape, examples), rows) in zip(axes.flat, cells, strict=False):
-            rows = rows.sort_values("way", key=lambda ways: ways.map(order), ascending=False)
-            names = [way.replace(commands.TOGETHER, "all of them") for way in rows["way"]]
+            rows = rows[::-1]  # from the top down, as they were measured
+            names = ["all of them" if "+" in way else way for way in rows["way"]]
             end = np.zeros(len(rows))
             for number, phase in enumerate(commands.PHASES):
                 width = rows[f"{phase}_ratio"].to_numpy()

@@ -324,16 +324,10 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         model: A model of a known family.
         names: Names of the analyses.
     """
-    changed: dict[str, dict[str, Any]] = {
-        "norms": {"seed": 0},
-        "frequency": {"seed": 0},
-        "score": {"seed": 0},
-        "feedforward": {"seed": 0},
-        "sinks": {"seed": 0},
-    }
+    seed: dict[str, Any] = {"seed": 0}  # by default, that of the run
     context = context_of(model)
     infos = [analyses()[name] for name in names]
-    return [info.load()(info.options(**changed.get(info.name, {})), context) for info in infos]
+    return [info.load()(info.options(**(seed if hasattr(info.options, "seed") else {})), context) for info in infos]
 
 
 def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> AnalysisContext:

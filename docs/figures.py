@@ -24,8 +24,8 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 from transformers import PreTrainedTokenizerFast
 
 import normscope
+from benchmarks.commands import ANALYSES
 from docs import live_pictures
-from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.reporting.figure_text import caption_of
@@ -154,15 +154,10 @@ def contact_sheet(pictures: Sequence[Path], target: Path) -> None:
 
 def _runs(folder: Path, treebank: Path | None) -> list[Path]:
     """Run the default model on the sample corpus and on its pairs of texts, the toy translation model, Python and training."""
-    names = [
-        name
-        for name, info in analyses().items()
-        if name != "similarity" and not info.requires_cross_attention and not info.requires_annotation
-    ]
     return [
         _run(
             folder / "sample",
-            f"analysis=[{','.join(names)}]",
+            f"analysis=[{','.join(ANALYSES)}]",
             f"report.text='{SENTENCE}'",
         ),
         # On fewer pairs than in the run above: the vector of every token is carried through all layers.

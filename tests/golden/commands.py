@@ -10,6 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from benchmarks.commands import ANALYSES
+from normscope.analyses.registry import analyses
 from tests.conftest import MINILM
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 from tests.treebank import write_treebank
@@ -64,8 +66,8 @@ def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, C
     llama = _saved(AutoModelForCausalLM, FAMILY_CONFIGS["llama"], tokenizer, folder / "llama")
     t5 = _saved(AutoModelForSeq2SeqLM, STACK_CONFIGS["t5"], tokenizer, folder / "t5")
     marian = _saved(AutoModelForSeq2SeqLM, STACK_CONFIGS["marian"], tokenizer, folder / "marian")
-    every = "analysis=[mixing,norms,frequency,outliers,score,feedforward,sinks,attribution]"
-    cross = "analysis=[alignment,mixing,norms,attribution]"
+    every = f"analysis=[{','.join(ANALYSES)}]"
+    cross = f"analysis=[{','.join(name for name, info in analyses().items() if info.supports_cross_attention)}]"
     chosen = "analysis.outliers.dimensions=[3,7]"
     short = "analysis.sinks.length=12"
     gold = (f"analysis.alignment.gold.path={folder / 'gold'}", "analysis.alignment.gold.base=1")
@@ -75,9 +77,9 @@ def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, C
         "bert_words": (bert, "analysis=[mixing,norms]", "level=word", *corpora["texts"]),
         "bert_treebank": (bert, "analysis=syntax", *corpora["treebank"]),
         "llama": (llama, every, chosen, short, *corpora["texts"]),
-        "t5": (t5, "analysis=[mixing,norms,outliers,score,feedforward,sinks]", chosen, short, *corpora["texts"]),
-        "t5_cross": (t5, cross, "model.stack=cross", *gold, *corpora["translations"]),
-        "marian": (marian, cross, "model.stack=cross", *gold, *corpora["translations"]),
+        "t5": (t5, every, chosen, short, *corpora["texts"]),
+        "t5_cross": (t5, cross, "model.stack=cross", chosen, *gold, *corpora["translations"]),
+        "marian": (marian, cross, "model.stack=cross", chosen, *gold, *corpora["translations"]),
     }
     real = {
         "minilm": (MINILM, every, "layers=[2,6]", short, *corpora["texts"]),

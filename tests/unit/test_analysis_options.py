@@ -19,7 +19,7 @@ from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
-from normscope.analyses.registry import analyses
+from normscope.analyses.registry import analyses, plug_ins
 from normscope.config.schema import check_options
 from normscope.errors import InputError
 from normscope.results.figures import Lines, Scatter
@@ -107,24 +107,6 @@ def test_what_alignment_accepts(good, bad, key):
 
 
 def test_what_analyses_declare():
-    """Defaults of the paper, citations, and which analyses can look at cross-attention."""
-    assert OutliersOptions() == OutliersOptions(False, OutlierCriterion.sigma, 3.0, 0.5, None)
-    crossing = {
-        name: (info.supports_cross_attention, info.requires_cross_attention) for name, info in analyses().items()
-    }
-    assert crossing == {
-        "mixing": (True, False),
-        "feedforward": (True, False),
-        "norms": (True, False),
-        "frequency": (False, False),
-        "outliers": (True, False),
-        "score": (False, False),
-        "similarity": (False, False),
-        "attribution": (True, False),
-        "syntax": (False, False),
-        "sinks": (False, False),
-        "alignment": (True, True),
-    }
     cited = {name: [paper.key for paper in info.papers] for name, info in analyses().items()}
     assert (
         cited["norms"]
@@ -149,14 +131,13 @@ def test_what_analyses_declare():
 
 
 def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatch, caplog):
+    built_in = [name for name, info in analyses().items() if info not in plug_ins()]
     entries = [SimpleNamespace(name=name, value=f"{name}:INFO", load=lambda: 3) for name in ("other", "another")]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if "analyses" in group else [])
     analyses.cache_clear()
     try:
         with caplog.at_level("WARNING", "normscope"):
-            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score", "sinks"]
-            names += ["attribution", "similarity", "syntax", "alignment"]
-            assert list(analyses()) == names
+            assert list(analyses()) == built_in
     finally:
         analyses.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
@@ -167,11 +148,24 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
 
 def test_defaults():
     """The defaults are those of the papers, where they state them."""
-    assert NormsOptions(seed=1) == NormsOptions(False, 512, 10_000, 1)
-    assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 1)
-    assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, 1)
-    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, 16, 64, 20, 1)
-    assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, True, 16, 5, 1)
+    defaults = {
+        NormsOptions: {"sampled_queries": 512, "scatter_pairs": 10_000},
+        FrequencyOptions: {"source": "corpus", "path": None, "conventional": False},
+        OutliersOptions: {"criterion": OutlierCriterion.sigma, "threshold": 3.0, "share": 0.5, "dimensions": None},
+        ScoreOptions: {"sequences": None, "interventions": True, "intervention_sequences": 100, "controls": 20},
+        FeedForwardOptions: {"sequences": 16, "tokens": 64, "pairs": 20},
+        SinksOptions: {
+            "inputs": list(SinkInput),
+            "length": 64,
+            "epsilon": 0.3,
+            "sequences": 100,
+            "ablation": True,
+            "ablation_sequences": 16,
+            "controls": 5,
+        },
+    }
+    for kind, values in defaults.items():
+        assert vars(kind()).items() >= values.items()
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
     lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")
