@@ -1,5 +1,5 @@
-"""The hook that MkDocs calls: it adds the generated pages, the captions of pictures and the tables of measurements, and turns
-formulas into MathML, so that no page needs a script."""
+"""The hook that MkDocs calls: it adds the generated pages, the list of analyses, the captions of pictures and the tables of
+measurements, and turns formulas into MathML, so that no page needs a script."""
 
 import html
 import re
@@ -9,6 +9,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from docs.hooks import (
     captions,
@@ -19,6 +20,7 @@ from docs.hooks import (
     models,
     outputs,
     python_reference,
+    questions,
 )
 
 _CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -42,6 +44,11 @@ PAGES: dict[str, Callable[[], str]] = {
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.S)
 
 
+def on_config(config: Any) -> None:
+    """Add the pages of the analyses to the navigation."""
+    questions.add_pages(config.nav)
+
+
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the generated pages, some of which replace a template of the same name."""
     for name, page in PAGES.items():
@@ -52,9 +59,10 @@ def on_files(files: Files, *, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Add the captions of pictures and the tables of measurements."""
-    return measurements.with_tables(captions.with_captions(markdown))
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Add the captions of pictures, the tables of measurements and that of the analyses."""
+    text = measurements.with_tables(captions.with_captions(markdown))
+    return questions.with_questions(text, page.file.src_uri)
 
 
 def on_page_content(content: str, **_: Any) -> str:
