@@ -1,4 +1,5 @@
-"""Writes the golden results: `python -m tests.golden.make [NAME ...]`; without names, all of them.
+"""Writes the golden results: `python -m tests.golden.make [NAME ...]`; without names, all of them. Files whose
+results are what they were stay untouched.
 
 A change that removes or corrects results rewrites the files in the same commit, whose message names what changed.
 """
@@ -33,10 +34,10 @@ def main(names: list[str]) -> None:
                 sys.exit(f"{name}: {outcome.err}")
             path, now = FOLDER / f"{name}.parquet", published(folder / "runs" / name)
             if path.exists():
-                print(
-                    *(f"{name}: {line}" for line in differences(pd.read_parquet(path), now, command.tolerance)),
-                    sep="\n",
-                )
+                changed = differences(pd.read_parquet(path), now, command.tolerance)
+                print(*(f"{name}: {line}" for line in changed or ["as it was"]), sep="\n")
+                if not changed:
+                    continue
             now.to_parquet(path, compression="zstd", index=False)
             print(f"{name}: {len(now):,} cells, {path.stat().st_size / 1024:.0f} KiB")
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.commands import ANALYSES
 from benchmarks.scenarios import analyses_of, analysing, random_batch
 from normscope.analyses import hidden_moments
 from normscope.maths.attention_weights import AttentionWeights
@@ -41,7 +42,8 @@ def prepared(model_type, sequences, names):
     return analysing(model, random_batch((sequences, 6), model.config.vocab_size), analyses_of(model, names))
 
 
-@pytest.mark.parametrize("name", ["mixing", "outliers", "frequency", "norms", "score", "feedforward", "sinks"])
+# Attribution makes passes of its own.
+@pytest.mark.parametrize("name", [name for name in ANALYSES if name != "attribution"])
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.spread(1)
 def test_operations_do_not_grow_with_the_batch(model_type, name):

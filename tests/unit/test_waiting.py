@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.commands import ANALYSES
 from benchmarks.scenarios import analyses_of, context_of, random_batch
 from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.links import Links
@@ -109,7 +110,7 @@ def with_words(batch):
     return dataclasses.replace(batch, units=units, source=source)
 
 
-EVERY = ["mixing", "norms", "frequency", "outliers", "score", "feedforward", "sinks"]
+EVERY = [name for name in ANALYSES if name != "attribution"]  # which makes passes of its own
 
 
 def prepared(model_type, dtype=torch.float32):
