@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.registry import analyses
-from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
+from normscope.reporting.comparison.run_comparison import ends_of_scale
+from normscope.reporting.page.sections import Measure
 from normscope.results.codes import SPECIAL_TOKENS, category_name
 from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import HeatmapGrid
@@ -18,7 +19,7 @@ _MOST = 4
 """Groups beside the baseline whose maps are legible next to each other."""
 
 
-def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Shown]:
+def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Measure]:
     """Heat maps that the baseline and another group share: of each figure, a part for each quantity that the figure shows.
 
     Every part has the maps of all groups on one scale, and what each of the others has more or less than the baseline. If
@@ -36,7 +37,7 @@ def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Shown]:
     ]
 
 
-def merged_maps(cells: pd.DataFrame) -> list[Shown]:
+def merged_maps(cells: pd.DataFrame) -> list[Measure]:
     """Heat maps of one model whose layers several runs have measured: each map once, with the layers of all runs.
 
     Maps without an axis of layers are left out: each run's is of other layers.
@@ -54,7 +55,7 @@ def merged_maps(cells: pd.DataFrame) -> list[Shown]:
 _MERGED = "all runs"
 
 
-def _merged(cells: pd.DataFrame, figure: str, label: str) -> Shown:
+def _merged(cells: pd.DataFrame, figure: str, label: str) -> Measure:
     keys = [name for name in cells.columns if name != "value"]
     cells = cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
     maps, row, column = _maps(_without_quantity(cells, label), [_MERGED])
@@ -72,7 +73,7 @@ def _merged(cells: pd.DataFrame, figure: str, label: str) -> Shown:
         (low, high),
         label,
     )
-    return Shown(_title(figure, unitless(label)), [drawn], own.rename(columns={_PANEL: "panel", "map": label}))
+    return Measure([drawn], _title(figure, unitless(label)), own.rename(columns={_PANEL: "panel", "map": label}))
 
 
 def _titled(cells: pd.DataFrame) -> pd.DataFrame:
@@ -101,7 +102,7 @@ def _panel_title(panel: str) -> str:
     return f"{start}{comma}{category_name(category)}"
 
 
-def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
+def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Measure:
     """The maps of one quantity, and their differences."""
     others = _chosen([name for name in cells["group"].unique() if name != baseline])
     cells = cells[cells["group"].isin([baseline, *others])]
@@ -117,7 +118,7 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
         HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),
     ]
     values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
-    return Shown(_title(figure, unitless(label)), figures, values.rename(columns={_PANEL: "panel"}))
+    return Measure(figures, _title(figure, unitless(label)), values.rename(columns={_PANEL: "panel"}))
 
 
 _PANEL = "panel of the figure"

@@ -3,8 +3,9 @@
 import pandas as pd
 
 from normscope.reporting.comparison.curve_families import Family, families
-from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
+from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.figure_text import step_label
+from normscope.reporting.page.sections import Measure
 from normscope.results.figures import HeatmapGrid
 
 _MOST = 5
@@ -13,7 +14,7 @@ _MOST = 5
 _CAPTION = "The columns are training steps, whose distances differ."
 
 
-def maps_over_steps(training: pd.DataFrame) -> list[Shown]:
+def maps_over_steps(training: pd.DataFrame) -> list[Measure]:
     """Maps for each family of curves, with a row of maps for each training if there are several.
 
     Args:
@@ -21,7 +22,7 @@ def maps_over_steps(training: pd.DataFrame) -> list[Shown]:
     """
     layers = training[training["layer"] > 0]
     return [
-        Shown(family.title, _grids(own, family), own.rename(columns=family.titles()))
+        Measure(_grids(own, family), family.title, own.rename(columns=family.titles()))
         for family in families(str(name) for name in layers["metric"].unique()).values()
         for own in [_table(layers, family)]
     ]
