@@ -17,7 +17,6 @@ import torch
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
-from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.curve_figures import by_layer
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.page import comparison_page
@@ -28,6 +27,7 @@ from normscope.reporting.comparison.runs import settings, table_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import PAGE
+from normscope.results.measures import families
 from normscope.results.result import Result
 from normscope.results.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test
@@ -391,18 +391,18 @@ def test_curves_have_titles_and_axes_in_words():
     names = ["mixing/attn_w/mean", "mixing/attn_n/mean", "norms/f/cls", "norms/f/mine", "norms/expansion"]
     names += ["outliers/mean/308", "score/share_of_key_bias", "elsewhere/some/curve", "norms/unheard/of"]
     found = {
-        key: (family.title, {name: (panel.title, panel.label) for name, panel in family.panels.items()})
-        for key, family in families(names).items()
+        family.name: (family.title, {name: (panel.title, panel.label) for name, panel in family.panels.items()})
+        for family in families(names, together=True)
     }
     assert found == {
-        "mixing_method_mean": (
+        "mixing/mean": (
             "Mixing ratios",
             {
                 "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio (%)"),
                 "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio (%)"),
             },
         ),
-        "norms_f_category": (
+        "norms/f": (
             f"{analyses()['norms'].title}: ‖f(x)‖",
             {"norms/f/cls": ("[CLS]", "‖f(x)‖"), "norms/f/mine": ("mine", "‖f(x)‖")},
         ),
@@ -410,7 +410,7 @@ def test_curves_have_titles_and_axes_in_words():
             analyses()["norms"].title,
             {"norms/expansion": ("", "expansion rate"), "norms/unheard/of": ("unheard of", "")},
         ),
-        "outliers_mean_dimension": (
+        "outliers/mean": (
             f"{analyses()['outliers'].title}: mean value",
             {"outliers/mean/308": ("dimension 308", "mean value")},
         ),

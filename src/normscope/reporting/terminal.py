@@ -12,8 +12,8 @@ from normscope.reporting.options import Verbosity
 from normscope.reporting.published import COMPARISON
 from normscope.reporting.text_table import text_table
 from normscope.results.findings import Sentence, Summary
+from normscope.results.measures import title as analysis_title
 from normscope.results.result import Result
-from normscope.results.result import title as analysis_title
 from normscope.rounding import begun
 from normscope.streams import WIDTH, wrapped
 

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import Family, families
 from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.page.sections import Measure
 from normscope.results.figures import Lines
+from normscope.results.measures import Family, families
 
 _FLATTEST = 5
 """Panels share an axis unless the curves of one reach less than this part of the furthest."""
@@ -46,7 +46,7 @@ def _by_family(rows: pd.DataFrame, x: str) -> list[Measure]:
     """
     return [
         Measure([figure], family.title, _values(figure, x))
-        for family in families(str(name) for name in rows["metric"].unique()).values()
+        for family in families(map(str, rows["metric"].unique()), together=True)
         for figure in [_lines(rows, family, x)]
     ]
 

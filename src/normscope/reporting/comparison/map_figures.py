@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.registry import analyses
 from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.page.sections import Measure
 from normscope.results.codes import SPECIAL_TOKENS, category_name
 from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import HeatmapGrid
+from normscope.results.measures import heading
 
 _LAYER = "layer"
 
@@ -73,7 +73,9 @@ def _merged(cells: pd.DataFrame, figure: str, label: str) -> Measure:
         (low, high),
         label,
     )
-    return Measure([drawn], _title(figure, unitless(label)), own.rename(columns={_PANEL: "panel", "map": label}))
+    return Measure(
+        [drawn], heading(figure.partition("/")[0], unitless(label)), own.rename(columns={_PANEL: "panel", "map": label})
+    )
 
 
 def _titled(cells: pd.DataFrame) -> pd.DataFrame:
@@ -87,13 +89,6 @@ def _titled(cells: pd.DataFrame) -> pd.DataFrame:
 def _without_quantity(cells: pd.DataFrame, label: str) -> pd.DataFrame:
     """The cells with panels whose titles do not repeat what all of them show."""
     return cells.assign(panel=cells["panel"].str.removeprefix(f"{label}, "))
-
-
-def _title(figure: str, quantity: str) -> str:
-    """What maps show: the title of the analysis, with the quantity unless that says it."""
-    owner = figure.partition("/")[0]
-    title = analyses()[owner].title if owner in analyses() else owner
-    return title if quantity in title.lower() else f"{title}: {quantity}"
 
 
 def _panel_title(panel: str) -> str:
@@ -118,7 +113,9 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Measur
         HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),
     ]
     values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
-    return Measure(figures, _title(figure, unitless(label)), values.rename(columns={_PANEL: "panel"}))
+    return Measure(
+        figures, heading(figure.partition("/")[0], unitless(label)), values.rename(columns={_PANEL: "panel"})
+    )
 
 
 _PANEL = "panel of the figure"

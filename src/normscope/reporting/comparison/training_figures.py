@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import Family, families
 from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.figure_text import step_label
 from normscope.reporting.page.sections import Measure
 from normscope.results.figures import HeatmapGrid
+from normscope.results.measures import Family, families
 
 _MOST = 5
 """Maps of layers by steps that are legible next to each other."""
@@ -23,7 +23,7 @@ def maps_over_steps(training: pd.DataFrame) -> list[Measure]:
     layers = training[training["layer"] > 0]
     return [
         Measure(_grids(own, family), family.title, own.rename(columns=family.titles()))
-        for family in families(str(name) for name in layers["metric"].unique()).values()
+        for family in families(map(str, layers["metric"].unique()), together=True)
         for own in [_table(layers, family)]
     ]
 

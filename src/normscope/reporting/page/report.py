@@ -19,7 +19,8 @@ from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
 from normscope.results.findings import Sentence, ranked
-from normscope.results.result import Result, title
+from normscope.results.measures import title
+from normscope.results.result import Result
 from normscope.results.run_tables import tables_of
 from normscope.rounding import begun, counted, duration, number
 from normscope.streams import shell_word
