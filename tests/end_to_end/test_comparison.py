@@ -554,7 +554,7 @@ def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10), depth=1
 
 def _maps(grid, panel):
     """The maps of one panel by title: what is drawn, by row and column."""
-    rows = grid.table if grid.grid_row is None else grid.table[grid.table[grid.grid_row] == panel]
+    rows = grid.table if grid.panel is None else grid.table[grid.table[grid.panel] == panel]
     rows = rows.set_index([grid.row, grid.column])
     return {title: rows[name].to_dict() for name, title in grid.values.items()}
 
@@ -570,7 +570,7 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     assert part.title == "Mixing ratios", "a figure that the baseline does not have is left out"
     maps, differences = part.figures
     assert (maps.row, maps.column, maps.value_label) == ("layer", "category", "mixing ratio (%)")
-    assert [title for title, _ in maps.rows_of_panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in maps.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
     assert (maps.diverging, maps.limits) == (False, (0, 10))
     shown = _maps(maps, "Attn-N: vectors")
     assert list(shown) == ["a", "b"]
@@ -599,7 +599,7 @@ def test_quantities_of_a_figure_have_scales_of_their_own():
     first, second = maps_of_groups(mixed, "a")
     assert (first.title, second.title) == ("Mixing ratios", "Mixing ratios: α")
     assert first.figures[0].diverging, "of both signs"
-    assert (second.figures[0].limits, second.figures[0].grid_row) == ((0, 0.25), None)
+    assert (second.figures[0].limits, second.figures[0].panel) == ((0, 0.25), None)
     assert second.values["panel"].unique().tolist() == ["[CLS]"], "its quantity is the title"
     assert second.figures[1].value_label == "difference in α"
 
@@ -651,7 +651,7 @@ def test_layers_that_several_runs_have_measured_are_one_map():
     assert part.title == "Mixing ratios", "a figure without layers is left out"
     (grid,) = part.figures
     assert (grid.row, grid.column, grid.limits) == ("layer", "category", (0, 3))
-    assert [title for title, _ in grid.rows_of_panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in grid.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
     places = {(layer, name): layer for layer in (1, 3) for name in ("[CLS]", "all")}
     assert _maps(grid, "Attn-N: vectors") == {"": places}
 

@@ -10,7 +10,7 @@ from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.page.sections import Measure
 from normscope.results.codes import SPECIAL_TOKENS, category_name
 from normscope.results.declare import is_percentage, unitless
-from normscope.results.figures import HeatmapGrid
+from normscope.results.figures import Heatmaps
 from normscope.results.measures import heading
 
 _LAYER = "layer"
@@ -62,16 +62,16 @@ def _merged(cells: pd.DataFrame, figure: str, label: str) -> Measure:
     low, high = ends_of_scale(maps)
     panel = _PANEL if cells["panel"].nunique() > 1 else None
     own = maps.set_axis(["map"], axis="columns").reset_index()
-    drawn = HeatmapGrid(
+    drawn = Heatmaps(
         own,
         {"map": ""},
         row,
         column,
         "Each layer is shown as measured by its own run.",
         panel,
-        low < 0,
-        (low, high),
-        label,
+        diverging=low < 0,
+        limits=(low, high),
+        value_label=label,
     )
     return Measure(
         [drawn], heading(figure.partition("/")[0], unitless(label)), own.rename(columns={_PANEL: "panel", "map": label})
@@ -109,8 +109,17 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Measur
     said = "difference (percentage points)" if is_percentage(label) else f"difference in {label}"
     more = f"How much higher (orange) or lower (purple) than {baseline}."
     figures = [
-        HeatmapGrid(*own, row, column, "All maps have one scale.", panel, low < 0, (low, high), label),
-        HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),
+        Heatmaps(
+            *own,
+            row,
+            column,
+            "All maps have one scale.",
+            panel,
+            diverging=low < 0,
+            limits=(low, high),
+            value_label=label,
+        ),
+        Heatmaps(*change, row, column, more, panel, diverging=True, value_label=said),
     ]
     values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
     return Measure(

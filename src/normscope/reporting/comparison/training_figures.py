@@ -5,7 +5,7 @@ import pandas as pd
 from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.figure_text import step_label
 from normscope.reporting.page.sections import Measure
-from normscope.results.figures import HeatmapGrid
+from normscope.results.figures import Heatmaps
 from normscope.results.measures import Family, families
 
 _MOST = 5
@@ -35,13 +35,13 @@ def _table(layers: pd.DataFrame, family: Family) -> pd.DataFrame:
     return table.mul(pd.Series(factors)).rename_axis(columns=None).dropna(how="all").reset_index()
 
 
-def _grids(table: pd.DataFrame, family: Family) -> list[HeatmapGrid]:
+def _grids(table: pd.DataFrame, family: Family) -> list[Heatmaps]:
     """The maps of all panels, on one scale if all measure the same."""
     titles = list(family.titles().items())
     low, high = ends_of_scale(table[list(family.panels)])
     table = table.sort_values("step", kind="stable").assign(step=_labels(table["step"]))
     return [
-        HeatmapGrid(
+        Heatmaps(
             table,
             dict(titles[start : start + _MOST]),
             "layer",
