@@ -28,13 +28,13 @@ from normscope.analyses.syntax import TREEBANK
 from normscope.data.examples import Example
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.published import COLUMNS
-from normscope.reporting.text_table import text_table
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
 from normscope.results.maps import MEASURES, TokenMap, write_maps
 from normscope.results.parts import tidy_curves, tidy_heatmaps, tidy_sequences
 from normscope.results.result import Result
 from normscope.results.run_tables import MAPS, RUN_TABLES
+from normscope.results.text_table import text_table
 from tests.oracles import (
     frequency_oracle,
     similarity_oracle,
