@@ -19,13 +19,13 @@ from normscope.reporting.comparison import in_terminal
 from normscope.reporting.comparison.compare import compared
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.verdict import verdict
-from normscope.reporting.layer_charts import layer_charts
 from normscope.reporting.options import Verbosity
 from normscope.reporting.page.report import page
 from normscope.reporting.published import COLUMNS, COMPARISON
 from normscope.reporting.terminal import set_verbosity, show
+from normscope.reporting.tracking import chart_title
 from normscope.results.codes import SPECIAL_TOKENS, in_words
-from normscope.results.measures import cell_title, metric_title
+from normscope.results.measures import cell_title, families, metric_title
 from normscope.results.parts import joined
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
@@ -113,8 +113,9 @@ def test_no_comparison_shows_a_code(result, capsys):
     assert len(printed.splitlines()) > len(verdict(comparison))
     assert codes([printed]) == {}
     assert codes([in_terminal.line(result)]) == {}
-    charts = layer_charts(result.curves)
-    assert codes(text for chart in charts for text in (chart.title, *chart.lines)) == {}
+    charts = families(result.curves)
+    lines = [panel.title or panel.words for family in charts for panel in family.panels.values()]
+    assert codes([*map(chart_title, charts), *lines]) == {}
 
 
 @pytest.mark.slow

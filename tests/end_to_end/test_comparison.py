@@ -17,7 +17,6 @@ import torch
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
-from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.curve_figures import by_layer
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.page import comparison_page
@@ -28,6 +27,7 @@ from normscope.reporting.comparison.runs import settings, table_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import PAGE
+from normscope.results.measures import families
 from normscope.results.result import Result
 from normscope.results.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test
@@ -391,18 +391,18 @@ def test_curves_have_titles_and_axes_in_words():
     names = ["mixing/attn_w/mean", "mixing/attn_n/mean", "norms/f/cls", "norms/f/mine", "norms/expansion"]
     names += ["outliers/mean/308", "score/share_of_key_bias", "elsewhere/some/curve", "norms/unheard/of"]
     found = {
-        key: (family.title, {name: (panel.title, panel.label) for name, panel in family.panels.items()})
-        for key, family in families(names).items()
+        family.name: (family.title, {name: (panel.title, panel.label) for name, panel in family.panels.items()})
+        for family in families(names, together=True)
     }
     assert found == {
-        "mixing_method_mean": (
+        "mixing/mean": (
             "Mixing ratios",
             {
                 "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio (%)"),
                 "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio (%)"),
             },
         ),
-        "norms_f_category": (
+        "norms/f": (
             f"{analyses()['norms'].title}: ‖f(x)‖",
             {"norms/f/cls": ("[CLS]", "‖f(x)‖"), "norms/f/mine": ("mine", "‖f(x)‖")},
         ),
@@ -410,7 +410,7 @@ def test_curves_have_titles_and_axes_in_words():
             analyses()["norms"].title,
             {"norms/expansion": ("", "expansion rate"), "norms/unheard/of": ("unheard of", "")},
         ),
-        "outliers_mean_dimension": (
+        "outliers/mean": (
             f"{analyses()['outliers'].title}: mean value",
             {"outliers/mean/308": ("dimension 308", "mean value")},
         ),
@@ -554,7 +554,7 @@ def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10), depth=1
 
 def _maps(grid, panel):
     """The maps of one panel by title: what is drawn, by row and column."""
-    rows = grid.table if grid.grid_row is None else grid.table[grid.table[grid.grid_row] == panel]
+    rows = grid.table if grid.panel is None else grid.table[grid.table[grid.panel] == panel]
     rows = rows.set_index([grid.row, grid.column])
     return {title: rows[name].to_dict() for name, title in grid.values.items()}
 
@@ -570,7 +570,7 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     assert part.title == "Mixing ratios", "a figure that the baseline does not have is left out"
     maps, differences = part.figures
     assert (maps.row, maps.column, maps.value_label) == ("layer", "category", "mixing ratio (%)")
-    assert [title for title, _ in maps.rows_of_panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in maps.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
     assert (maps.diverging, maps.limits) == (False, (0, 10))
     shown = _maps(maps, "Attn-N: vectors")
     assert list(shown) == ["a", "b"]
@@ -599,7 +599,7 @@ def test_quantities_of_a_figure_have_scales_of_their_own():
     first, second = maps_of_groups(mixed, "a")
     assert (first.title, second.title) == ("Mixing ratios", "Mixing ratios: α")
     assert first.figures[0].diverging, "of both signs"
-    assert (second.figures[0].limits, second.figures[0].grid_row) == ((0, 0.25), None)
+    assert (second.figures[0].limits, second.figures[0].panel) == ((0, 0.25), None)
     assert second.values["panel"].unique().tolist() == ["[CLS]"], "its quantity is the title"
     assert second.figures[1].value_label == "difference in α"
 
@@ -651,7 +651,7 @@ def test_layers_that_several_runs_have_measured_are_one_map():
     assert part.title == "Mixing ratios", "a figure without layers is left out"
     (grid,) = part.figures
     assert (grid.row, grid.column, grid.limits) == ("layer", "category", (0, 3))
-    assert [title for title, _ in grid.rows_of_panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in grid.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
     places = {(layer, name): layer for layer in (1, 3) for name in ("[CLS]", "all")}
     assert _maps(grid, "Attn-N: vectors") == {"": places}
 

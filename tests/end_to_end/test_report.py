@@ -17,7 +17,7 @@ from normscope.reporting import drawing
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.explorer import payload
 from normscope.reporting.page.report import page
-from normscope.results.figures import HeatmapGrid, HeatmapPanels, WordMaps
+from normscope.results.figures import Heatmaps, WordMaps
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.rounding import number, percentage
@@ -396,18 +396,19 @@ def test_figures_fit_into_their_places(tmp_path, size):
     maps = product(method=list("012345"), row=range(24), column=range(24)).assign(frame="none")
     quick = {name: figure for name, figure in FIGURES.items() if len(figure.table) < 5000}
     figures = quick | {
-        "long labels": HeatmapPanels(
+        "long labels": Heatmaps(
             agreement,
-            "panel",
+            {"value": ""},
             "row",
             "column",
-            "value",
             "Caption.",
+            "panel",
             {"tokens": "scores of tokens", "rows": "rows of the map"},
-            "ρ",
-            (0.0, 100.0),
+            limits=(0.0, 100.0),
+            value_label="ρ",
+            numbered=True,
         ),
-        "one grid": HeatmapGrid(relations, {"value": "gain"}, "row", "column", "Caption.", "special", diverging=True),
+        "one grid": Heatmaps(relations, {"value": "gain"}, "row", "column", "Caption.", "special", diverging=True),
         "six maps": WordMaps(
             maps.assign(word=maps["row"].map("word{}".format), other=maps["column"].map("word{}".format)),
             "method",

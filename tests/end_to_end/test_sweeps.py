@@ -12,7 +12,6 @@ import yaml
 
 import normscope
 from normscope.reporting.comparison import runs, wandb_report
-from normscope.results.declare import Rollup
 from tests.end_to_end import forks
 from tests.end_to_end.shell import ROOT, run_here
 from tests.end_to_end.wandb_file import run_of
@@ -111,17 +110,6 @@ def test_the_command_of_a_job_runs_this_job_alone(capsys, monkeypatch, tmp_path,
     assert others == {key: value for key, value in job.config.items() if key not in ("output_dir", "tracking")}
     for name, table in job.tables.items():
         assert table.equals(again.tables[name]), name
-
-
-def test_names_belong_to_the_family_that_describes_them_best():
-    rollups = [Rollup(name, "") for name in ("f/<category>", "f/mean", "expansion")]
-    names = ["norms/f/cls", "norms/f/mean", "norms/expansion", "norms/other/deep/name", "norms/f/sep", "mixing/f/cls"]
-    assert wandb_report._families("norms", names, rollups) == {
-        "f/<category>": ["norms/f/cls", "norms/f/sep"],
-        "f/mean": ["norms/f/mean"],
-        "expansion": ["norms/expansion"],
-        "other/deep/name": ["norms/other/deep/name"],
-    }
 
 
 launchers = pytest.mark.parametrize(

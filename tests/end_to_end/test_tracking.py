@@ -16,9 +16,8 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import terminal, weights_and_biases
-from normscope.reporting.layer_charts import figure_key
 from normscope.reporting.options import TrackingMode, TrackingOptions
-from normscope.reporting.tracking import with_environment
+from normscope.reporting.tracking import figure_key, with_environment
 from normscope.results.result import Result
 from normscope.running import pipeline
 from normscope.running.facts import describe

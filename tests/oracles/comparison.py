@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.registry import analyses
-from normscope.results.figures import Dots, Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import Dots, Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.results.result import Result
 from normscope.statistics.pair_histogram import Axis
 
@@ -204,23 +204,16 @@ def plain(table: pd.DataFrame) -> pd.DataFrame:
 def picture_of(figure: Figure) -> Picture:
     """What a description draws, as `reporting.drawing` reads it."""
     match figure:
-        case HeatmapPanels():
+        case Heatmaps():
+            panels = figure.table[figure.panel] if figure.panel else [None] * len(figure.table)
+            titles = dict(figure.panel_titles) if figure.panel_titles else {panel: panel for panel in panels}
             drawn = {
-                (figure.panel_titles[panel], row, column): value
-                for panel, row, column, value in _rows(
-                    figure.table, figure.panel, figure.row, figure.column, figure.value
-                )
-                if panel in figure.panel_titles
-            }
-            return Picture(drawn, {"limits": figure.limits})
-        case HeatmapGrid():
-            grid_rows = figure.table[figure.grid_row] if figure.grid_row else [None] * len(figure.table)
-            drawn = {
-                (grid_row, title, row, column): value
+                ((titles[panel], row, column) if figure.numbered else (titles[panel], title, row, column)): value
                 for name, title in figure.values.items()
-                for grid_row, (row, column, value) in zip(
-                    grid_rows, _rows(figure.table, figure.row, figure.column, name), strict=True
+                for panel, (row, column, value) in zip(
+                    panels, _rows(figure.table, figure.row, figure.column, name), strict=True
                 )
+                if panel in titles
             }
             return Picture(drawn, _set(figure, "diverging", "limits"))
         case Lines():

@@ -10,12 +10,12 @@ import pytest
 
 from normscope.analyses.registry import analyses
 from normscope.reporting.published import COLUMNS
-from normscope.reporting.text_table import text_table
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
 from normscope.results.maps import MEASURES, TokenMap, write_maps
 from normscope.results.parts import tidy_curves, tidy_heatmaps, tidy_sequences
 from normscope.results.run_tables import MAPS, RUN_TABLES
+from normscope.results.text_table import text_table
 from tests.oracles.comparison import everything
 
 

@@ -20,7 +20,7 @@ from normscope.reporting.figures.style import styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import Appearance, FigureFormat, FigureOptions, appearance
 from normscope.reporting.palette import MISSING
-from normscope.results.figures import HeatmapGrid, HeatmapPanels, Lines, Scatter, WordMaps
+from normscope.results.figures import Heatmaps, Lines, Scatter, WordMaps
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -74,12 +74,9 @@ def test_lines_do_not_cross_layers_that_were_not_measured(named, x):
 def test_captions_say_what_grey_is_where_it_is(missing):
     table = pd.DataFrame({"category": "cls", "layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": 0.5, "same": 1.0})
     shown = table[:-1] if missing else table
-    ends = [
-        caption_of(HeatmapGrid(shown, {"value": "", "same": ""}, "layer", "head", "A map.", "category", limits=(0, 1)))
-    ]
-    ends.append(
-        caption_of(HeatmapPanels(shown, "category", "layer", "head", "value", "A map.", {"cls": ""}, "", (0, 1)))
-    )
+    grid = Heatmaps(shown, {"value": "", "same": ""}, "layer", "head", "A map.", "category", limits=(0, 1))
+    numbered = dataclasses.replace(grid, values={"value": ""}, panel_titles={"cls": ""}, numbered=True)
+    ends = [caption_of(grid), caption_of(numbered)]
     assert ends == ["A map. Grey cells have no value." if missing else "A map."] * 2
 
 
@@ -89,8 +86,10 @@ def test_cells_without_a_value_have_no_colour_of_the_scale(diverging):
     table = pd.DataFrame(
         {"category": "cls", "layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": [0.0, 1.0, np.nan, 0.5]}
     )
-    grid = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption", "category", diverging=diverging)
-    panels = HeatmapPanels(table, "category", "layer", "head", "value", "caption", {"cls": "C"}, "%", (0.0, 1.0))
+    grid = Heatmaps(table, {"value": "a value"}, "layer", "head", "caption", "category", diverging=diverging)
+    panels = Heatmaps(
+        table, {"value": ""}, "layer", "head", "caption", "category", {"cls": "C"}, limits=(0.0, 1.0), numbered=True
+    )
     for canvas in (laid_out(grid), laid_out(panels)):
         axes = next(axes for axes in canvas.axes if axes.images)
         (image,) = axes.images
@@ -104,7 +103,7 @@ def test_cells_without_a_value_have_no_colour_of_the_scale(diverging):
 @pytest.mark.draws
 def test_a_single_heat_map_needs_no_column_for_rows_of_panels(tmp_path):
     table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": [0.0, 1.0, 0.25, 0.5]})
-    figure = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption")
+    figure = Heatmaps(table, {"value": "a value"}, "layer", "head", "caption")
     (axes, _) = laid_out(figure).axes
     (image,) = axes.images
     np.testing.assert_array_equal(image.get_array(), [[0.0, 1.0], [0.25, 0.5]])

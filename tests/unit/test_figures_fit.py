@@ -18,7 +18,7 @@ from matplotlib.transforms import Bbox
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import COLUMN, NARROWEST_FIGURE, PAGE
-from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
 
 CATEGORIES = ["cls", "sep", "punctuation", "mask", "other"]
 LONG = [
@@ -79,30 +79,33 @@ def spectrum(layers: int) -> Lines:
 
 
 FIGURES: dict[str, Figure] = {
-    "heat maps": HeatmapPanels(
+    "heat maps": Heatmaps(
         product(method=list("01234"), layer=range(1, 13), category=CATEGORIES),
-        "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
+        {"value": ""}, "layer", "category", "Caption.", "method", NUMBERED, limits=(0.0, 100.0),
+        value_label="mixing ratio (%)", numbered=True,
     ),
-    "deep heat maps": HeatmapPanels(
+    "deep heat maps": Heatmaps(
         product(method=list("01"), layer=range(1, 49), category=CATEGORIES),
-        "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
+        {"value": ""}, "layer", "category", "Caption.", "method", NUMBERED, limits=(0.0, 100.0),
+        value_label="mixing ratio (%)", numbered=True,
     ),
-    "heat maps of few layers": HeatmapPanels(
+    "heat maps of few layers": Heatmaps(
         product(method=list("01"), layer=range(1, 4), category=CATEGORIES[:2]),
-        "method", "layer", "category", "value", "Caption.", NUMBERED, "alignment error rate (%)", (0.0, 100.0),
+        {"value": ""}, "layer", "category", "Caption.", "method", NUMBERED, limits=(0.0, 100.0),
+        value_label="alignment error rate (%)", numbered=True,
     ),
-    "grid": HeatmapGrid(
+    "grid": Heatmaps(
         product(category=CATEGORIES, layer=range(1, 13), head=range(1, 13)).assign(more=0.01, most=9.5),
         {"value": "α, summed over keys", "more": "‖αf(x)‖, summed over keys", "most": "‖f(x)‖, mean"},
         "layer", "head", "A caption of some length, which is wrapped where it is written below the panels. " * 3,
         "category",
     ),
-    "diverging grid": HeatmapGrid(
+    "diverging grid": Heatmaps(
         product(category=CATEGORIES, layer=range(1, 25), head=range(1, 17)).assign(**{str(i): -1.0 for i in range(5)}),
         {"value": "j = 1023"} | {str(i): f"j = {i + 500}" for i in range(5)},
         "layer", "head", "Caption.", "category", diverging=True,
     ),
-    "single heat map": HeatmapGrid(
+    "single heat map": Heatmaps(
         product(layer=range(1, 13), head=range(1, 13)), {"value": "α, summed over keys"}, "layer", "head", "Caption.",
     ),
     "lines": Lines(
@@ -119,9 +122,10 @@ FIGURES: dict[str, Figure] = {
     "profiles with many neighbours": profile(40, 4096),
     "scatter": cloud(log_y=True, trim=0.005),
     "scatter with axes of its own": cloud(log_x=True, sharey=False, medians=True),
-    "one map more than fits in a row": HeatmapPanels(
+    "one map more than fits in a row": Heatmaps(
         product(method=list("012"), layer=range(1, 7), category=CATEGORIES),
-        "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
+        {"value": ""}, "layer", "category", "Caption.", "method", NUMBERED, limits=(0.0, 100.0),
+        value_label="mixing ratio (%)", numbered=True,
     ),
     "word maps": words(12),
     "large word maps": words(40),

@@ -12,7 +12,7 @@ import pytest
 from normscope.distribution import CHECKOUT
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of, step_label
-from normscope.reporting.figures.heatmaps import heatmap_grid
+from normscope.reporting.figures.heatmaps import heatmaps
 from normscope.reporting.figures.layout import series_styles
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import ACROSS, PAGE, SCREEN
@@ -20,7 +20,7 @@ from normscope.reporting.page.elements import table_data
 from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.report import repeated
 from normscope.reporting.palette import CATEGORY_COLOURS
-from normscope.results.figures import Dots, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import Dots, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.results.parts import tidy_heatmaps
 from normscope.results.result import Result
 
@@ -108,7 +108,7 @@ def test_numbers_on_cells_and_cells_without_a_value_change_with_the_ground():
     assert ["var(--on-little)" in style for style in styles] == [True, False]
     assert ["var(--on-much)" in style for style in styles] == [False, True]
     one = GRID[GRID["head"] == 1].assign(value=[0.1, np.nan, 0.2, 0.3])
-    grey = on_page(HeatmapGrid(one, {"value": "a value"}, "layer", "head", "caption", "category"))
+    grey = on_page(Heatmaps(one, {"value": "a value"}, "layer", "head", "caption", "category"))
     assert any("var(--missing)" in node.get("style", "") for node in grey.iter("path"))
 
 
@@ -224,7 +224,7 @@ def test_scatter_plots_hold_every_point_and_say_how_many_there_are():
 def test_captions_say_which_scales_differ():
     two = {"panel": "head", "series_titles": {"cls": "classes"}}
     scatter = Scatter(GRID, "layer", "value", "category", {"cls": "C", "sep": "S"}, "x", "y", "caption")
-    maps = HeatmapGrid(GRID, {"value": "a value", "layer": "another"}, "layer", "head", "caption", "category")
+    maps = Heatmaps(GRID, {"value": "a value", "layer": "another"}, "layer", "head", "caption", "category")
     words = WordMaps(GRID, "category", {"cls": "C", "sep": "S"}, "caption")
     own_range = "caption Each panel has its own range."
     for figure, caption in [
@@ -270,16 +270,20 @@ def test_categories_keep_their_colour_in_scatter_plots():
 
 
 @pytest.mark.slow
+def numbered(table, titles):
+    """Maps of categories with their numbers."""
+    maps = Heatmaps(table, {"value": ""}, "layer", "head", "caption", "category", titles)
+    return dataclasses.replace(maps, limits=(0.0, 1.0), value_label="%", numbered=True)
+
+
 @pytest.mark.draws
 def test_heat_maps_hold_every_cell():
     one = GRID[GRID["head"] == 1]
-    panels = HeatmapPanels(
-        one, "category", "layer", "head", "value", "caption", {"sep": "S", "cls": "C"}, "%", (0.0, 1.0)
-    )
+    panels = numbered(one, {"sep": "S", "cls": "C"})
     for title, category in (("S", "sep"), ("C", "cls")):
         (image,) = titled(panels)[title].images
         np.testing.assert_array_equal(image.get_array()[:, 0], one[one["category"] == category]["value"])
-    grid = HeatmapGrid(GRID, {"value": "a value"}, "layer", "head", "caption", "category", diverging=True)
+    grid = Heatmaps(GRID, {"value": "a value"}, "layer", "head", "caption", "category", diverging=True)
     maps = [axes for axes in canvas(grid).axes if axes.images]
     for axes, (category, name) in zip(maps, (("cls", "[CLS]"), ("sep", "[SEP]")), strict=True):
         assert axes.get_ylabel() == f"{name}\nlayer"
@@ -293,14 +297,14 @@ def test_heat_maps_hold_every_cell():
     ("values", "limits", "expected"), [(1.0, None, 1), (0.3, None, 0.3), (0.0, None, 1), (0.3, (0, 1), 1)]
 )
 def test_scales_of_heat_maps_begin_at_zero(values, limits, expected):
-    grid = HeatmapGrid(GRID.assign(value=values), {"value": "a value"}, "layer", "head", "caption", "category")
+    grid = Heatmaps(GRID.assign(value=values), {"value": "a value"}, "layer", "head", "caption", "category")
     (image, _) = (axes.images[0] for axes in canvas(dataclasses.replace(grid, limits=limits)).axes if axes.images)
     assert image.get_clim() == (0, expected)
 
 
 @pytest.mark.draws
 def test_without_any_difference_a_map_is_white():
-    grid = HeatmapGrid(GRID.assign(value=0.0), {"value": "a value"}, "layer", "head", "caption", diverging=True)
+    grid = Heatmaps(GRID.assign(value=0.0), {"value": "a value"}, "layer", "head", "caption", diverging=True)
     grid = dataclasses.replace(grid, table=grid.table[grid.table["category"] == "cls"])
     (image,) = titled(grid)["a value"].images
     assert min(image.cmap(image.norm(0.0))[:3]) > 0.95
@@ -308,7 +312,7 @@ def test_without_any_difference_a_map_is_white():
 
 def test_the_cells_of_a_single_heat_map_have_its_title():
     table = GRID[GRID["category"] == "cls"].drop(columns="category")
-    figure = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption")
+    figure = Heatmaps(table, {"value": "a value"}, "layer", "head", "caption")
     cells = tidy_heatmaps({"own": Result({}, figures={"map": figure})})
     assert set(cells["figure"]) == {"own/map"}
     assert set(cells["panel"]) == {"a value"}
@@ -319,10 +323,8 @@ def test_the_cells_of_a_single_heat_map_have_its_title():
 def test_cells_that_the_table_does_not_have_are_no_zeros():
     one = GRID[(GRID["head"] == 1)].assign(value=lambda table: table["value"].abs())
     missing = one.assign(value=one["value"].where(one.index != one.index[0])).iloc[:-1]
-    panels = HeatmapPanels(
-        missing, "category", "layer", "head", "value", "caption", {"sep": "S", "cls": "C"}, "%", (0.0, 1.0)
-    )
-    grid = HeatmapGrid(missing, {"value": "a value"}, "layer", "head", "caption", "category")
+    panels = numbered(missing, {"sep": "S", "cls": "C"})
+    grid = Heatmaps(missing, {"value": "a value"}, "layer", "head", "caption", "category")
     for figure in (panels, grid):
         images = [axes.images[0].get_array() for axes in canvas(figure).axes if axes.images]
         assert sum(np.ma.count_masked(np.ma.masked_invalid(image)) for image in images) == 2
@@ -405,7 +407,7 @@ def test_the_command_to_repeat_a_run_needs_no_folder():
 
 
 VARIANTS = pd.concat([GRID.assign(category=f"variant {number}", value=number / 10) for number in range(6)])
-TALL = HeatmapGrid(
+TALL = Heatmaps(
     VARIANTS.drop_duplicates(["layer", "head", "category"]),
     {"value": "rate", "head": "another"},
     "layer",
@@ -435,7 +437,7 @@ def test_a_tall_figure_beside_text_is_drawn_across_the_page_as_well():
 @pytest.mark.draws
 def test_across_a_page_the_variants_are_the_columns_of_maps_on_one_scale():
     with styled():
-        narrow, wide = (heatmap_grid(TALL, width) for width in (SCREEN, ACROSS))
+        narrow, wide = (heatmaps(TALL, width) for width in (SCREEN, ACROSS))
     shapes = [[axes.get_title() for axes in canvas.axes if axes.get_title()] for canvas in (narrow, wide)]
     assert shapes == [["rate", "another"], [f"variant {number}" for number in range(6)]]
     for canvas, order in ((narrow, "C"), (wide, "F")):

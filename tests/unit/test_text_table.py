@@ -1,10 +1,13 @@
 """Tables in lines that fit into a terminal."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.reporting.text_table import text_table
+from normscope.results.findings import Summary
+from normscope.results.text_table import text_table
 
 
 def test_a_table_that_fits_has_one_line_for_its_headings():
@@ -89,3 +92,16 @@ def test_levels_of_labels_stand_together():
 
 def test_a_table_without_columns_has_its_labels():
     assert text_table(pd.DataFrame(index=["cls"]), 1, 80).split() == ["cls"]
+
+
+def test_summaries_show_the_same_in_the_terminal_and_in_notebooks():
+    """Whatever the cells are; text is escaped, and a column without values is left out."""
+    table = pd.DataFrame({"norm": [-1234.5, np.nan], "tokens": [1234, 2], "head": ["<b>", "1.2"], "none": np.nan})
+    summary = Summary(table.rename_axis("layer"), digits=1)
+    assert str(summary).splitlines() == [
+        "layer     norm  tokens  head",
+        "0      −1234.5   1,234   <b>",
+        "1                    2   1.2",
+    ]
+    cells = re.findall(r"<td>(.*?)</td>", summary._repr_html_())
+    assert cells == ["−1234.5", "1,234", "&lt;b&gt;", "", "2", "1.2"]

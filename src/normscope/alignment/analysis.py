@@ -26,7 +26,7 @@ from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.load.model_info import ModelInfo
-from normscope.results.figures import Figure, HeatmapPanels, Scatter, WordMaps
+from normscope.results.figures import Figure, Heatmaps, Scatter, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
@@ -340,15 +340,16 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str
     layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
     heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
     figures: dict[str, Figure] = {
-        "by_layer": HeatmapPanels(
+        "by_layer": Heatmaps(
             table=layers.replace({"method": _METHODS}),
             panel="setting",
             row="layer",
             column="method",
-            value="percent",
+            values={"percent": ""},
             panel_titles=_SETTINGS,
             value_label="alignment error rate (%)",
             limits=(0.0, 100.0),
+            numbered=True,
             caption=(
                 "Alignment error rate of each layer by weights and by vector norms; lower is better. "
                 "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "

@@ -50,7 +50,7 @@ from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.model_info import ModelInfo
-from normscope.results.figures import Dots, Figure, HeatmapPanels, Lines
+from normscope.results.figures import Dots, Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
@@ -401,21 +401,22 @@ def describe_figures(
     return figures
 
 
-def _agreement_figure(agreement: pd.DataFrame) -> HeatmapPanels:
+def _agreement_figure(agreement: pd.DataFrame) -> Heatmaps:
     mirrored = agreement.rename(columns={"method": "other", "other": "method"})
     both = pd.concat([agreement, mirrored], ignore_index=True)
     order = {method: place for place, method in enumerate(METHODS)}
     both = both.sort_values("other", key=lambda values: values.map(order), kind="stable")
     named = both.assign(method=both["method"].map(METHODS), other=both["other"].map(METHODS), panel="scores")
-    return HeatmapPanels(
+    return Heatmaps(
         table=named.assign(spearman=named["spearman"] * 100),
         panel="panel",
         row="method",
         column="other",
-        value="spearman",
+        values={"spearman": ""},
         panel_titles={"scores": "scores of tokens"},
         value_label="Spearman's ρ × 100",
         limits=(0.0, 100.0),
+        numbered=True,
         caption=(
             "How well two methods agree: rank correlation between their scores for a sequence's tokens, averaged over "
             "sequences. Negative values have the colour of zero. Where two methods disagree, at most one is faithful: the "

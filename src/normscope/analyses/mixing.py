@@ -23,7 +23,7 @@ from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.word_block import between
 from normscope.results.codes import METHODS
-from normscope.results.figures import HeatmapPanels, Lines
+from normscope.results.figures import Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
@@ -97,7 +97,7 @@ class MixingAnalysis(Analysis):
                 )
 
 
-def _figures(shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:
+def _figures(shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame) -> dict[str, Heatmaps | Lines]:
     return {
         "heatmap": ratio_maps(
             shown,

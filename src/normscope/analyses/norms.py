@@ -24,7 +24,7 @@ from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
 from normscope.models.load.model_info import ModelInfo
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, HeatmapGrid, Lines, Scatter
+from normscope.results.figures import Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
@@ -379,10 +379,10 @@ def _by_layer_figure(table: pd.DataFrame) -> Lines:
     )
 
 
-def _by_head_figure(table: pd.DataFrame) -> HeatmapGrid:
-    return HeatmapGrid(
+def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
+    return Heatmaps(
         table=table,
-        grid_row="category",
+        panel="category",
         values={"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"},
         row="layer",
         column="head",

@@ -15,7 +15,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.shares import PARTS, Shares
 from normscope.results.codes import category_name
-from normscope.results.figures import HeatmapPanels, Lines
+from normscope.results.figures import Heatmaps, Lines
 from normscope.results.parts import tidy_sequences
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
@@ -191,7 +191,7 @@ def _margins(sums: np.ndarray, terms: np.ndarray) -> tuple[float, float]:
     return float(test.mean - test.low), float(test.high - test.mean)
 
 
-def ratio_maps(shown: pd.DataFrame, titles: Mapping[str, str], caption: str) -> HeatmapPanels:
+def ratio_maps(shown: pd.DataFrame, titles: Mapping[str, str], caption: str) -> Heatmaps:
     """A heat map for each method: its mean ratios by layer and category.
 
     Args:
@@ -199,15 +199,16 @@ def ratio_maps(shown: pd.DataFrame, titles: Mapping[str, str], caption: str) -> 
         titles: Titles of the methods.
         caption: What the maps show, and how to read them.
     """
-    return HeatmapPanels(
+    return Heatmaps(
         table=_in_percent(shown),
         panel="method",
         row="layer",
         column="category",
-        value="mean",
+        values={"mean": ""},
         panel_titles=titles,
         value_label="mixing ratio (%)",
         limits=(0.0, 100.0),
+        numbered=True,
         caption=caption,
     )
 

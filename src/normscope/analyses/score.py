@@ -38,7 +38,7 @@ from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.model_info import ModelInfo
 from normscope.results.axes import TOGETHER
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, HeatmapGrid, Lines, Profiles
+from normscope.results.figures import Figure, Heatmaps, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
@@ -326,9 +326,9 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]
         wide = by_category.pivot_table(
             index=["layer", "head", "category"], columns="dimension", values="mean", observed=True, sort=False
         ).reset_index()
-        figures["by_category"] = HeatmapGrid(
+        figures["by_category"] = Heatmaps(
             table=wide.rename(columns={j: str(j) for j in drawn}),
-            grid_row="category",
+            panel="category",
             values={str(j): f"j = {j}" for j in drawn},
             row="layer",
             column="head",

@@ -28,7 +28,7 @@ from normscope.models.blocks.block import AttentionBlock
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.model_info import ModelInfo
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, HeatmapGrid, Lines
+from normscope.results.figures import Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, curves_of, metrics_of
@@ -448,9 +448,9 @@ def describe_figures(
         if position != FIRST:
             of, is_a, seen, its = (f"{category_name(position)} tokens", "are sinks", "them", "their")
         labels = [_label(name, bos, first_token) for name, bos in zip(of_sink["inputs"], of_sink["bos"], strict=True)]
-        figures["rate"] = HeatmapGrid(
+        figures["rate"] = Heatmaps(
             table=of_sink.assign(variant=labels).reset_index(drop=True),
-            grid_row="variant",
+            panel="variant",
             values={
                 "sink_rate": "sink rate",
                 "mass": "share of the weight",

@@ -27,7 +27,7 @@ from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.word_block import WordBlock
 from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.results.figures import Dots, Figure, HeatmapPanels
+from normscope.results.figures import Dots, Figure, Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
@@ -500,15 +500,16 @@ def _relations_figure(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
     best = table.groupby(["measure", "relation", "layer"], sort=False)["accuracy"].max().mul(100).reset_index()
     order = {relation: place for place, relation in enumerate(relations)}
     best = best.sort_values("relation", key=lambda column: column.map(order), kind="stable").reset_index(drop=True)
-    return HeatmapPanels(
+    return Heatmaps(
         table=best,
         panel="measure",
         row="layer",
         column="relation",
-        value="accuracy",
+        values={"accuracy": ""},
         panel_titles=TITLES,
         value_label="accuracy (%)",
         limits=(0.0, 100.0),
+        numbered=True,
         caption=(
             "Share of the arcs at which the largest entry among the other words is the correct one, by layer (deepest at the "
             "top) and relation (most frequent first). For weights and vectors, that of the best head and direction; for the "

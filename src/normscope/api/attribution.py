@@ -22,7 +22,7 @@ from normscope.api.saved import read_result, save_result
 from normscope.attribution.effects import Effects
 from normscope.data.options import Level
 from normscope.errors import InputError, escaped
-from normscope.results.figures import ColouredText, HeatmapGrid
+from normscope.results.figures import ColouredText, Heatmaps
 from normscope.results.maps import TokenMap
 from normscope.rounding import begun, number
 from normscope.statistics.tidy import tidy
@@ -143,7 +143,7 @@ class Attribution:
             else "directly and through all later layers"
         )
         return Picture(
-            HeatmapGrid(
+            Heatmaps(
                 table=self._heads(),
                 values={"value": "effect of each head"},
                 row="layer",

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Canvas
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
-from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
+from normscope.reporting.figures.heatmaps import heatmaps
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
@@ -27,8 +27,7 @@ from normscope.results.figures import (
     Dots,
     Drawing,
     Figure,
-    HeatmapGrid,
-    HeatmapPanels,
+    Heatmaps,
     Lines,
     Profiles,
     Scatter,
@@ -136,10 +135,8 @@ def laid_out(figure: Drawing, width: float = PAGE, *, caption: bool = True) -> C
     """
     figure = with_token_names(figure)
     match figure:
-        case HeatmapPanels():
-            canvas = heatmap_panels(figure, width)
-        case HeatmapGrid():
-            canvas = heatmap_grid(figure, width)
+        case Heatmaps():
+            canvas = heatmaps(figure, width)
         case Lines():
             canvas = lines(figure, width)
         case Profiles():

@@ -5,13 +5,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
 from normscope.errors import cut
 from normscope.results.codes import category_name
-from normscope.results.figures import Drawing, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import Drawing, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.rounding import number, power_of_ten
 
 D = TypeVar("D", bound=Drawing)
@@ -34,10 +33,12 @@ def token_name(category: Any) -> Any:
 def with_token_names(figure: D) -> D:
     """A figure that names special tokens as papers do. Their colours still go by category."""
     match figure:
-        case HeatmapPanels():
-            return dataclasses.replace(figure, table=_renamed(figure.table, figure.column))
-        case HeatmapGrid(grid_row=str(grid_row)):
-            return dataclasses.replace(figure, table=_renamed(figure.table, grid_row))
+        case Heatmaps():
+            table = figure.table.assign(**{figure.column: [token_name(value) for value in figure.table[figure.column]]})
+            titles = figure.panel_titles
+            if figure.panel is not None and titles is None:
+                titles = {name: str(name) for name in table[figure.panel].unique()}
+            return dataclasses.replace(figure, table=table, panel_titles=_named(titles))
         case Lines():
             return dataclasses.replace(
                 figure, series_titles=_named(figure.series_titles), panel_titles=_named(figure.panel_titles)
@@ -67,16 +68,10 @@ def profile_titles(figure: Profiles) -> dict[Any, str]:
 
 
 def _missing(figure: Drawing) -> str:
-    match figure:
-        case HeatmapPanels():
-            panels = [rows for _, rows in figure.table.groupby(figure.panel)]
-            values = [figure.value]
-        case HeatmapGrid():
-            panels, values = [rows for _, rows in figure.rows_of_panels()], list(figure.values)
-        case _:
-            return ""
+    if not isinstance(figure, Heatmaps):
+        return ""
     cells = figure.table[figure.row].nunique() * figure.table[figure.column].nunique()
-    full = all((rows[values].notna().sum() == cells).all() for rows in panels)
+    full = all(rows[value].notna().sum() == cells for _, rows, value in figure.maps())
     return "" if full else "Grey cells have no value."
 
 
@@ -89,15 +84,11 @@ def _own_scales(figure: Drawing) -> str:
             if apart < panels:
                 return f"The panels share one range, except those marked “{OWN_RANGE}”." if apart else ""
             return _EACH if panels > 1 else ""
-        case HeatmapGrid(diverging=False, limits=None):
+        case Heatmaps(diverging=False, limits=None):
             return "Each column of maps has its own scale." if len(figure.values) > 1 else ""
         case WordMaps(largest=None):
             return "Each map has its own scale." if len(figure.panel_titles) > 1 else ""
     return ""
-
-
-def _renamed(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    return table.assign(**{column: [token_name(value) for value in table[column]]})
 
 
 def _named(titles: Mapping[Any, str] | None) -> Any:

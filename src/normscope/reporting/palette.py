@@ -1,8 +1,10 @@
 """Colours and text style of all figures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib import rcsetup
 
 # Magnitudes: little is light, much is dark, in print as on the page (`page/page.css`).
@@ -30,6 +32,13 @@ MARKERS = "osD^vPX*"
 
 # Dashes for lines in the order of the palette, so that no line is known by its colour alone.
 LINE_STYLES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (8, 2)))
+
+
+def ink_on(ground: Sequence[float] | np.ndarray) -> str:
+    """The colour of numbers and tokens on a ground, given its red, green and blue in [0, 1]."""
+    red, green, blue = ground[:3]
+    return ON_MUCH if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else ON_LITTLE
+
 
 STYLE: dict[Any, Any] = {
     "image.cmap": COLOURS.name,

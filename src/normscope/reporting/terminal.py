@@ -10,12 +10,11 @@ from tqdm import tqdm
 from normscope.errors import escaped
 from normscope.reporting.options import Verbosity
 from normscope.reporting.published import COMPARISON
-from normscope.reporting.text_table import text_table
 from normscope.results.findings import Sentence, Summary
+from normscope.results.measures import title
 from normscope.results.result import Result
-from normscope.results.result import title as analysis_title
 from normscope.rounding import begun
-from normscope.streams import WIDTH, wrapped
+from normscope.streams import wrapped
 
 _quiet = False
 _brief = False
@@ -63,14 +62,14 @@ def show_comparison(comparison: pd.DataFrame) -> None:
     """Print measured beside published numbers, a table for each source, with what differs if a run is not the paper's."""
     for source, rows in comparison.groupby("source", sort=False):
         within = int(rows["within"].sum())
-        title, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
+        heading, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
         if rows["differs_in"].any():
-            title, columns = f"{source}, beside this run, which is not the paper's", ["differs in"]
+            heading, columns = f"{source}, beside this run, which is not the paper's", ["differs in"]
             rows = rows.assign(**{"differs in": rows["differs_in"].str.replace(".name", "")})
         elif np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
-            title, columns = str(source), []
+            heading, columns = str(source), []
         shown = rows.set_index("measure").rename(columns={"value": "this run"})
-        show_table(title, shown[["this run", "published", "difference", *columns]], 4)
+        show_table(heading, Summary(shown[["this run", "published", "difference", *columns]], digits=4))
 
 
 def show(result: Result) -> None:
@@ -83,11 +82,11 @@ def show(result: Result) -> None:
     for name in result.analyses:
         sentences = [sentence for sentence in result.sentences if Sentence.of(sentence).analysis == name]
         summary = result.summaries.get(name, Summary(pd.DataFrame()))
-        title, caption = name, summary.caption
+        heading = f"{name}: {summary.caption}" if summary.caption else name
         if sentences:
             show_sentence(f"{name}: {sentences[0]}")
-            title, caption = begun(caption) or analysis_title(name), ""
-        show_table(title, summary.table, summary.digits, caption)
+            heading = begun(summary.caption) or title(name)
+        show_table(heading, summary)
     for note in result.notes:
         say(note)
     paper = result.config.get("recipe", {}).get("paper")
@@ -103,10 +102,7 @@ def show_sentence(sentence: str) -> None:
         print(f"\n{wrapped(escaped(sentence))}", flush=True)
 
 
-def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
-    """Print a table below its title and caption, without empty columns; nothing if the table is empty or the run is quiet."""
-    if table.empty or _quiet:
-        return
-    heading = escaped(f"{title}: {caption}" if caption else title)
-    text = text_table(table.dropna(axis="columns", how="all"), digits, WIDTH)
-    print(f"\n{wrapped(heading)}\n\n{text}\n", flush=True)
+def show_table(heading: str, summary: Summary) -> None:
+    """Print a table below its heading; nothing if the table is empty or the run is quiet."""
+    if not summary.table.empty and not _quiet:
+        print(f"\n{wrapped(escaped(heading))}\n\n{summary}\n", flush=True)

@@ -14,6 +14,7 @@ from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.terminal import say
+from normscope.results.measures import Family, title
 
 
 def model_label(options: ModelOptions) -> str:
@@ -49,6 +50,21 @@ def layers_label(layers: Any) -> str:
         return "all layers"
     numbers = layers if isinstance(layers, list) else [layers]
     return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def figure_key(analysis: str, figure: str) -> str:
+    """`mixing/heatmap figure` for `mixing_heatmap`. No number has such a name."""
+    return f"{analysis}/{figure.removeprefix(f'{analysis}_').replace('_', ' ')} figure"
+
+
+def chart_key(family: Family) -> str:
+    """`mixing/share by layer`: W&B has a section for what its keys begin with."""
+    return f"{family.name} by layer"
+
+
+def chart_title(family: Family) -> str:
+    """`Mixing ratios: mixing ratio (%)`: a chart has no label beside its axis."""
+    return f"{title(family.analysis)}: {family.measure}"
 
 
 @dataclasses.dataclass(frozen=True)

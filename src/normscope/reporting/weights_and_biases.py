@@ -21,13 +21,13 @@ import psutil
 
 from normscope.errors import InputError, one_line
 from normscope.reporting.figure_text import caption_of
-from normscope.reporting.layer_charts import LayerChart, figure_key, layer_charts
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.run_folder import REPORT, published_files
 from normscope.reporting.terminal import say
-from normscope.reporting.tracking import RunDescription
+from normscope.reporting.tracking import RunDescription, chart_key, chart_title, figure_key
 from normscope.results.findings import Sentence
-from normscope.results.result import Result, title
+from normscope.results.measures import Family, families, title
+from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
 from normscope.untrusted.plain_data import LONGEST_NAME, text
@@ -162,7 +162,8 @@ class Tracker:
         self._early: list[tuple[int, Mapping[str, float]]] = []
         self._media: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
-        self._charts: list[LayerChart] = []
+        self._curves: Mapping[str, pd.Series[float]] = {}
+        """Values by layer, which charts show."""
         self._deadline: float | None = None
         """When the end of the run no longer waits for W&B, by `time.monotonic`; None before the end."""
         self._originals: list[Path] = []
@@ -244,7 +245,10 @@ class Tracker:
     def _log_result(self, result: Result, folder: Path, pictures: Mapping[str, Path]) -> None:
         for name, rows in result.tables.items():
             self._table(name, rows)
-        self._curves(result.curves)
+        self._curves = result.curves
+        if self._curves:
+            rows = result.tables["curves"][["curve", "layer", "value"]]
+            self._send(lambda: self._tables.update({"tables/curves": _table(rows)}))
         self._findings(result.sentences)
         for analysis in result.analyses:
             for name in result.owned_by(analysis, pictures):
@@ -285,33 +289,21 @@ class Tracker:
             )
             self._collect("findings", lambda: _html(page))
 
-    def _curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
-        """Log values by layer."""
-        if not curves:
-            return
-        self._charts = layer_charts(curves)
-        rows = pd.concat(
-            [
-                pd.DataFrame({"curve": name, "layer": values.index.astype(int), "value": values.to_numpy(float)})
-                for name, values in curves.items()
-            ]
-        )
-        self._send(lambda: self._tables.update({"tables/curves": _table(rows)}))
-
     def _collect_charts(self) -> None:
         """A chart for as many measures of each analysis as leave it with _PANELS panels; reports find the others' tables."""
-        for analysis in dict.fromkeys(chart.analysis for chart in self._charts):
+        charts = families(self._curves)
+        for analysis in dict.fromkeys(family.analysis for family in charts):
             figures = sum(key.startswith(f"{analysis}/") for key in self._media)
-            charts = [chart for chart in self._charts if chart.analysis == analysis]
+            own = [family for family in charts if family.analysis == analysis]
             room = max(0, _PANELS - figures)
-            for chart in charts[:room]:
-                self._collect(chart.key, functools.partial(_line_series, chart))
-            for chart in charts[room:]:
-                self._send(functools.partial(self._keep_table, chart))
+            for family in own[:room]:
+                self._collect(chart_key(family), functools.partial(_line_series, family, self._curves))
+            for family in own[room:]:
+                self._send(functools.partial(self._keep_table, family))
 
-    def _keep_table(self, chart: LayerChart) -> None:
-        drawn = _line_series(chart)
-        drawn.set_key(chart.key)
+    def _keep_table(self, family: Family) -> None:
+        drawn = _line_series(family, self._curves)
+        drawn.set_key(chart_key(family))
         self._tables[drawn.spec.table_key] = drawn.table
 
     def _summary(self, metrics: Mapping[str, float], facts: Mapping[str, object]) -> None:
@@ -319,7 +311,7 @@ class Tracker:
         if not self._outage.offline:  # Logging a table would wait for an answer from the server.
             self._collect_charts()
         media, tables = self._media, {} if self._outage.offline else self._tables
-        self._media, self._tables, self._charts = {}, {}, []
+        self._media, self._tables, self._curves = {}, {}, {}
 
         def send() -> None:
             if media:
@@ -481,14 +473,16 @@ def _table(table: pd.DataFrame) -> Any:
     return wandb.Table(columns=list(columns), data=[list(row) for row in zip(*columns.values(), strict=True)])
 
 
-def _line_series(chart: LayerChart) -> Any:
+def _line_series(family: Family, curves: "Mapping[str, pd.Series[float]]") -> Any:
+    """The chart of a family of curves, with layers across; in per cent if its title says so."""
     import wandb
 
+    lines = {panel.title or panel.words: panel.factor * curves[name] for name, panel in family.panels.items()}
     return wandb.plot.line_series(
-        xs=[[int(str(layer)) for layer in values.index] for values in chart.lines.values()],
-        ys=[[float(value) for value in values] for values in chart.lines.values()],
-        keys=list(chart.lines),
-        title=chart.title,
+        xs=[[int(str(layer)) for layer in values.index] for values in lines.values()],
+        ys=[[float(value) for value in values] for values in lines.values()],
+        keys=list(lines),
+        title=chart_title(family),
         xname="layer",
         split_table=True,
     )

@@ -26,49 +26,43 @@ from normscope.untrusted.tables import table
 
 
 @dataclasses.dataclass(frozen=True)
-class HeatmapPanels:
-    """Annotated heatmaps side by side, with one colour scale."""
-
-    table: pd.DataFrame
-    panel: str
-    """Column that assigns rows of the table to panels."""
-    row: str
-    column: str
-    value: str
-    caption: str
-    """A sentence that says what the figure shows."""
-    panel_titles: Mapping[str, str]
-    """Titles of the panels, in order. Panels without rows in the table are left out."""
-    value_label: str
-    limits: tuple[float, float]
-    """Range of the colour scale."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HeatmapGrid:
-    """One heatmap, or several in rows and columns. The panels of a column share a colour scale."""
+class Heatmaps:
+    """One heat map or several: a map for each panel and value."""
 
     table: pd.DataFrame
     values: Mapping[str, str]
-    """Columns of the table to draw, one per column of panels, and their titles."""
+    """Columns of the table to draw, and their titles; a single one needs no title beside those of panels."""
     row: str
     column: str
     caption: str
-    grid_row: str | None = None
-    """Column that assigns rows of the table to rows of panels. None draws a single row."""
+    panel: str | None = None
+    """Column that assigns rows of the table to panels."""
+    panel_titles: Mapping[Any, str] | None = None
+    """Titles of the panels, in order; panels without rows in the table are left out. By default, their names in the table."""
     diverging: bool = False
-    """Whether values are positive and negative. All panels then share one scale, centred at zero."""
+    """Whether values are positive and negative. All maps then share one scale, centred at zero."""
     limits: tuple[float, float] | None = None
-    """Range of the colour scale of all panels, if it should match another figure's."""
+    """Range of the colour scale of all maps; by default, maps of the same value share one that begins at zero."""
     value_label: str = ""
     """What the colours of a shared scale mean."""
+    numbered: bool = False
+    """Whether values, which are then of one scale, are written into the cells as whole numbers where they fit."""
 
-    def rows_of_panels(self) -> list[tuple[str, pd.DataFrame]]:
-        """The rows of panels from top to bottom: their titles, and their rows of the table. A single row has no title."""
-        if self.grid_row is None:
+    def panels(self) -> list[tuple[str, pd.DataFrame]]:
+        """The panels in order: their titles, and their rows of the table. A single panel has no title."""
+        if self.panel is None:
             return [("", self.table)]
-        groups = self.table.groupby(self.grid_row, sort=False, observed=True)
-        return [(str(name), rows) for name, rows in groups]
+        groups = dict(iter(self.table.groupby(self.panel, sort=False, observed=True)))
+        titles = self.panel_titles or {name: str(name) for name in groups}
+        return [(title, groups[name]) for name, title in titles.items() if name in groups]
+
+    def maps(self) -> list[tuple[str, pd.DataFrame, str]]:
+        """All maps: their titles, their rows of the table, and the column that each draws."""
+        return [
+            (", ".join(filter(None, (title, name))), rows, value)
+            for name, rows in self.panels()
+            for value, title in self.values.items()
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +300,7 @@ def are_ranked(pairs: Sequence[TextPair]) -> bool:
     return len(pairs) > 1 and len({tuple(pair.tokens_a) for pair in pairs}) == 1
 
 
-Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | Dots | WordMaps
+Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps
 """What reports show."""
 
 Drawing = Figure | ColouredText

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from normscope.errors import InputError
+from normscope.results.text_table import text_table, written
+from normscope.streams import WIDTH
 
 
 class Sentence(str):
@@ -90,11 +92,16 @@ class Summary:
     caption: str = ""
     """What the table shows, in a few words."""
 
+    @property
+    def shown(self) -> pd.DataFrame:
+        """The table without empty columns, which is empty if there are no others."""
+        return self.table.dropna(axis="columns", how="all")
+
     def __str__(self) -> str:
-        return self.table.to_string(float_format=f"{{:.{self.digits}f}}".format, na_rep="")
+        return text_table(self.shown, self.digits, WIDTH)
 
     def _repr_html_(self) -> str:
-        return str(self.table.style.format(f"{{:.{self.digits}f}}", na_rep="", escape="html").to_html())
+        return str(written(self.shown, self.digits).to_html())
 
     def plain(self) -> dict[str, Any]:
         """The summary for JSON."""

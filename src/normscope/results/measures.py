@@ -1,10 +1,23 @@
-"""Published numbers and curves as readers see them named: in the terminal, on pages, in Weights & Biases."""
+"""Published numbers and curves as readers see them named and grouped: in the terminal, on pages, in Weights & Biases."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 from normscope.analyses.registry import analyses
-from normscope.results.codes import in_words
-from normscope.results.declare import Panel, Published, unitless
+from normscope.results.codes import in_prose, in_words
+from normscope.results.declare import Panel, Published, Rollup, declared, unitless
+
+
+def title(analysis: str) -> str:
+    """The title of an analysis; its name if it is not installed."""
+    info = analyses().get(analysis)
+    return analysis if info is None else info.title
+
+
+def heading(analysis: str, quantity: str) -> str:
+    """The title of an analysis, with one of its quantities unless the title says it."""
+    own = title(analysis)
+    return own if quantity in own.lower() else f"{own}: {quantity}"
 
 
 def metric_title(metric: str) -> str:
@@ -40,10 +53,84 @@ def cell_title(table: str, column: str, at: Mapping[str, object]) -> str:
 def has_curve(metric: str) -> bool:
     """Whether a number is also measured layer by layer. Verdicts leave out others: counts, extremes, choices."""
     owner, _, name = metric.partition("/")
-    return owner in analyses() and analyses()[owner].published.curve(name) is not None
+    return _published(owner).curve(name) is not None
 
 
 def panel_of(metric: str) -> Panel:
     """How a number or curve is shown."""
     owner, _, name = metric.partition("/")
-    return (analyses()[owner].published if owner in analyses() else Published()).panel(name)
+    return _published(owner).panel(name)
+
+
+def _published(analysis: str) -> Published:
+    """What an analysis publishes; nothing if it is not installed."""
+    info = analyses().get(analysis)
+    return Published() if info is None else info.published
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Numbers or curves that are shown together: those that an analysis declares under one name, such as `<method>/mean`."""
+
+    analysis: str
+    declaration: Rollup | None
+    """None for measures of several declarations."""
+    panels: dict[str, Panel] = dataclasses.field(default_factory=dict)
+    """By their full names."""
+
+    @property
+    def name(self) -> str:
+        """`mixing/share`: their full names without what tells them apart."""
+        return f"{self.analysis}/{self.declaration.plain_name}" if self.declaration else self.analysis
+
+    @property
+    def label(self) -> str:
+        """The label of all y-axes; empty if they differ."""
+        labels = {panel.label for panel in self.panels.values()}
+        return labels.pop() if len(labels) == 1 else ""
+
+    @property
+    def measure(self) -> str:
+        """What they measure, with its unit."""
+        return self.label or next(iter(self.panels.values())).title
+
+    @property
+    def title(self) -> str:
+        """The title of the analysis, with what they measure unless that says it."""
+        return heading(self.analysis, unitless(self.label)) if self.declaration else title(self.analysis)
+
+    @property
+    def meaning(self) -> str:
+        """What their declaration says of them; empty if there is none."""
+        return in_prose(self.declaration.meaning) if self.declaration else ""
+
+    def titles(self) -> dict[str, str]:
+        """The panels' titles, with the labels of their y-axes where these differ."""
+        both = (
+            (name, panel.title, "" if self.label and panel.title else panel.label)
+            for name, panel in self.panels.items()
+        )
+        return {name: ": ".join(filter(None, (title, label))) for name, title, label in both}
+
+
+def families(names: Iterable[str], *, of_numbers: bool = False, together: bool = False) -> list[Family]:
+    """The families of numbers or curves, in the order of their first members.
+
+    Those that no analysis declares, as those of other packages' analyses may be, are families of their own.
+
+    Args:
+        names: Full names, `<analysis>/<curve>`.
+        of_numbers: Whether they are numbers of whole runs, whose declarations are others than those of curves.
+        together: Whether measures of an analysis whose declarations are of one measure each are one family.
+    """
+    found: dict[tuple[str, str], Family] = {}
+    for full in dict.fromkeys(names):
+        analysis, _, name = full.partition("/")
+        published = _published(analysis)
+        own = declared(published.metrics, name) if of_numbers else published.curve(name)
+        declaration = own[0] if own else Rollup(name, "")
+        alone = together and not declaration.placeholders
+        key = (analysis, "" if alone else declaration.name)
+        family = found.setdefault(key, Family(analysis, None if alone else declaration))
+        family.panels[full] = published.panel(name)
+    return list(found.values())

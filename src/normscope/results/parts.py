@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.results.declare import Published
-from normscope.results.figures import Figure, HeatmapGrid, HeatmapPanels
+from normscope.results.figures import Figure, Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
@@ -108,39 +108,28 @@ def _sequences(parts: Mapping[str, Result]) -> pd.DataFrame:
 def tidy_heatmaps(parts: Mapping[str, Result]) -> pd.DataFrame:
     """The cells of all heat maps, so that comparisons of runs can subtract them: one row per figure, panel and cell."""
     tables = [
-        panel.assign(figure=f"{name}/{figure_name}")
+        cells.assign(figure=f"{name}/{figure_name}")
         for name, part in parts.items()
         for figure_name, figure in part.figures.items()
-        for panel in _panels(figure)
+        for cells in _maps(figure)
     ]
     return pd.concat(tables, ignore_index=True)[_HEATMAPS] if tables else pd.DataFrame(columns=_HEATMAPS)
 
 
-def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
-    match figure:
-        case HeatmapPanels():
-            for key, title in figure.panel_titles.items():
-                rows = figure.table[figure.table[figure.panel].astype(str) == str(key)]
-                yield _cells(rows, figure, figure.value, title, figure.value_label)
-        case HeatmapGrid():
-            for name, rows in figure.rows_of_panels():
-                for value, title in figure.values.items():
-                    panel = f"{title}, {name}" if name else title
-                    yield _cells(rows, figure, value, panel, figure.value_label or title)
-
-
-def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, panel: str, title: str) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "panel": panel,
-            "row": rows[figure.row].astype(str),
-            "column": rows[figure.column].astype(str),
-            "value": rows[value].astype(float),
-            "row_title": figure.row,
-            "column_title": figure.column,
-            "value_title": title,
-        }
-    )
+def _maps(figure: Figure) -> Iterator[pd.DataFrame]:
+    if isinstance(figure, Heatmaps):
+        for title, rows, value in figure.maps():
+            yield pd.DataFrame(
+                {
+                    "panel": title,
+                    "row": rows[figure.row].astype(str),
+                    "column": rows[figure.column].astype(str),
+                    "value": rows[value].astype(float),
+                    "row_title": figure.row,
+                    "column_title": figure.column,
+                    "value_title": figure.value_label or figure.values[value],
+                }
+            )
 
 
 # Special tokens and punctuation marks are words of their own, and still called tokens.

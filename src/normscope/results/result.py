@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from normscope.analyses.registry import analyses
 from normscope.errors import InputError, escaped, one_line
 from normscope.results.figures import Figure, read_figure, write_figure
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap, read_maps, write_maps
+from normscope.results.measures import title
 from normscope.results.run_files import (
     CONFIG,
     MAPS,
@@ -195,12 +195,6 @@ class Result:
 
 
 _COUNTED = {"sequences": "sequence", "tokens": "token"}
-
-
-def title(analysis: str) -> str:
-    """The title of an analysis; its name if it is not installed."""
-    info = analyses().get(analysis)
-    return analysis if info is None else info.title
 
 
 def _curves(table: pd.DataFrame) -> "dict[str, pd.Series[float]]":

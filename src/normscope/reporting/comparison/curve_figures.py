@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import Family, families
-from normscope.reporting.comparison.run_comparison import Shown
 from normscope.reporting.comparison.significance import is_extreme
+from normscope.reporting.page.sections import Measure
 from normscope.results.figures import Lines
+from normscope.results.measures import Family, families
 
 _FLATTEST = 5
 """Panels share an axis unless the curves of one reach less than this part of the furthest."""
@@ -13,7 +13,7 @@ _FLATTEST = 5
 _AXES = {"layer": "layer", "depth": "relative depth", "step": "training step"}
 
 
-def by_layer(values: pd.DataFrame, seed_curves: pd.DataFrame) -> list[Shown]:
+def by_layer(values: pd.DataFrame, seed_curves: pd.DataFrame) -> list[Measure]:
     """Curves by layer, or by relative depth if the models differ in depth. Runs that differ only in their seeds are one line.
 
     Args:
@@ -28,7 +28,7 @@ def by_layer(values: pd.DataFrame, seed_curves: pd.DataFrame) -> list[Shown]:
     return _by_family(rows, "depth" if differ else "layer")
 
 
-def over_steps(training: pd.DataFrame) -> list[Shown]:
+def over_steps(training: pd.DataFrame) -> list[Measure]:
     """Metrics of whole models over training steps, apart from minima and maxima.
 
     Args:
@@ -37,7 +37,7 @@ def over_steps(training: pd.DataFrame) -> list[Shown]:
     return _by_family(training[(training["layer"] == 0) & ~training["metric"].map(is_extreme).astype(bool)], "step")
 
 
-def _by_family(rows: pd.DataFrame, x: str) -> list[Shown]:
+def _by_family(rows: pd.DataFrame, x: str) -> list[Measure]:
     """A figure for each family.
 
     Args:
@@ -45,8 +45,8 @@ def _by_family(rows: pd.DataFrame, x: str) -> list[Shown]:
         x: `layer`, `depth` or `step`.
     """
     return [
-        Shown(family.title, [figure], _values(figure, x))
-        for family in families(str(name) for name in rows["metric"].unique()).values()
+        Measure([figure], family.title, _values(figure, x))
+        for family in families(map(str, rows["metric"].unique()), together=True)
         for figure in [_lines(rows, family, x)]
     ]
 

@@ -8,6 +8,7 @@ from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.story import BLOCK, stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
+from normscope.results.findings import Summary
 from normscope.results.measures import has_curve, metric_title, short_metric_title
 from normscope.results.result import Result
 from normscope.streams import WIDTH
@@ -28,7 +29,7 @@ def show(comparison: RunComparison) -> None:
             heading = "Means over seeds, with their 95% intervals"
         table = most_different(comparison)
         note = of_shares([sentence, *map(str, [*table.index, *table.columns])])
-        show_table(f"{heading}. {note}" if note else heading, table, 3)
+        show_table(f"{heading}. {note}" if note else heading, Summary(table, digits=3))
 
 
 def line(result: Result) -> str:

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.registry import analyses
-from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
+from normscope.reporting.comparison.run_comparison import ends_of_scale
+from normscope.reporting.page.sections import Measure
 from normscope.results.codes import SPECIAL_TOKENS, category_name
 from normscope.results.declare import is_percentage, unitless
-from normscope.results.figures import HeatmapGrid
+from normscope.results.figures import Heatmaps
+from normscope.results.measures import heading
 
 _LAYER = "layer"
 
@@ -18,7 +19,7 @@ _MOST = 4
 """Groups beside the baseline whose maps are legible next to each other."""
 
 
-def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Shown]:
+def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Measure]:
     """Heat maps that the baseline and another group share: of each figure, a part for each quantity that the figure shows.
 
     Every part has the maps of all groups on one scale, and what each of the others has more or less than the baseline. If
@@ -36,7 +37,7 @@ def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Shown]:
     ]
 
 
-def merged_maps(cells: pd.DataFrame) -> list[Shown]:
+def merged_maps(cells: pd.DataFrame) -> list[Measure]:
     """Heat maps of one model whose layers several runs have measured: each map once, with the layers of all runs.
 
     Maps without an axis of layers are left out: each run's is of other layers.
@@ -54,25 +55,27 @@ def merged_maps(cells: pd.DataFrame) -> list[Shown]:
 _MERGED = "all runs"
 
 
-def _merged(cells: pd.DataFrame, figure: str, label: str) -> Shown:
+def _merged(cells: pd.DataFrame, figure: str, label: str) -> Measure:
     keys = [name for name in cells.columns if name != "value"]
     cells = cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
     maps, row, column = _maps(_without_quantity(cells, label), [_MERGED])
     low, high = ends_of_scale(maps)
     panel = _PANEL if cells["panel"].nunique() > 1 else None
     own = maps.set_axis(["map"], axis="columns").reset_index()
-    drawn = HeatmapGrid(
+    drawn = Heatmaps(
         own,
         {"map": ""},
         row,
         column,
         "Each layer is shown as measured by its own run.",
         panel,
-        low < 0,
-        (low, high),
-        label,
+        diverging=low < 0,
+        limits=(low, high),
+        value_label=label,
     )
-    return Shown(_title(figure, unitless(label)), [drawn], own.rename(columns={_PANEL: "panel", "map": label}))
+    return Measure(
+        [drawn], heading(figure.partition("/")[0], unitless(label)), own.rename(columns={_PANEL: "panel", "map": label})
+    )
 
 
 def _titled(cells: pd.DataFrame) -> pd.DataFrame:
@@ -88,20 +91,13 @@ def _without_quantity(cells: pd.DataFrame, label: str) -> pd.DataFrame:
     return cells.assign(panel=cells["panel"].str.removeprefix(f"{label}, "))
 
 
-def _title(figure: str, quantity: str) -> str:
-    """What maps show: the title of the analysis, with the quantity unless that says it."""
-    owner = figure.partition("/")[0]
-    title = analyses()[owner].title if owner in analyses() else owner
-    return title if quantity in title.lower() else f"{title}: {quantity}"
-
-
 def _panel_title(panel: str) -> str:
     """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
     start, comma, category = panel.rpartition(", ")
     return f"{start}{comma}{category_name(category)}"
 
 
-def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
+def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Measure:
     """The maps of one quantity, and their differences."""
     others = _chosen([name for name in cells["group"].unique() if name != baseline])
     cells = cells[cells["group"].isin([baseline, *others])]
@@ -113,11 +109,22 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Shown:
     said = "difference (percentage points)" if is_percentage(label) else f"difference in {label}"
     more = f"How much higher (orange) or lower (purple) than {baseline}."
     figures = [
-        HeatmapGrid(*own, row, column, "All maps have one scale.", panel, low < 0, (low, high), label),
-        HeatmapGrid(*change, row, column, more, panel, diverging=True, value_label=said),
+        Heatmaps(
+            *own,
+            row,
+            column,
+            "All maps have one scale.",
+            panel,
+            diverging=low < 0,
+            limits=(low, high),
+            value_label=label,
+        ),
+        Heatmaps(*change, row, column, more, panel, diverging=True, value_label=said),
     ]
     values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
-    return Shown(_title(figure, unitless(label)), figures, values.rename(columns={_PANEL: "panel"}))
+    return Measure(
+        figures, heading(figure.partition("/")[0], unitless(label)), values.rename(columns={_PANEL: "panel"})
+    )
 
 
 _PANEL = "panel of the figure"

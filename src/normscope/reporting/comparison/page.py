@@ -1,5 +1,6 @@
 """The page of several runs: their verdict, figures and tables."""
 
+import dataclasses
 import math
 import os
 import urllib.parse
@@ -14,22 +15,19 @@ from markupsafe import Markup, escape
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
 from normscope.reporting.comparison.effects import of_shares
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
-from normscope.reporting.comparison.run_comparison import RunComparison, Shown
+from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.comparison.training_figures import maps_over_steps
 from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.page.elements import table, table_data
-from normscope.reporting.page.inline_svg import figure_element
-from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
+from normscope.reporting.page.sections import LONGEST_COMPARED, Folded, Measure, Section, render
 from normscope.reporting.run_folder import REPORT
+from normscope.results.findings import Sentence
 from normscope.results.measures import metric_title
 from normscope.rounding import counted, duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
-
-_ROWS = 2_000
-"""Rows of a table that the page holds at most."""
 
 _MEANS = "Lines are means over seeds, bands their 95% intervals."
 _CROSSINGS = (
@@ -61,33 +59,29 @@ def comparison_page(comparison: RunComparison, addresses: Mapping[Path, str] = M
         comparison: The runs, compared.
         addresses: Where the page finds the reports of runs, by the folders of these.
     """
-    tables: dict[str, Any] = {}
     sections = [
         *_told(comparison),
         Section("runs", "Runs", content=table(_runs(comparison, addresses), "Runs")),
-        *(section for section in _drawn(comparison, tables) if section.measures),
-        Section("tables", "Tables", tables=_tables(comparison, tables)),
+        *(section for section in _drawn(comparison) if section.measures),
+        Section("tables", "Tables", tables=_tables(comparison)),
     ]
-    return render(comparison.title, sections, tables)
+    return render(comparison.title, sections)
 
 
 def _told(comparison: RunComparison) -> list[Section]:
     """The verdict, and the runs that failed."""
-    sentences = [Finding(sentence) for sentence in verdict(comparison)]
-    curves = [Measure([figure_element(story.figure(), "story")]) for story in stories(comparison)[:1]]
-    note = of_shares(sentence.text for sentence in sentences)
-    told = (
-        [Section("verdict", "Verdict", findings=sentences, note=note, measures=curves, ordered=True)]
-        if sentences
-        else []
-    )
+    told = []
+    if sentences := list(map(Sentence, verdict(comparison))):
+        curves = [Measure([story.figure()], id="story") for story in stories(comparison)[:1]]
+        note = of_shares(sentences)
+        told.append(Section("verdict", "Verdict", findings=sentences, ordered=True, note=note, measures=curves))
     if comparison.failures:
         told.append(Section("failed", "Failed runs", remarks=comparison.failures))
     return told
 
 
-def _drawn(comparison: RunComparison, tables: dict[str, Any]) -> list[Section]:
-    """The sections with figures, whose values are added to the tables; curves of checkpoints are shown over training alone."""
+def _drawn(comparison: RunComparison) -> list[Section]:
+    """The sections with figures; curves of checkpoints are shown over training alone."""
     training = comparison.training
     only_checkpoints = len(training) > 0 and comparison.values["step"].notna().all()
     merged = comparison.sweeps_layers
@@ -98,32 +92,26 @@ def _drawn(comparison: RunComparison, tables: dict[str, Any]) -> list[Section]:
     layers = [] if only_checkpoints else by_layer(values, seed_curves)
     maps = merged_maps(cells) if merged else maps_of_groups(cells, comparison.baseline_group)
     return [
-        _section(
+        Section(
             "training",
             "Over training",
-            _about_steps(training),
-            [*over_steps(training), *maps_over_steps(training)],
-            tables,
-            _crossings(comparison.crossings, tables),
+            note=_about_steps(training),
+            measures=_named("training", [*over_steps(training), *maps_over_steps(training)]),
+            tables=_crossings(comparison.crossings),
         ),
-        _section("layers", "By layer", _MEANS if len(comparison.seed_curves) else "", layers, tables),
-        _section("maps", "Maps", "" if merged else _about_maps(comparison), maps, tables),
+        Section(
+            "layers",
+            "By layer",
+            note=_MEANS if len(comparison.seed_curves) else "",
+            measures=_named("layers", layers),
+        ),
+        Section("maps", "Maps", note="" if merged else _about_maps(comparison), measures=_named("maps", maps)),
     ]
 
 
-def _section(
-    name: str, title: str, note: str, parts: Sequence[Shown], tables: dict[str, Any], more: Sequence[Folded] = ()
-) -> Section:
-    """A section that shows its first measure; the others are folded away."""
-    measures = []
-    for number, part in enumerate(parts):
-        folded = Folded(f"values_{name}_{number}", "Values")
-        tables[folded.id] = table_data(part.values, part.title, limit=_ROWS, titled=False)
-        figures = [
-            figure_element(figure, f"{name}_{number}_{at}", first=number == 0) for at, figure in enumerate(part.figures)
-        ]
-        measures.append(Measure(figures, part.title, folded))
-    return Section(name, title, note=note, measures=measures[:1], more_measures=measures[1:], tables=more)
+def _named(section: str, measures: Sequence[Measure]) -> list[Measure]:
+    """The measures of a section, with names for their elements."""
+    return [dataclasses.replace(measure, id=f"{section}_{place}") for place, measure in enumerate(measures)]
 
 
 def _about_steps(training: pd.DataFrame) -> str:
@@ -174,7 +162,7 @@ def _as_numbers(values: "pd.Series[Any]") -> "pd.Series[Any]":
     return values.astype(int) if values.astype(str).str.isdecimal().all() else values
 
 
-def _tables(comparison: RunComparison, tables: dict[str, Any]) -> list[Folded]:
+def _tables(comparison: RunComparison) -> list[Folded]:
     """The tables of all measures, each without minima and maxima, which have tables of their own."""
     whole = {"metrics": (comparison.metrics, "Metrics", "")}
     if len(comparison.metrics.columns) > 2:
@@ -184,20 +172,20 @@ def _tables(comparison: RunComparison, tables: dict[str, Any]) -> list[Folded]:
     folded = []
     for name, (rows, caption, note) in whole.items():
         extreme = rows["metric"].map(is_extreme).astype(bool)
-        folded.append(_folded(name, rows[~extreme], caption, note, tables))
+        folded.append(_folded(name, rows[~extreme], caption, note))
         if extreme.any():
-            folded.append(_folded(f"{name}_extremes", rows[extreme], f"{caption}: minima and maxima", "", tables))
+            folded.append(_folded(f"{name}_extremes", rows[extreme], f"{caption}: minima and maxima", ""))
     if len(comparison.tests):
         caption = f"Mean differences from {comparison.baseline_group}"
         rows = comparison.tests.sort_values("adjusted", kind="stable")
-        folded.append(_folded("tests", rows, caption, _TESTS, tables))
+        folded.append(_folded("tests", rows, caption, _TESTS))
     if len(comparison.sequence_tests):
         rows = comparison.sequence_tests.assign(paired=comparison.sequence_tests["paired"].astype(bool))
         rows = rows.sort_values("adjusted", kind="stable")
         caption = f"Differences from {comparison.baseline_group} over sequences"
         at_floor = (rows["p"] <= smallest_p()).tolist()
         bounds = {"p": at_floor, "adjusted": at_floor}
-        folded.append(_folded("sequences", rows, caption, _SEQUENCES, tables, bounds))
+        folded.append(_folded("sequences", rows, caption, _SEQUENCES, bounds))
     return folded
 
 
@@ -206,24 +194,22 @@ def _folded(
     rows: pd.DataFrame,
     caption: str,
     note: str,
-    tables: dict[str, Any],
     upper_bounds: Mapping[str, Sequence[bool]] = MappingProxyType({}),
 ) -> Folded:
-    """A table that is built when it is opened, from what is added to the tables of the page."""
-    folded = Folded(f"table_{name}", caption, counted(len(rows), "row"), note)
+    """A table of measures that is built when it is opened."""
     rows = rows.assign(metric=rows["metric"].map(metric_title)).rename(columns={"metric": "measure"})
-    tables[folded.id] = table_data(rows, caption, limit=_ROWS, digits=9, upper_bounds=upper_bounds, titled=False)
-    return folded
+    data = table_data(rows, caption, limit=LONGEST_COMPARED, digits=9, upper_bounds=upper_bounds, titled=False)
+    return Folded(f"table_{name}", caption, data, counted(len(rows), "row"), note)
 
 
-def _crossings(crossings: pd.DataFrame, tables: dict[str, Any]) -> list[Folded]:
+def _crossings(crossings: pd.DataFrame) -> list[Folded]:
     """When measures change: whole steps as such, and only the columns that say something."""
     if crossings.empty:
         return []
     steps = crossings["step"].dropna()
     shown = crossings.astype({"step": "Int64"}) if (steps == steps.round()).all() else crossings
     rows = shown.dropna(axis="columns", how="all")
-    return [_folded("crossings", rows, "First step beyond the threshold", _CROSSINGS, tables)]
+    return [_folded("crossings", rows, "First step beyond the threshold", _CROSSINGS)]
 
 
 def _differences(comparison: RunComparison) -> pd.DataFrame:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.swept import SEED, last_part
-from normscope.results.figures import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,16 +56,6 @@ class RunComparison:
     def model(self) -> str:
         """The model of the first run, without its owner or folder."""
         return last_part(str(self.runs["model"].iloc[0]))
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """Figures under one title."""
-
-    title: str
-    figures: Sequence[Figure]
-    values: pd.DataFrame
-    """What the figures draw, in numbers."""
 
 
 def ends_of_scale(values: pd.DataFrame) -> tuple[float, float]:

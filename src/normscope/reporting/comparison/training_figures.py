@@ -2,10 +2,11 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.curve_families import Family, families
-from normscope.reporting.comparison.run_comparison import Shown, ends_of_scale
+from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.figure_text import step_label
-from normscope.results.figures import HeatmapGrid
+from normscope.reporting.page.sections import Measure
+from normscope.results.figures import Heatmaps
+from normscope.results.measures import Family, families
 
 _MOST = 5
 """Maps of layers by steps that are legible next to each other."""
@@ -13,7 +14,7 @@ _MOST = 5
 _CAPTION = "The columns are training steps, whose distances differ."
 
 
-def maps_over_steps(training: pd.DataFrame) -> list[Shown]:
+def maps_over_steps(training: pd.DataFrame) -> list[Measure]:
     """Maps for each family of curves, with a row of maps for each training if there are several.
 
     Args:
@@ -21,8 +22,8 @@ def maps_over_steps(training: pd.DataFrame) -> list[Shown]:
     """
     layers = training[training["layer"] > 0]
     return [
-        Shown(family.title, _grids(own, family), own.rename(columns=family.titles()))
-        for family in families(str(name) for name in layers["metric"].unique()).values()
+        Measure(_grids(own, family), family.title, own.rename(columns=family.titles()))
+        for family in families(map(str, layers["metric"].unique()), together=True)
         for own in [_table(layers, family)]
     ]
 
@@ -34,13 +35,13 @@ def _table(layers: pd.DataFrame, family: Family) -> pd.DataFrame:
     return table.mul(pd.Series(factors)).rename_axis(columns=None).dropna(how="all").reset_index()
 
 
-def _grids(table: pd.DataFrame, family: Family) -> list[HeatmapGrid]:
+def _grids(table: pd.DataFrame, family: Family) -> list[Heatmaps]:
     """The maps of all panels, on one scale if all measure the same."""
     titles = list(family.titles().items())
     low, high = ends_of_scale(table[list(family.panels)])
     table = table.sort_values("step", kind="stable").assign(step=_labels(table["step"]))
     return [
-        HeatmapGrid(
+        Heatmaps(
             table,
             dict(titles[start : start + _MOST]),
             "layer",

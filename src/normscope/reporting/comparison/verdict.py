@@ -13,8 +13,7 @@ from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
 from normscope.reporting.comparison.story import BLOCK, standstill, stories
 from normscope.results.declare import is_percentage
-from normscope.results.measures import has_curve, metric_title, panel_of
-from normscope.results.result import title
+from normscope.results.measures import has_curve, metric_title, panel_of, title
 from normscope.rounding import (
     begun,
     brief,

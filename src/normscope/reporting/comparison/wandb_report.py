@@ -11,11 +11,11 @@ from typing import Any
 
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.errors import InputError, one_line
-from normscope.reporting.layer_charts import figure_key, layer_charts
+from normscope.reporting.tracking import chart_key, chart_title, figure_key
 from normscope.results.codes import in_prose
-from normscope.results.declare import Published, Rollup, declared
-from normscope.results.measures import panel_of
+from normscope.results.measures import Family, families, title
 from normscope.results.result import Result
+from normscope.results.run_tables import tables_of
 
 _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
@@ -60,12 +60,11 @@ def report(entity: str, project: str, group: str, runs: Mapping[Path, Result], s
         _grid(wr, runset, [wr.RunComparer(diff_only="split")]),
     ]
     for analysis in dict.fromkeys(name.partition("/")[0] for result in runs.values() for name in result.metrics):
-        info = known_analyses().get(analysis)
-        blocks.append(wr.H1(analysis if info is None else info.title))
-        for title, panels, meanings in _sections(wr, analysis, Published() if info is None else info.published, runs):
+        blocks.append(wr.H1(title(analysis)))
+        for heading, panels, meanings in _sections(wr, analysis, runs):
             if panels:
                 text = [wr.MarkdownBlock("\n".join(meanings))] if meanings else []
-                blocks += [wr.H2(title), *text, _grid(wr, runset, panels)]
+                blocks += [wr.H2(heading), *text, _grid(wr, runset, panels)]
     return wr.Report(
         entity=entity, project=project, title=f"normscope: {group}", description="Comparison of runs", blocks=blocks
     )
@@ -82,10 +81,10 @@ _Section = tuple[str, list[Any], list[str]]
 """Title, panels, and what they show as items of a list in Markdown."""
 
 
-def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, Result]) -> list[_Section]:
-    """The sections on one analysis. All curves of a measure share a panel, and likewise all metrics of a family."""
-    curves = _families(analysis, (name for result in runs.values() for name in result.curves), published.curves)
-    metrics = _families(analysis, (name for result in runs.values() for name in result.metrics), published.metrics)
+def _sections(wr: Any, analysis: str, runs: Mapping[Path, Result]) -> list[_Section]:
+    """The sections on one analysis. All curves of a family share a panel, and likewise all metrics."""
+    curves = families(_own(analysis, (result.curves for result in runs.values())))
+    metrics = families(_own(analysis, (result.metrics for result in runs.values())), of_numbers=True)
     tables, figures = (
         sorted({path.stem for folder in runs for path in (folder / kind).glob(f"{analysis}_*.{suffix}")})
         for kind, suffix in (
@@ -93,25 +92,24 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, 
             ("figures", "[ps][nvd][gf]"),
         )  # .png, .svg or .pdf: W&B itself has a .png
     )
-    every = {name: values for result in runs.values() for name, values in result.curves.items()}
     lines = [
         wr.CustomChart(
-            query={"summaryTable": {"tableKey": f"Custom Chart Tables/{chart.key}_table"}},
+            query={"summaryTable": {"tableKey": f"Custom Chart Tables/{chart_key(family)}_table"}},
             chart_name="wandb/lineseries/v0",
             chart_fields={name: name for name in ("step", "lineKey", "lineVal")},
-            chart_strings={"title": chart.title, "xname": "layer"},
+            chart_strings={"title": chart_title(family), "xname": "layer"},
         )
-        for chart in layer_charts({name: every[name] for names in curves.values() for name in names})
+        for family in curves
     ]
-    bars = [wr.BarPlot(title=_label(names), metrics=names, title_x=_label(names)) for names in metrics.values()]
+    bars = [wr.BarPlot(title=family.measure, metrics=list(family.panels), title_x=family.measure) for family in metrics]
     media = [
         wr.MediaBrowser(title=key.removeprefix(f"{analysis}/"), media_keys=[key])
         for key in (figure_key(analysis, name) for name in figures)
     ]
-    rows = {name: published.tables.get(name.removeprefix(f"{analysis}_")) for name in tables}
+    rows = {name: tables_of(known_analyses().values()).get(name) for name in tables}
     return [
-        ("By layer", lines, _meanings(curves, published.curves)),
-        ("Metrics", bars, _meanings(metrics, published.metrics)),
+        ("By layer", lines, _meanings(curves)),
+        ("Metrics", bars, _meanings(metrics)),
         ("Figures", media, []),
         (
             "Tables",
@@ -121,28 +119,10 @@ def _sections(wr: Any, analysis: str, published: Published, runs: Mapping[Path, 
     ]
 
 
-def _families(analysis: str, names: Iterable[str], rollups: Sequence[Rollup]) -> dict[str, list[str]]:
-    """Full names of metrics or curves, by the name under which the analysis declares them, such as `<method>/mean`.
-
-    Names that it does not declare, as those of other packages' analyses may be, are families of their own.
-    """
-    families: dict[str, list[str]] = {}
-    for full in dict.fromkeys(names):
-        owner, _, name = full.partition("/")
-        if owner == analysis:
-            found = declared(rollups, name)
-            families.setdefault(name if found is None else found[0].name, []).append(full)
-    return families
+def _own(analysis: str, of_runs: Iterable[Iterable[str]]) -> list[str]:
+    """The names that are those of an analysis."""
+    return [name for names in of_runs for name in names if name.partition("/")[0] == analysis]
 
 
-def _meanings(families: Mapping[str, Sequence[str]], rollups: Sequence[Rollup]) -> list[str]:
-    meanings = {rollup.name: rollup.meaning for rollup in rollups}
-    return [
-        f"- {_label(names)}: {in_prose(meanings[family])}" for family, names in families.items() if family in meanings
-    ]
-
-
-def _label(names: Sequence[str]) -> str:
-    """The label of a family's numbers or curves."""
-    panel = panel_of(names[0])
-    return panel.label or panel.words
+def _meanings(several: Sequence[Family]) -> list[str]:
+    return [f"- {family.measure}: {family.meaning}" for family in several if family.meaning]

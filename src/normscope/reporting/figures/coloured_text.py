@@ -15,7 +15,7 @@ from matplotlib.textpath import TextToPath
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.layout import POINTS_PER_INCH, fitted, text_width
 from normscope.reporting.figures.style import SMALL, points
-from normscope.reporting.palette import DIVERGING, FAINT, ON_LITTLE, ON_MUCH
+from normscope.reporting.palette import DIVERGING, FAINT, ink_on
 from normscope.results.figures import ColouredText
 from normscope.rounding import number
 
@@ -107,11 +107,8 @@ def _width(label: str) -> float:
 
 
 def _draw(axes: Axes, token: _Placed, largest: float, line: float) -> None:
-    red, green, blue, _ = DIVERGING(0.5 + token.value / largest / 2)
-    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-    box = Rectangle(
-        (token.left, token.top + 0.06 * line), token.width, 0.88 * line, color=(red, green, blue), linewidth=0
-    )
+    ground = DIVERGING(0.5 + token.value / largest / 2)[:3]
+    box = Rectangle((token.left, token.top + 0.06 * line), token.width, 0.88 * line, color=ground, linewidth=0)
     axes.add_patch(box)
     middle = (token.left + token.width / 2, token.top + 0.5 * line)
-    axes.text(*middle, token.label, ha="center", va="center", color=ON_MUCH if dark else ON_LITTLE)
+    axes.text(*middle, token.label, ha="center", va="center", color=ink_on(ground))

@@ -1,4 +1,4 @@
-"""Heat maps side by side, and grids of them."""
+"""Heat maps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +13,21 @@ from matplotlib.ticker import MaxNLocator
 from normscope.reporting.figures.layout import every, fitted, panels_across
 from normscope.reporting.figures.style import SMALL, magnitudes, points
 from normscope.reporting.options import ACROSS
-from normscope.reporting.palette import DIVERGING, MISSING, ON_LITTLE, ON_MUCH
-from normscope.results.figures import HeatmapGrid, HeatmapPanels
+from normscope.reporting.palette import DIVERGING, MISSING, ink_on
+from normscope.results.figures import Heatmaps
+from normscope.rounding import MINUS
 
 
-def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
-    """Annotated heat maps with one colour scale: beside them, or in the slot that an incomplete row leaves, or below."""
-    panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
+def heatmaps(figure: Heatmaps, width: float) -> Canvas:
+    """Heat maps in rows and columns; with their numbers, if these have room."""
+    return _numbered(figure, width) if figure.numbered else _grid(figure, width)
+
+
+def _numbered(figure: Heatmaps, width: float) -> Canvas:
+    """Maps in as many columns as fit, with one colour scale: beside them, or in the slot that an incomplete row leaves, or
+    below.
+    """
+    panels = figure.maps()
     rows = sorted(figure.table[figure.row].unique())
     columns = list(dict.fromkeys(figure.table[figure.column]))
     narrowest = max(0.75, 0.18 * len(columns) + 0.08)
@@ -29,10 +37,8 @@ def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
     down = -(-len(panels) // across)
     empty = across * down - len(panels)
     cell = min(0.19, 8.0 / len(rows) / down)
-    titles = {
-        panel: fitted(figure.panel_titles[panel], (width - (1.1 if down == 1 else 0.5)) / across) for panel in panels
-    }
-    above = 0.16 * max(title.count("\n") + 1 for title in titles.values())
+    titles = [fitted(title, (width - (1.1 if down == 1 else 0.5)) / across) for title, _, _ in panels]
+    above = 0.16 * max(title.count("\n") + 1 for title in titles)
     # At most three digits, in a cell as wide as the panel allows.
     size = min(points(scale=SMALL), 0.75 * 72 * cell, 72 * (width - 0.5) / across / len(columns) / (3 * 0.62))
     scale = 0.45 if down > 1 and not empty else 0.0
@@ -40,15 +46,12 @@ def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     # An incomplete row is the first, so that every column of panels has its labels at the bottom.
     slots = [*grid.flat[: across - empty], *grid.flat[across:]]
-    for position, (axes, panel) in enumerate(zip(slots, panels, strict=True)):
-        table = figure.table[figure.table[figure.panel] == panel]
+    for position, (axes, (_, table, value)) in enumerate(zip(slots, panels, strict=True)):
         # One row per layer, the first at the bottom, as in the papers.
-        values = table.pivot(index=figure.row, columns=figure.column, values=figure.value).reindex(
-            rows, columns=columns
-        )
-        image = _image(axes, values, magnitudes(), figure.limits)
-        _annotate(axes, values, figure.limits, size)
-        axes.set_title(titles[panel])
+        values = table.pivot(index=figure.row, columns=figure.column, values=value).reindex(rows, columns=columns)
+        image = _image(axes, values, *_colours(figure, value))
+        write_numbers(axes, values, 0, size)
+        axes.set_title(titles[position])
         axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor")
         axes.tick_params(labelbottom=position >= len(panels) - across)
         if position == 0 or (position + empty) % across == 0:
@@ -90,28 +93,35 @@ def _row_ticks(panels: Any, rows: Sequence[Any], cell: float) -> None:
         axes.set_yticks(shown, [rows[at] for at in shown])
 
 
-def _annotate(axes: Axes, values: pd.DataFrame, limits: tuple[float, float], size: float) -> None:
-    """Write the value into each cell, unless the cells are too small for text."""
+def _colours(figure: Heatmaps, value: str) -> tuple[Colormap, tuple[float, float]]:
+    """The colours of the maps of a value, and their range."""
+    if not figure.diverging:
+        return magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
+    extreme = float(np.abs(np.nan_to_num(figure.table[list(figure.values)].to_numpy(dtype=float))).max()) or 1.0
+    return DIVERGING, (-extreme, extreme)
+
+
+def write_numbers(axes: Axes, values: pd.DataFrame, digits: int, size: float) -> None:
+    """Write the value into each cell of a map that has been drawn, unless the cells are too small for text."""
     if size < 4:
         return
-    colours = magnitudes()
+    (image,) = axes.images
     for (row, column), value in np.ndenumerate(values.to_numpy()):
         if np.isfinite(value):
-            red, green, blue, _ = colours((value - limits[0]) / (limits[1] - limits[0]))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-            color = ON_MUCH if dark else ON_LITTLE
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=size, color=color)
+            text = f"{value:.{digits}f}".replace("-", MINUS)
+            color = ink_on(image.cmap(image.norm(value)))
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
 
-def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
-    """Heat maps by quantity (columns of the grid) and by category (rows of the grid, if there is more than one).
+def _grid(figure: Heatmaps, width: float) -> Canvas:
+    """Maps by value (columns of the grid) and by panel (rows of the grid, if there is more than one).
 
     Across a page, the more numerous of the two are the columns, if all maps share a scale.
     """
-    grid_rows = figure.rows_of_panels()
+    groups = figure.panels()
     shares_scale = figure.diverging or figure.limits is not None
-    turned = width >= ACROSS and shares_scale and len(grid_rows) > len(figure.values)
-    sides, tops = [name for name, _ in grid_rows], list(figure.values.values())
+    turned = width >= ACROSS and shares_scale and len(groups) > len(figure.values)
+    sides, tops = [name for name, _ in groups], list(figure.values.values())
     sides, tops = (tops, sides) if turned else (sides, tops)
     rows, columns = sorted(figure.table[figure.row].unique()), list(dict.fromkeys(figure.table[figure.column]))
     has_words = any(isinstance(column, str) for column in columns)
@@ -127,14 +137,10 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
     canvas = Canvas(figsize=(width, (high + 0.14) * len(sides) + scale), layout="constrained")
     canvas.get_layout_engine().set(wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]
     panels = canvas.subplots(len(sides), len(tops), sharex=True, sharey=True, squeeze=False)
-    extreme = float(np.abs(np.nan_to_num(figure.table[list(figure.values)].to_numpy(dtype=float))).max()) or 1.0
     for j, value in enumerate(figure.values):
-        colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
-        if figure.diverging:
-            colours, limits = DIVERGING, (-extreme, extreme)
-        for i, (_, table) in enumerate(grid_rows):
+        for i, (_, table) in enumerate(groups):
             values = table.pivot(index=figure.row, columns=figure.column, values=value).reindex(rows, columns=columns)
-            image = _image(panels[j, i] if turned else panels[i, j], values, colours, limits)
+            image = _image(panels[j, i] if turned else panels[i, j], values, *_colours(figure, value))
         if not shares_scale:
             colour_scale(canvas, image, panels[:, j], wide)
     shown = every(columns, wide - 0.15, 0.16)

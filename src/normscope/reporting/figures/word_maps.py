@@ -1,18 +1,16 @@
 """Matrices of words by words."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from normscope.reporting.figure_text import word_label
-from normscope.reporting.figures.heatmaps import colour_scale
+from normscope.reporting.figures.heatmaps import colour_scale, write_numbers
 from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
-from normscope.reporting.palette import DIVERGING, ON_LITTLE, ON_MUCH
+from normscope.reporting.palette import DIVERGING
 from normscope.results.figures import WordMaps
-from normscope.rounding import MINUS
 
 _CELL = 0.2
 _NUMBERED_CELL = 0.42
@@ -59,7 +57,7 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
             axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
         _frames(axes, figure, table)
         if figure.digits is not None:
-            _numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
+            write_numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
         axes.set_title(fitted(figure.panel_titles[panel], width / across - 0.2))
         along = every(list(columns), cell * len(columns), line) if position + across >= len(panels) else []
         up = every(list(rows), cell * len(rows), line) if position % across == 0 else []
@@ -92,19 +90,6 @@ def _arrangement(sizes: tuple[int, int, int], room: tuple[float, float], largest
         cells[across] = min(largest, (width / across - 0.1) / columns, high / down / rows)
     across = max(number for number, cell in cells.items() if cell >= _EASY * max(cells.values()))
     return across, max(_SMALLEST_CELL, cells[across])
-
-
-def _numbers(axes: Axes, values: pd.DataFrame, digits: int, size: float) -> None:
-    """Write the value into each cell, unless the cells are too small for text."""
-    if size < 4:
-        return
-    colours = axes.images[0]
-    for (row, column), value in np.ndenumerate(values.to_numpy()):
-        if np.isfinite(value):
-            red, green, blue, _ = colours.cmap(colours.norm(value))
-            color = ON_MUCH if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else ON_LITTLE
-            text = f"{value:.{digits}f}".replace("-", MINUS)
-            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
 
 def _frames(axes: Axes, figure: WordMaps, table: pd.DataFrame) -> None:

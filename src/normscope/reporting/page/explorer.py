@@ -151,7 +151,7 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
 
 def explorer_page(maps: Sequence[TokenMap]) -> str:
     """The explorer of at least one text as self-contained HTML, which works in a sandboxed frame too."""
-    return render(_title(maps[0]), [explorer_section(maps)], {}, explorer=payload(maps))
+    return render(_title(maps[0]), [explorer_section(maps)], explorer=payload(maps))
 
 
 def _title(of: TokenMap) -> str:
@@ -180,7 +180,7 @@ def attention_page(
         for number, (query, keys) in enumerate(strongest, start=1)
     ]
     explorer = explorer_section([token_map], f"{what} {note}")
-    return render(title, [explorer, *lists], {}, explorer=payload([token_map], next(iter(token_map.maps)), alone=True))
+    return render(title, [explorer, *lists], explorer=payload([token_map], next(iter(token_map.maps)), alone=True))
 
 
 def place_of_pairs(pairs: Sequence[TextPair], name: str, identifier: str) -> Markup:
@@ -202,4 +202,4 @@ def pairs_page(pairs: Sequence[TextPair]) -> str:
     """
     heading = "Documents in order" if are_ranked(pairs) else "Token by token"
     shown = Section("pairs", heading, content=place_of_pairs(pairs, "pairs", "pairs-root"))
-    return render(pairs[0].title, [shown], {}, pairs={"pairs": pairs_payload(pairs)})
+    return render(pairs[0].title, [shown], pairs={"pairs": pairs_payload(pairs)})

@@ -1,6 +1,5 @@
 """The HTML report of one run, and the papers it is based on."""
 
-import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +13,14 @@ from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
 from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
 from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs
-from normscope.reporting.page.inline_svg import figure_element
-from normscope.reporting.page.sections import Finding, Folded, Measure, Section, render
+from normscope.reporting.page.sections import Folded, Measure, Section, render
 from normscope.reporting.published import COMPARISON
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
-from normscope.results.declare import Table
 from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
 from normscope.results.findings import Sentence, ranked
-from normscope.results.result import Result, title
+from normscope.results.measures import title
+from normscope.results.result import Result
 from normscope.results.run_tables import tables_of
 from normscope.rounding import begun, counted, duration, number
 from normscope.streams import shell_word
@@ -58,8 +56,8 @@ def page(result: Result) -> str:
             "findings",
             "Findings",
             findings=_linked(top, result, shown),
-            remarks=list(dict.fromkeys(map(begun, result.notes))),
             ordered=True,
+            remarks=list(dict.fromkeys(map(begun, result.notes))),
         ),
         *([_published(result.tables[COMPARISON])] if COMPARISON in result.tables else []),
         *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
@@ -69,7 +67,6 @@ def page(result: Result) -> str:
     return render(
         f"{_name(facts['model'])}{weights} on {_corpus(config['dataset'])}",
         sections,
-        {_table_id(name): _table_data(name, rows) for name, rows in shown.items()},
         subtitle=" · ".join(map(title, result.analyses)),
         facts=_facts(facts, config),
         explorer=payload(result.maps, top[0].measure if top else "") if result.maps else None,
@@ -164,21 +161,16 @@ def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Se
     drawn = {full: figure for full, figure in figures.items() if not _is_pair(figure)}
     answer = findings[0].figure if findings else ""
     order = sorted(drawn, key=lambda full: full != answer)  # that of the finding, if it has one
-    first = 0 if pair else 1
-    measures = [Measure([figure_element(drawn[full], full, first=place < first)]) for place, full in enumerate(order)]
     return Section(
         name,
         title(name),
         question="" if info is None else info.question,
-        findings=[dataclasses.replace(finding, figure="") for finding in findings[:1]],  # it is below the sentence
+        # What shows the first is below it.
+        findings=[sentence if place else sentence.but(figure="") for place, sentence in enumerate(findings)],
         content=_place(name, result) if pair else Markup(),
-        measures=measures[:first],
-        more_findings=findings[1:],
-        more_measures=measures[first:],
-        tables=[
-            Folded(_table_id(full), full.removeprefix(f"{name}_").replace("_", " "), _extent(full, len(shown[full])))
-            for full in result.owned_by(name, shown)
-        ],
+        measures=[Measure([drawn[full]], id=full) for full in order],
+        shown=0 if pair else 1,
+        tables=[_folded(name, full, shown[full]) for full in result.owned_by(name, shown)],
     )
 
 
@@ -204,23 +196,12 @@ def _figures(name: str, result: Result) -> dict[str, Figure]:
     return {full: result.figures[full] for full in result.owned_by(name, result.figures)}
 
 
-def _declared(name: str) -> Table | None:
-    return tables_of(analyses().values()).get(name)
-
-
-def _extent(name: str, rows: int) -> str:
-    """How many rows a table has, and what there is a row for."""
-    about = _declared(name)
-    return f"{counted(rows, 'row')}, one per {in_prose(about.row)}" if about else counted(rows, "row")
-
-
-def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, pd.DataFrame]) -> list[Finding]:
-    """Findings with the parts of the page that show them."""
+def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, pd.DataFrame]) -> list[Sentence]:
+    """Findings with the names of the elements that show them; without names of what the page does not have."""
     return [
-        Finding(
-            str(sentence),
-            sentence.figure if sentence.figure in result.figures else "",
-            _table_id(sentence.table) if sentence.table in shown else "",
+        sentence.but(
+            figure=sentence.figure if sentence.figure in result.figures else "",
+            table=_table_id(sentence.table) if sentence.table in shown else "",
         )
         for sentence in sentences
     ]
@@ -231,18 +212,20 @@ def _table_id(name: str) -> str:
     return f"table_{name}"
 
 
-def _table_data(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """A table with its caption: what there is a row for, and which file has all rows and digits."""
-    about = _declared(name)
-    rows = _in_words(name, rows)
-    row = f"One row per {in_prose(about.row)}. " if about else ""
-    extent = counted(len(rows), "row") if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
-    return table_data(
-        rows,
-        f"{row}{extent}; the full table is in tables/{name}.parquet.",
+def _folded(analysis: str, name: str, rows: pd.DataFrame) -> Folded:
+    """A table of an analysis, with what there is a row for, and which file has all rows and digits."""
+    about = tables_of(analyses().values()).get(name)
+    per = f"per {in_prose(about.row)}" if about else ""
+    count = counted(len(rows), "row")
+    extent = count if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
+    data = table_data(
+        _in_words(name, rows),
+        f"{f'One row {per}. ' if per else ''}{extent}; the full table is in tables/{name}.parquet.",
         about.ranked_by if about else (),
         meanings=about.columns if about else {},
     )
+    title = name.removeprefix(f"{analysis}_").replace("_", " ")
+    return Folded(_table_id(name), title, data, f"{count}, one {per}" if per else count)
 
 
 def _in_words(name: str, rows: pd.DataFrame) -> pd.DataFrame:

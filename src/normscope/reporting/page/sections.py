@@ -2,23 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+import pandas as pd
 from markupsafe import Markup
 
-from normscope.reporting.page.elements import EXPLORER_SCRIPTS, environment, packed_data, script, script_data, style
+from normscope.reporting.page.elements import (
+    EXPLORER_SCRIPTS,
+    environment,
+    packed_data,
+    script,
+    script_data,
+    style,
+    table_data,
+)
+from normscope.reporting.page.inline_svg import figure_element
+from normscope.results.figures import Figure
+from normscope.results.findings import Sentence
 from normscope.rounding import counted
 
 _NOTHING = Markup()
 
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A sentence, with the names of the elements that show it; empty if there is none."""
-
-    text: str
-    figure: str = ""
-    table: str = ""
+LONGEST_COMPARED = 2_000
+"""Rows of a table that compares runs, or of the values of a figure, which the page holds at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,55 +35,88 @@ class Folded:
     id: str
     """Its name in the page's data."""
     title: str
+    data: Mapping[str, Any]
+    """What `table_data` returned."""
     extent: str = ""
     """How many rows it has, and what there is a row for."""
     note: str = ""
     """How to read it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Measure:
     """Figures that belong together."""
 
-    figures: Sequence[Markup]
+    figures: Sequence[Figure]
     title: str = ""
-    table: Folded | None = None
+    values: pd.DataFrame | None = None
     """What the figures draw, in numbers."""
+    id: str = ""
+    """The name of its first figure's element, with which those of the others begin."""
+
+    @cached_property
+    def table(self) -> Folded | None:
+        """The values below the figures."""
+        if self.values is None:
+            return None
+        data = table_data(self.values, self.title, limit=LONGEST_COMPARED, titled=False)
+        return Folded(f"values_{self.id}", "Values", data)
+
+    def elements(self, *, folded: bool) -> Markup:
+        """The figures as elements of the page.
+
+        Args:
+            folded: Whether the reader unfolds them first.
+        """
+        names = [f"{self.id}_{place}" if place else self.id for place in range(len(self.figures))]
+        drawn = zip(self.figures, names, strict=True)
+        return Markup().join(figure_element(figure, name, first=not folded) for figure, name in drawn)
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A section of the page. Its first findings and figures are shown; what else it has is one click away."""
+    """A section of the page. Its first finding and figures are shown; what else it has is one click away."""
 
     id: str
     title: str
     question: str = ""
     """What it answers."""
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Sentence] = ()
+    """With the names of the elements that show them."""
+    ordered: bool = False
+    """Whether its findings are ranked: all are shown, and numbered."""
     note: str = ""
     """How to read it."""
     remarks: Sequence[str] = ()
     content: Markup = _NOTHING
     """Elements that are neither findings nor figures nor tables."""
     measures: Sequence[Measure] = ()
+    shown: int = 1
+    """How many of the measures are not folded away."""
     tables: Sequence[Folded] = ()
-    more_findings: Sequence[Finding] = ()
-    more_measures: Sequence[Measure] = ()
-    ordered: bool = False
-    """Whether its findings are ranked, and numbered."""
+
+    @property
+    def first_findings(self) -> int:
+        """How many findings are not folded away."""
+        return len(self.findings) if self.ordered else 1
 
     @property
     def more(self) -> str:
         """What is folded away, in a few words; empty if nothing is."""
-        figures = sum(len(measure.figures) for measure in self.more_measures)
-        counts = {"finding": len(self.more_findings), "figure": figures, "table": len(self.tables)}
+        findings = len(self.findings[self.first_findings :])
+        figures = sum(len(measure.figures) for measure in self.measures[self.shown :])
+        counts = {"finding": findings, "figure": figures, "table": len(self.tables)}
         return ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+
+    @property
+    def all_tables(self) -> list[Folded]:
+        """Its tables, and those of its figures' values."""
+        return [*self.tables, *(measure.table for measure in self.measures if measure.table is not None)]
 
 
 def render(
     title: str,
     sections: Sequence[Section],
-    tables: Mapping[str, Any],
     *,
     subtitle: str = "",
     facts: Sequence[str] = (),
@@ -88,7 +128,6 @@ def render(
     Args:
         title: What the results are about.
         sections: In order.
-        tables: The data of all folded tables, by their ids.
         subtitle: What was measured.
         facts: What was run.
         explorer: The data of the explorer, if a section has a place for it.
@@ -104,7 +143,7 @@ def render(
             facts=facts,
             css=style("page.css", "explorer.css", "pairs.css"),
             script=script(*EXPLORER_SCRIPTS, "ranking.js", "tables.js", "page.js"),
-            tables=packed_data(tables),
+            tables=packed_data({table.id: table.data for section in sections for table in section.all_tables}),
             explorer=None if explorer is None else script_data(explorer),
             pairs=script_data(pairs or {}),
         )

@@ -1,6 +1,7 @@
-"""A table in lines of text that fit into a terminal."""
+"""Tables as people read them: their numbers in one notation, in lines of text that fit into a terminal."""
 
 import itertools
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -45,8 +46,10 @@ def text_table(table: pd.DataFrame, digits: int, width: int) -> str:
         width: Characters in a line.
     """
     corner, labels = _corner(table), [_text(label) for label in table.index]
+    cells = written(table, digits)
     columns = [
-        _Column(_text(heading), _cells(table.iloc[:, place], digits)) for place, heading in enumerate(table.columns)
+        _Column(_text(heading), [_folded(cell, longest) for cell in cells.iloc[:, place]])
+        for place, (heading, longest) in enumerate(zip(table.columns, map(_longest, table.dtypes), strict=True))
     ]
 
     def left_for_labels(kept: int) -> int:
@@ -107,14 +110,29 @@ def _corner(table: pd.DataFrame) -> str:
     return f"{rows} ↓, {columns} →" if rows and columns else rows or columns
 
 
+def written(table: pd.DataFrame, digits: int) -> pd.DataFrame:
+    """The table with its cells as people read them; missing values are empty.
+
+    Args:
+        table: Its index labels the rows.
+        digits: Number of decimals.
+    """
+    cells = {place: _cells(table.iloc[:, place], digits) for place in range(table.shape[1])}
+    return pd.DataFrame(cells, index=table.index, dtype=object).set_axis(table.columns, axis=1)
+
+
+def _longest(kind: Any) -> int:
+    """The most characters in a line of a column's cells: numbers are never wrapped or cut."""
+    is_number = pd.api.types.is_integer_dtype(kind) or pd.api.types.is_float_dtype(kind)
+    return sys.maxsize if is_number else _LONGEST
+
+
 def _cells(values: "pd.Series[Any]", digits: int) -> list[str]:
     if pd.api.types.is_integer_dtype(values.dtype):
         return ["" if pd.isna(value) else f"{value:,}" for value in values]
     if pd.api.types.is_float_dtype(values.dtype):
         return ["" if pd.isna(value) else f"{value:z.{digits}f}".replace("-", MINUS) for value in values]
-    return [
-        "" if pd.api.types.is_scalar(value) and pd.isna(value) else _folded(_text(value), _LONGEST) for value in values
-    ]
+    return ["" if pd.api.types.is_scalar(value) and pd.isna(value) else _text(value) for value in values]
 
 
 def _text(value: Any) -> str:
