@@ -85,11 +85,11 @@ def test_maps_are_those_of_decompose(client, model, level):
     found = asked(client, text=TEXT, level=level)
     expected = normscope.decompose(model, TEXT, heads=True, level=level)
     assert found["tokens"] == [*expected.tokens]
-    for name, values in {**expected.maps, "share": expected.shares}.items():
+    for name, values in expected.maps.items():
         shown = unpacked(found["maps"]["maps"][name], values.shape)
         assert np.abs(shown - values.numpy()).max() <= 1e-3 * np.abs(values.numpy()).max()
-    weights = unpacked(found["maps"]["head_maps"]["attn_w"], expected.head_weights.shape)
-    assert np.abs(weights - expected.head_weights.numpy()).max() <= 1e-3
+    weights = unpacked(found["maps"]["head_maps"]["attn_w"], expected.head_maps["attn_w"].shape)
+    assert np.abs(weights - expected.head_maps["attn_w"].numpy()).max() <= 1e-3
     np.testing.assert_allclose(found["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
     assert found["by_layer"]["methods"] == [*expected.methods]
 
@@ -117,7 +117,7 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     client = client_of(session)
     asked(client, "maps", text=TEXT)
     assert len(calls) == 1
-    weight = float(normscope.decompose(model, TEXT).weights[:, 1:, 0].mean())
+    weight = float(normscope.decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
     assert f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["sink"]
     assert len(calls) == 1
     assert "sink" in asked(client, "prediction", text="We swam.")["sink"]
