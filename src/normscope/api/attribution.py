@@ -17,9 +17,8 @@ from torch import Tensor
 from normscope.api.arguments import checked, chosen
 from normscope.api.attributed_maps import AttributionMap
 from normscope.api.picture import LEGEND, Explorer, Picture, Several, coloured
-from normscope.api.saved import read_result, save_result
+from normscope.api.saved import SAVED, read_result, save_result
 from normscope.attribution.effects import Effects
-from normscope.data.options import Level
 from normscope.errors import InputError, escaped
 from normscope.results.figures import ColouredText, HeatmapGrid
 from normscope.results.maps import TokenMap
@@ -41,6 +40,8 @@ class Part(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
     """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
+
+    __pydantic_config__ = SAVED
 
     tokens: tuple[str, ...]
     """The tokens of the text; for a translation, those of the source, then those of the target so far."""
@@ -440,5 +441,4 @@ def load_attribution(path: str | Path) -> Attribution | AttributionMap:
     found: Attribution | AttributionMap = read_result(
         path, {each.__name__: each for each in (Attribution, AttributionMap)}
     )
-    # JSON has no enumerations.
-    return dataclasses.replace(found, level=Level(found.level)) if isinstance(found, AttributionMap) else found
+    return found
