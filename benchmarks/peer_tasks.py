@@ -217,8 +217,7 @@ def _explored(folder: Path) -> Work:
     def shown(text: str) -> Any:
         decomposition = normscope.decompose(model, text, heads=True)
         _ = decomposition.explorer().page
-        assert decomposition.head_weights is not None
-        return decomposition.head_weights.flatten()
+        return decomposition.head_maps["attn_w"].flatten()
 
     return _each("attention weights", shown)
 
@@ -378,9 +377,7 @@ def _decomposed_last(folder: Path) -> Work:
     model = normscope.load(folder / CAUSAL, device="cpu")
 
     def weights(prompt: str) -> Any:
-        found = normscope.decompose(model, prompt, heads=True, queries=[-1]).head_weights
-        assert found is not None
-        return found.flatten()
+        return normscope.decompose(model, prompt, heads=True, queries=[-1]).head_maps["attn_w"].flatten()
 
     return _each("attention weights", weights)
 

@@ -106,10 +106,10 @@ def test_decompositions_have_the_heads_of_each_layer(name):
     for layer, (_, parts) in enumerate(expected_blocks(name)):
         heads = parts.weights.shape[1]
         of_heads = contributions(parts).norm(dim=-1)
-        torch.testing.assert_close(found.head_weights[layer, :heads], parts.weights[0], **EXACT)
-        torch.testing.assert_close(found.head_vectors[layer, :heads], of_heads[0], **EXACT)
-        assert not found.head_weights[layer, heads:].any()
-        torch.testing.assert_close(found.weights[layer], parts.weights[0].mean(dim=0), **EXACT)
+        torch.testing.assert_close(found.head_maps["attn_w"][layer, :heads], parts.weights[0], **EXACT)
+        torch.testing.assert_close(found.head_maps["attn_n"][layer, :heads], of_heads[0], **EXACT)
+        assert not found.head_maps["attn_w"][layer, heads:].any()
+        torch.testing.assert_close(found.maps["attn_w"][layer], parts.weights[0].mean(dim=0), **EXACT)
     token_map = found.token_map()
     assert token_map.heads == (4 if len({kind.heads for kind in VARIED[name]}) == 1 else 0)
     assert not pd.isna(token_map.maps["attn_w"]).any()

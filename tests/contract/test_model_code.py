@@ -131,7 +131,7 @@ def test_a_model_that_adds_the_mask_itself_is_observed():
     wrapped = normscope.wrap(tiny_architecture("git"))
     assert wrapped.verification.error < 1e-12
     assert not wrapped.layout.registry
-    weights = normscope.decompose(wrapped, [5, 7, 9]).weights
+    weights = normscope.decompose(wrapped, [5, 7, 9]).maps["attn_w"]
     assert torch.equal(weights, weights.tril())
 
 

@@ -44,9 +44,9 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
         expected, found = (chosen(getattr(each, name), column).reset_index(drop=True) for each in (whole, part))
         assert len(found) == len(getattr(part, name))
         pd.testing.assert_frame_equal(found, expected, rtol=1e-10, atol=1e-12)
-    rows = np.ix_(np.array(kept) - 1, range(whole.head_weights.shape[1]), places, range(length))
-    for name in ("head_weights", "head_vectors"):
-        np.testing.assert_allclose(getattr(part, name), getattr(whole, name).numpy()[rows], rtol=1e-10, atol=1e-12)
+    rows = np.ix_(np.array(kept) - 1, range(model.layout.heads), places, range(length))
+    for name, values in part.head_maps.items():
+        np.testing.assert_allclose(values, whole.head_maps[name].numpy()[rows], rtol=1e-10, atol=1e-12)
     assert part.figure(kept[-1]).description.table["query"].drop_duplicates().tolist() == sorted(places) or queries
     assert part.explorer().sentences[0].layers == tuple(kept)
     if layers:
@@ -74,7 +74,9 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
         pd.testing.assert_frame_equal(part.output_shares, whole.output_shares)
         assert len(part.figure().description.panel_titles) == len(names - {"share"})
         assert {*part.explorer().sentences[0].maps} == names
-    assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).vectors.shape[:2] == (1, 1)
+    assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).maps["attn_n"].shape[
+        :2
+    ] == (1, 1)
 
 
 @pytest.mark.spread(4)

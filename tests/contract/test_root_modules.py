@@ -145,4 +145,4 @@ def test_fused_attention_in_the_root_gives_the_same():
     plain, fused = Lists().double(), Lists(fused=True).double()
     fused.load_state_dict(plain.state_dict())
     one, other = (normscope.decompose(normscope.wrap(model), IDS, heads=True) for model in (plain, fused))
-    torch.testing.assert_close(one.head_vectors, other.head_vectors, rtol=0, atol=1e-13)
+    torch.testing.assert_close(one.head_maps["attn_n"], other.head_maps["attn_n"], rtol=0, atol=1e-13)

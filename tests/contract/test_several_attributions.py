@@ -166,8 +166,8 @@ def test_other_files_are_refused(model, tmp_path):
         normscope.load_attribution(path)
     tensors = {"a": torch.zeros(2)}
     for metadata, message in (
-        ('{"kind": "Attribution", "version": 4, "fields": {}}', "another version"),
-        ('{"kind": "Attribution", "version": 3, "fields": {"tokens": []}}', "has been changed"),
+        ('{"kind": "Attribution", "version": 3, "fields": {}}', "another version"),
+        ('{"kind": "Attribution", "version": 4, "fields": {"tokens": []}}', "has been changed"),
         ("[1]", "expected a mapping"),
         ("[" * 100_000, "nested at most"),
     ):

@@ -292,7 +292,7 @@ def test_the_same_model_without_it_is_exact(monkeypatch):
         for block in normscope.observe(wrapped, [ids]):
             vectors = torch.einsum("hqk,hkd,hdm->qkm", block.weights[0], block.value[0], block.parameters.output_weight)
             expected = torch.linalg.vector_norm(vectors, dim=-1)
-            torch.testing.assert_close(result.vectors[block.layer - 1], expected, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(result.maps["attn_n"][block.layer - 1], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.spread(1)

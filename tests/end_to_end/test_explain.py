@@ -102,7 +102,7 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(ca
     names = [name for name, _ in prediction_of(model, TEXT).choices]
     first, second = tokenizer.convert_tokens_to_ids(names[:2])
     found = normscope.attribute(model, TEXT, normscope.NextToken(first), against=second)
-    weight = float(normscope.decompose(model, TEXT).weights[:, 1:, 0].mean())
+    weight = float(normscope.decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
     for least, apart in ((weight + 1e-4, False), (weight - 1e-4, True)):
         monkeypatch.setattr(answers, "_SINK", least)
         out, shown = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")

@@ -108,7 +108,7 @@ def test_what_is_typed_is_shown(tab, models):
     decomposed = normscope.decompose(models[0], "a small <b>cat</b>")
     assert chips(tab) == [*decomposed.tokens]
     # What the chosen token receives in the last layer, as the lists say.
-    received = decomposed.vectors[-1, 1].numpy()
+    received = decomposed.maps["attn_n"][-1, 1].numpy()
     largest = int(received.argmax())
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     assert listed[:2] == [decomposed.tokens[largest], f"({largest})"]
@@ -175,7 +175,9 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     assert tab.run("document.querySelector('textarea').value") == TEXT.replace("bridge", "road")
     tab.click(".strip button", 2)
     tab.run("document.querySelector('#explorer-root .row-labels [data-at=\"3\"]').click()")
-    now, before = (normscope.decompose(models[0], text).vectors[-1] for text in (TEXT.replace("bridge", "road"), TEXT))
+    now, before = (
+        normscope.decompose(models[0], text).maps["attn_n"][-1] for text in (TEXT.replace("bridge", "road"), TEXT)
+    )
     change = (now - before)[3].numpy()
     largest = int(abs(change).argmax())
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
@@ -286,7 +288,7 @@ def test_two_models_are_compared(tab, models):
     assert f"pale: {names[1]}" in tab.run("document.querySelector('#mixing').textContent")
     tab.click(".strip button", 2)
     assert f": {names[0]} − {names[1]}" in tab.run("document.querySelector('#explorer-root .legend').textContent")
-    now, before = (normscope.decompose(model, TEXT).vectors[-1, 1].numpy() for model in models[:2])
+    now, before = (normscope.decompose(model, TEXT).maps["attn_n"][-1, 1].numpy() for model in models[:2])
     change = now - before
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     at = int(listed[1][1:-1])

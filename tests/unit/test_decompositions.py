@@ -36,8 +36,10 @@ def test_many_texts_are_each_decomposed_as_if_alone(model):
     for text, one in zip(TEXTS, together, strict=True):
         alone = normscope.decompose(model, text)
         assert alone.tokens == one.tokens
-        for name in ("weights", "vectors", "residual", "normalised", "ratios"):
-            assert torch.equal(getattr(alone, name), getattr(one, name)), name
+        assert list(alone.maps) == list(one.maps) == ["attn_w", "attn_n", "attnres_n", "attnresln_n", "share"]
+        assert torch.equal(alone.ratios, one.ratios)
+        for name, values in alone.maps.items():
+            assert torch.equal(values, one.maps[name]), name
     assert isinstance(together[1:], normscope.Decompositions)
     assert together[-1].tokens == normscope.decompose(model, TEXTS[2]).tokens
     encoding = model.tokenizer([TEXTS[0], TEXTS[2]], padding=True)
@@ -59,15 +61,15 @@ def test_maps_through_the_feed_forward_network_are_those_of_the_observed_layers(
         inputs = batch_from_texts(model, text).model_inputs()
         observer.run(inputs, lambda _: None, visit_feed_forward=lambda block: observed.append(block.pair_maps()))
     stages = [f"{stage}_n" for stage in observed[0] if stage != "atb"]
-    assert list(whole.feed_forward) == stages
+    assert [name for name in whole.maps if name.startswith("atbff")] == stages
     assert ("atbffresln_n" in stages) == (model_type != "gpt2")
     for stage in stages:
         expected = torch.stack([maps[stage.removesuffix("_n")][0] for maps in observed])
-        torch.testing.assert_close(whole.feed_forward[stage], expected, rtol=1e-12, atol=0)
-        np.testing.assert_array_equal(whole.pairs[stage], whole.feed_forward[stage].flatten())
+        torch.testing.assert_close(whole.maps[stage], expected, rtol=1e-12, atol=0)
+        np.testing.assert_array_equal(whole.pairs[stage], whole.maps[stage].flatten())
     # The maps up to the attention block are the same without the networks, and nothing else is added.
     alone = normscope.decompose(model, text)
-    assert not alone.feed_forward
+    assert alone.maps.keys().isdisjoint(stages)
     pd.testing.assert_frame_equal(alone.pairs, whole.pairs.drop(columns=stages))
 
 
@@ -90,11 +92,11 @@ def test_tables_of_many_texts_have_the_number_of_the_text(model):
 def test_single_heads_make_the_block(model):
     """The mean over heads of α is the block's; ‖αf(x)‖ of one head is its α times ‖f(x)‖."""
     one = normscope.decompose(model, TEXTS[0], heads=True)
-    torch.testing.assert_close(one.head_weights.mean(dim=1), one.weights)
+    torch.testing.assert_close(one.head_maps["attn_w"].mean(dim=1), one.maps["attn_w"])
     for index, block in enumerate(normscope.observe(model, TEXTS[0])):
         explicit = torch.einsum("hqk,hkm->hqkm", block.weights[0], block.transformed()[0])
-        torch.testing.assert_close(one.head_vectors[index], explicit.norm(dim=-1))
-    assert normscope.decompose(model, TEXTS[0]).head_weights is None
+        torch.testing.assert_close(one.head_maps["attn_n"][index], explicit.norm(dim=-1))
+    assert normscope.decompose(model, TEXTS[0]).head_maps == {}
 
 
 @pytest.mark.slow
@@ -103,13 +105,13 @@ def test_cross_attention_has_tokens_of_two_texts(cross):
     one = normscope.decompose(cross, pair, heads=True)
     source = cross.tokenizer.convert_ids_to_tokens(cross.tokenizer(pair[0])["input_ids"])
     assert list(one.key_tokens) == source
-    assert one.weights.shape == (2, len(one.tokens), len(source))
+    assert one.maps["attn_w"].shape == (2, len(one.tokens), len(source))
     assert len(one.tokens) != len(source)
     for index, block in enumerate(normscope.observe(cross, pair)):
         vectors = torch.einsum("hqk,hkm->qkm", block.weights[0], block.transformed()[0])
-        torch.testing.assert_close(one.vectors[index], vectors.norm(dim=-1))
+        torch.testing.assert_close(one.maps["attn_n"][index], vectors.norm(dim=-1))
     pairs = one.pairs
-    assert len(pairs) == one.weights.numel()
+    assert len(pairs) == one.maps["attn_w"].numel()
     assert pairs["key_token"].unique().tolist() == list(dict.fromkeys(source))
     assert one.figure(1)._repr_png_().startswith(b"\x89PNG")
 
@@ -138,10 +140,11 @@ def test_shares_of_an_output_add_up(tokenizer, model_type, level):
     assert np.allclose(parts[["share", "own", "residual", "bias"]].sum(axis=1), 1, rtol=1e-9)
     last = parts[parts["method"] == parts["method"].iloc[-1]]
     bias = last.pivot(index="layer", columns="position", values="bias").to_numpy()
-    assert np.allclose(one.shares.sum(dim=-1).numpy() + bias, 1, rtol=1e-9)
+    shares = one.maps["share"]
+    assert np.allclose(shares.sum(dim=-1).numpy() + bias, 1, rtol=1e-9)
     others = last.pivot(index="layer", columns="position", values="share").to_numpy()
-    assert np.allclose(one.shares.sum(dim=-1).numpy() - one.shares.diagonal(dim1=1, dim2=2).numpy(), others, atol=1e-9)
-    assert np.allclose(one.pairs["share"], one.shares.flatten().numpy())
+    assert np.allclose(shares.sum(dim=-1).numpy() - shares.diagonal(dim1=1, dim2=2).numpy(), others, atol=1e-9)
+    assert np.allclose(one.pairs["share"], shares.flatten().numpy())
     several = normscope.decompose(model, [TEXTS[0], TEXTS[0]], level=level)
     assert next(iter(several.output_shares)) == "sequence"
     assert len(several.output_shares) == 2 * len(parts)

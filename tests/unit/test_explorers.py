@@ -46,10 +46,10 @@ def test_its_numbers_are_the_decompositions(model, explorer):
         assert block[column].tolist() == result.pairs[column].tolist()
     for measure in result.maps:
         np.testing.assert_allclose(block[measure], result.pairs[measure], rtol=1e-5)  # float32
-    for head in range(1, result.head_weights.shape[1] + 1):
+    for head in range(1, result.head_maps["attn_w"].shape[1] + 1):
         rows = pairs[pairs["head"] == head]
-        np.testing.assert_allclose(rows["attn_w"], result.head_weights[:, head - 1].flatten(), rtol=1e-5)
-        np.testing.assert_allclose(rows["attn_n"], result.head_vectors[:, head - 1].flatten(), rtol=1e-5)
+        np.testing.assert_allclose(rows["attn_w"], result.head_maps["attn_w"][:, head - 1].flatten(), rtol=1e-5)
+        np.testing.assert_allclose(rows["attn_n"], result.head_maps["attn_n"][:, head - 1].flatten(), rtol=1e-5)
 
 
 def test_a_key_without_any_weight_contributes_nothing():
@@ -59,14 +59,10 @@ def test_a_key_without_any_weight_contributes_nothing():
     result = normscope.Decomposition(
         tokens=("a", "b"),
         key_tokens=("a", "b"),
-        weights=weights[:, 0],
-        vectors=3 * weights[:, 0],
-        residual=None,
-        normalised=None,
+        maps={"attn_w": weights[:, 0], "attn_n": 3 * weights[:, 0]},
         ratios=torch.zeros(1, 1, 2),
         methods=(Method.ATTN_W,),
-        head_weights=weights,
-        head_vectors=3 * weights,
+        head_maps={"attn_w": weights, "attn_n": 3 * weights},
     )
     (sentence,) = result.explorer().sentences
     assert sentence.norms.tolist() == [[[3.0, 0.0]]]
@@ -83,7 +79,7 @@ def test_without_heads_the_page_has_blocks_only(model):
 def test_it_shows_every_stage_of_the_layer(model):
     result = normscope.decompose(model, TEXT, feed_forward=True)
     page = result.explorer().page
-    assert list(data_of(page)["sentences"][0]["maps"]) == [*result.maps, "share"]
+    assert list(data_of(page)["sentences"][0]["maps"]) == [*result.maps]
     assert "atbffresln_n" in result.maps
     for name in ("atbffresln_n", "share"):
         pd.testing.assert_series_equal(

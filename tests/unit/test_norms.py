@@ -80,14 +80,14 @@ def test_decompose_equals_explicit_vectors(saved_model):
     found = normscope.decompose(model, text)
     for index, block in enumerate(normscope.observe(model, text)):
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())[0]
-        torch.testing.assert_close(found.vectors[index], vectors.norm(dim=-1))
+        torch.testing.assert_close(found.maps["attn_n"][index], vectors.norm(dim=-1))
         diagonal = torch.arange(len(vectors))
         vectors[diagonal, diagonal] += block.inputs[0]
-        torch.testing.assert_close(found.residual[index], vectors.norm(dim=-1))
+        torch.testing.assert_close(found.maps["attnres_n"][index], vectors.norm(dim=-1))
         normalised = block.parameters.normalisation.scaled(vectors) / block.composition.deviation[0, :, None, None]
-        torch.testing.assert_close(found.normalised[index], normalised.norm(dim=-1))
+        torch.testing.assert_close(found.maps["attnresln_n"][index], normalised.norm(dim=-1))
     pairs = found.pairs[(found.pairs["layer"] == 3) & (found.pairs["query"] == 2) & (found.pairs["key"] == 5)]
-    assert pairs["attnresln_n"].item() == found.normalised[2, 2, 5].item()
+    assert pairs["attnresln_n"].item() == found.maps["attnresln_n"][2, 2, 5].item()
     assert (found.tokens[0], found.tokens[-1]) == ("[CLS]", "[SEP]")
     assert isinstance(found.table, pd.DataFrame)
     assert "attnresln_n" in repr(found)

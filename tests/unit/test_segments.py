@@ -81,7 +81,7 @@ def test_ids_that_were_given_are_never_dropped(tokenizer):
     got = model.model(**batch.model_inputs(), output_hidden_states=True).hidden_states
     torch.testing.assert_close(got[-1], expected[-1])
     assert not torch.allclose(expected[1], plain[1])
-    assert found.vectors.shape[0] == len(got) - 1
+    assert found.maps["attn_n"].shape[0] == len(got) - 1
     encoding["token_type_ids"] = torch.full_like(encoding["input_ids"], len(WORDS))
     with pytest.raises(InputError, match=f"token_type_ids: expected 0 to {len(WORDS) - 1}, got {len(WORDS)} to"):
         normscope.decompose(model, encoding)

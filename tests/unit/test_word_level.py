@@ -341,9 +341,11 @@ def test_decompositions_and_attributions_of_words(saved_model):
     def merged(maps):
         return members / members.sum(dim=1, keepdim=True) @ maps @ members.T
 
-    torch.testing.assert_close(words.weights, merged(tokens.weights))
-    torch.testing.assert_close(words.head_weights, merged(tokens.head_weights))
+    torch.testing.assert_close(words.maps["attn_w"], merged(tokens.maps["attn_w"]))
+    torch.testing.assert_close(words.head_maps["attn_w"], merged(tokens.head_maps["attn_w"]))
     for name, values in words.maps.items():
+        if name == "share":  # which has a sign
+            continue
         bound = merged(tokens.maps[name])
         assert (values <= bound + 1e-9).all()
         single = [number for number in range(7) if units.count(number) == 1]
@@ -351,7 +353,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
         positions = [units.index(number) for number in single]
         at_tokens = tokens.maps[name][np.ix_(range(len(values)), positions, positions)]
         torch.testing.assert_close(values[pairs], at_tokens)
-    assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_weights.shape[1]
+    assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_maps["attn_w"].shape[1]
     scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
     assert scores[1].tokens == words.tokens
@@ -392,11 +394,11 @@ def test_decompositions_of_translated_words():
     given = Specimen._inputs(dataclasses.replace(specimen, loaded=model), source, target)
     whole = WordSequence.of(specimen.brute_force(model.model, given), [1, 2, 1, 2], [2, 3, 1, 1])
     for number, block in enumerate(whole.blocks):
-        assert set(decomposition.maps) == {"attn_w", "attn_n"}
-        for name, values in decomposition.maps.items():
-            close(values[number], block.maps()[name])
-        close(decomposition.head_weights[number], block.alpha)
-        close(decomposition.head_vectors[number], block.weighted)
+        assert set(decomposition.maps) == {"attn_w", "attn_n", "share"}
+        for name in ("attn_w", "attn_n"):
+            close(decomposition.maps[name][number], block.maps()[name])
+        close(decomposition.head_maps["attn_w"][number], block.alpha)
+        close(decomposition.head_maps["attn_n"][number], block.weighted)
         for method, ratios in zip(decomposition.methods, decomposition.ratios[:, number], strict=True):
             close(ratios, block.ratios()[method])
 

@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 
 from normscope.api.arguments import checked, chosen, exclusive, single_text
 from normscope.api.picture import Explorer, Picture
-from normscope.api.saved import save_result
+from normscope.api.saved import SAVED, save_result
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
     NEEDS_VECTORS_OF_KEYS,
@@ -47,16 +47,16 @@ _TITLES = {
 class AttributionMap:
     """How much each token contributes to each output vector of a model, by one method. Rows are the outputs."""
 
+    __pydantic_config__ = SAVED
+
     method: str
     tokens: tuple[str, ...]
     """The tokens of the text, one per row; for a translation, those that the decoder reads."""
-    total: Float[np.ndarray, "query key"]
-    """Through all layers; `decompx` has one more column, for the bias."""
     layers: Float[np.ndarray, "layer query key"] | None
     """The map of each layer by itself; None where a method has none (`decompx`). For a translation, each layer of the
     decoder, whose first columns are the encoder's outputs."""
     cumulative: Float[np.ndarray, "layer query key"]
-    """From the input up to each layer."""
+    """From the input up to each layer; `decompx` has one more column, for the bias."""
     level: Level = Level.token
     """Whether rows and columns are tokens or words."""
     source_tokens: tuple[str, ...] | None = None
@@ -64,6 +64,12 @@ class AttributionMap:
     shares: Float[np.ndarray, "query key"] | None = None
     """The signed share of each source in each output, read out along the output vector, with a column for the bias. Those of an
     output add up to 1. Only `decompx` has the vectors for it; None otherwise."""
+
+    @property
+    def total(self) -> Float[np.ndarray, "query key"]:
+        """Through all layers: the last of `cumulative`."""
+        total: np.ndarray = self.cumulative[-1]
+        return total
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -126,8 +132,8 @@ class AttributionMap:
         """
         cells = (len(self.tokens), len(self.sources))
         shares = self.total if self.shares is None else self.shares
-        within = [self.cumulative] if self.layers is None else [self.cumulative, self.layers]
-        if self.total.shape != cells or shares.shape != cells or any(maps.shape[1] != cells[0] for maps in within):
+        rows = len(self.tokens) if self.layers is None else self.layers.shape[1]
+        if self.total.shape != cells or shares.shape != cells or rows != len(self.tokens):
             raise ValueError("expected a row for every token and a column for every source")
         MapMethod(self.method)
 
@@ -258,7 +264,6 @@ def _attribution_map(
     return AttributionMap(
         method=str(method),
         tokens=tokens,
-        total=maps.total[0].cpu().numpy(),
         layers=None if maps.layers is None else np.stack([layer[0].cpu().numpy() for layer in maps.layers]),
         cumulative=np.stack([layer[0].cpu().numpy() for layer in maps.cumulative]),
         level=level,

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,8 @@ from torch import Tensor
 from normscope.api.arguments import checked, chosen
 from normscope.api.attributed_maps import AttributionMap
 from normscope.api.picture import LEGEND, Explorer, Picture, Several, coloured
-from normscope.api.saved import read_result, save_result
+from normscope.api.saved import SAVED, read_result, save_result
 from normscope.attribution.effects import Effects
-from normscope.data.options import Level
 from normscope.errors import InputError, escaped
 from normscope.results.figures import ColouredText, Heatmaps
 from normscope.results.maps import TokenMap
@@ -42,6 +40,8 @@ class Part(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
     """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
+
+    __pydantic_config__ = SAVED
 
     tokens: tuple[str, ...]
     """The tokens of the text; for a translation, those of the source, then those of the target so far."""
@@ -123,7 +123,7 @@ class Attribution:
         Raises:
             InputError: If there are too many values for one page.
         """
-        return Explorer(self.figure(), target_maps([self._row]))
+        return Explorer(self.figure(), _target_maps([self]))
 
     def _matrix_picture(self) -> Picture:
         if self.matrix is None:
@@ -132,7 +132,7 @@ class Attribution:
             )
         values = self.matrix.to_numpy()
         caption = "What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it."
-        figure = table_map(self._said, self.matrix, "token_score").figure({"token_score": self._said}, caption)
+        figure = _table_map(self._said, self.matrix, "token_score").figure({"token_score": self._said}, caption)
         digits = 2 if values.shape[1] <= _NUMBERED else None
         return Picture(dataclasses.replace(figure, digits=digits, largest=float(np.abs(values).max()) or 1.0))
 
@@ -187,11 +187,6 @@ class Attribution:
     def _said(self) -> str:
         """The target with its value, as a title."""
         return f"{begun(self.what)}: {number(self.target)}"
-
-    @property
-    def _row(self) -> "TargetRow":
-        heads = self._head_grid if self._by_head else None
-        return TargetRow(self._said, self.tokens, self.sides, self.scores, self.matrix, self.spans, self.effects, heads)
 
     @property
     def _head_grid(self) -> pd.DataFrame:
@@ -287,7 +282,7 @@ class Attributions(Several[Attribution]):
         """
         if not self:
             raise InputError("explorer: expected at least one attribution")
-        return Explorer(self.figure(), target_maps([each._row for each in self]))
+        return Explorer(self.figure(), _target_maps(self))
 
     def _repr_html_(self) -> str:
         return "".join(each._repr_html_() for each in self)
@@ -333,33 +328,19 @@ def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.nd
 _SCORE = "token_score"
 
 
-class TargetRow(NamedTuple):
-    """What is known of one target; see `Attribution`."""
-
-    title: str
-    tokens: tuple[str, ...]
-    sides: Mapping[str, int] | None
-    scores: np.ndarray
-    matrix: pd.DataFrame | None
-    spans: Mapping[str, float] | None
-    effects: pd.DataFrame | None
-    heads: pd.DataFrame | None
-    """The effects of heads, over all tokens: one row per layer, one column per head."""
-
-
-def target_maps(targets: Sequence[TargetRow]) -> list[TokenMap]:
+def _target_maps(targets: Sequence[Attribution]) -> list[TokenMap]:
     """The scores of every text, followed by what else is known of them: answer tokens, effects, heads, spans.
 
     Targets of the same text that follow each other share a map, in float32.
     """
     found: list[TokenMap] = []
-    for _, of_text in itertools.groupby(targets, lambda row: (row.tokens, row.sides)):
+    for _, of_text in itertools.groupby(targets, lambda target: (target.tokens, target.sides)):
         found += _maps_of_text(list(of_text))
     return found
 
 
-def _maps_of_text(rows: Sequence[TargetRow]) -> Iterator[TokenMap]:
-    tokens, titles = rows[0].tokens, [row.title for row in rows]
+def _maps_of_text(rows: Sequence[Attribution]) -> Iterator[TokenMap]:
+    tokens, titles = rows[0].tokens, [row._said for row in rows]
     text, shape = " ".join(tokens), (len(rows), len(tokens))
     tables = [row.effects.assign(row=at) for at, row in enumerate(rows) if row.effects is not None]
     effects = pd.concat(tables) if tables else pd.DataFrame()
@@ -371,18 +352,18 @@ def _maps_of_text(rows: Sequence[TargetRow]) -> Iterator[TokenMap]:
     yield _maps(text, titles, tokens, {_SCORE: scores[None], **maps}, head_maps)
     for row in rows:
         if row.matrix is not None:
-            yield table_map(f"each token of the answer: {text}", row.matrix, _SCORE)
+            yield _table_map(f"each token of the answer: {text}", row.matrix, _SCORE)
     layers = sorted({*effects["layer"].astype(int)} - {0})
     maps, head_maps = _effects(effects, layers, shape)
     if maps:
         yield _maps(f"effects by layer: {text}", titles, tokens, maps, head_maps, layers)
     for row in rows:
-        if row.heads is not None:
-            named = row.heads.rename(index="layer {}".format, columns="head {}".format)
-            yield table_map(f"heads: {row.title}", named, "attention")
+        if row._by_head:
+            named = row._head_grid.rename(index="layer {}".format, columns="head {}".format)
+            yield _table_map(f"heads: {row._said}", named, "attention")
     spans = pd.DataFrame([row.spans for row in rows if row.spans is not None])
     if len(spans):
-        yield table_map(f"spans: {text}", spans.set_axis(titles), _SCORE)
+        yield _table_map(f"spans: {text}", spans.set_axis(titles), _SCORE)
 
 
 def _effects(
@@ -435,7 +416,7 @@ def _maps(
     )
 
 
-def table_map(title: str, table: pd.DataFrame, measure: str) -> TokenMap:
+def _table_map(title: str, table: pd.DataFrame, measure: str) -> TokenMap:
     """A single map whose rows and columns are those of a table."""
     return _maps(title, table.index.tolist(), table.columns.tolist(), {measure: table.to_numpy()[None]})
 
@@ -460,5 +441,4 @@ def load_attribution(path: str | Path) -> Attribution | AttributionMap:
     found: Attribution | AttributionMap = read_result(
         path, {each.__name__: each for each in (Attribution, AttributionMap)}
     )
-    # JSON has no enumerations.
-    return dataclasses.replace(found, level=Level(found.level)) if isinstance(found, AttributionMap) else found
+    return found

@@ -39,22 +39,22 @@ class Decomposition:
     """The tokens (or words) that receive; in cross-attention, those of the target."""
     key_tokens: tuple[str, ...]
     """The tokens that contribute: those of `tokens`, or in cross-attention those of the source."""
-    weights: Float[Tensor, "layer query key"]
-    """α, averaged over heads."""
-    vectors: Float[Tensor, "layer query key"] | None
-    """‖F_ij‖ = ‖Σ_h αf(x_j)‖. This map, `residual`, `normalised` and `shares` are None if `measures` leaves them out."""
-    residual: Float[Tensor, "layer query key"] | None
-    """‖R_ij‖: with the residual connection; None if a norm comes before it (OLMo 2)."""
-    normalised: Float[Tensor, "layer query key"] | None
-    """‖T_ij‖: with the residual connection and the layer normalisation; None if no norm follows attention."""
+    maps: Mapping[str, Float[Tensor, "layer query key"]]
+    """What all heads together pass from key to query, by the name of the column in `pairs`, without what `measures` leaves out.
+
+    `attn_w`: α, averaged over heads. `attn_n`: ‖F_ij‖ = ‖Σ_h αf(x_j)‖. `attnres_n`: ‖R_ij‖, with the residual connection,
+    unless a norm comes before it (OLMo 2). `attnresln_n`: ‖T_ij‖, with the layer normalisation as well, if a norm follows
+    attention. `share`: the signed share of each key in the block's output, as far through the block as it goes; with the
+    share of the biases, those of a query add up to 1 (see `maths/shares.py`). With `feed_forward=True`, as far as the
+    family has them: `atbff_n` (through the network), `atbffres_n` (with its residual connection), `atbffresln_n` (with its
+    normalisation)."""
     ratios: Float[Tensor, "method layer query"]
     """Mixing ratios by method."""
     methods: tuple[Method, ...]
     """The methods that are defined for the model's blocks."""
-    head_weights: Float[Tensor, "layer head query key"] | None = None
-    """α of every head; None unless `heads=True`; 0 for heads that a layer does not have."""
-    head_vectors: Float[Tensor, "layer head query key"] | None = None
-    """‖αf(x_j)‖ of every head, likewise."""
+    head_maps: Mapping[str, Float[Tensor, "layer head query key"]] = dataclasses.field(default_factory=dict)
+    """α (`attn_w`) and ‖αf(x_j)‖ (`attn_n`) of every head; empty unless `heads=True`; 0 for heads that a layer does not
+    have."""
     text: str = ""
     """The text as the tokenizer decodes it; source → target in an encoder–decoder's decoder."""
     is_cross_attention: bool = False
@@ -64,14 +64,8 @@ class Decomposition:
     has two tokens."""
     key_words: tuple[int, ...] | None = None
     """The word that each contributing token is part of, as in `words`."""
-    feed_forward: Mapping[str, Float[Tensor, "layer query key"]] = dataclasses.field(default_factory=dict)
-    """Through the feed-forward network: `atbff_n` (the network), `atbffres_n` (with its residual connection) and
-    `atbffresln_n` (with its normalisation), as far as the family has them; empty unless `feed_forward=True`."""
     level: Level = Level.token
     """Whether tokens or words were decomposed."""
-    shares: Float[Tensor, "layer query key"] | None = None
-    """The signed share of each key in the block's output, as far through the block as it goes. With the share of the biases,
-    those of a query add up to 1; see `maths/shares.py`."""
     parts: Float[Tensor, "part vector_method layer query"] | None = None
     """The shares of the other tokens, the token itself (through attention), the residual connection and the biases, by the
     methods that measure vectors; they add up to 1."""
@@ -82,7 +76,7 @@ class Decomposition:
 
     @property
     def _layers(self) -> Sequence[int]:
-        return self.layers or range(1, len(self.weights) + 1)
+        return self.layers or range(1, len(self.maps["attn_w"]) + 1)
 
     @property
     def _positions(self) -> Sequence[int]:
@@ -96,11 +90,10 @@ class Decomposition:
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
                 "key_token": np.array(self.key_tokens, dtype=object),
                 **self.maps,
-                **({} if self.shares is None else {"share": self.shares}),
             },
             layer=self._layers,
             query=self._positions,
-            key=range(self.weights.shape[2]),
+            key=range(len(self.key_tokens)),
         )
 
     @cached_property
@@ -115,18 +108,6 @@ class Decomposition:
             position=self._positions,
         )
         return table[["layer", "method", "position", "token", *names]]
-
-    @property
-    def maps(self) -> dict[str, Float[Tensor, "layer query key"]]:
-        """The maps that are defined for the model's blocks, by the name of their column in `pairs`."""
-        maps = {
-            "attn_w": self.weights,
-            "attn_n": self.vectors,
-            "attnres_n": self.residual,
-            "attnresln_n": self.normalised,
-            **self.feed_forward,
-        }
-        return {name: values for name, values in maps.items() if values is not None}
 
     def to_pandas(self) -> pd.DataFrame:
         """Every map as one tidy table; the same as `pairs`."""
@@ -157,7 +138,7 @@ class Decomposition:
         """
         number = self._layers[-1] if layer is None else layer
         if number not in self._layers:
-            known = ", ".join(map(str, self.layers)) or f"1 to {len(self.weights)}"
+            known = ", ".join(map(str, self.layers)) or f"1 to {len(self._layers)}"
             raise InputError(f"layer={layer}: expected {known}")
         titles = {
             "attn_w": "α: weights",
@@ -182,24 +163,21 @@ class Decomposition:
 
     def token_map(self) -> TokenMap:
         """Every map in the form that the explorer takes, in float32."""
-        maps = self.maps | ({} if self.shares is None else {"share": self.shares})
         head_maps, norms = {}, None
         # The explorer's layers have the same heads; each head of a layer has some weight.
-        if self.head_weights is not None and bool(self.head_weights.flatten(2).any(dim=2).all()):
-            assert self.head_vectors is not None
-            head_maps["attn_w"] = self.head_weights.float().numpy()
-            if self.level is Level.word:
-                head_maps["attn_n"] = self.head_vectors.float().numpy()
-            else:
+        if self.head_maps and bool(self.head_maps["attn_w"].flatten(2).any(dim=2).all()):
+            head_maps = {name: values.float().numpy() for name, values in self.head_maps.items()}
+            if self.level is Level.token:
                 # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
-                sums = self.head_weights.sum(dim=2)
-                norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0).float().numpy()
+                del head_maps["attn_n"]
+                sums, vectors = (self.head_maps[name].sum(dim=2) for name in ("attn_w", "attn_n"))
+                norms = torch.where(sums > 0, vectors / sums, 0.0).float().numpy()
         return TokenMap(
             title=self.text or " ".join(self.tokens),
             queries=self.tokens,
             keys=self.key_tokens,
             layers=tuple(self._layers),
-            maps={name: values.float().numpy() for name, values in maps.items()},
+            maps={name: values.float().numpy() for name, values in self.maps.items()},
             head_maps=head_maps,
             norms=norms,
             is_cross_attention=self.is_cross_attention,
@@ -390,6 +368,8 @@ def _decomposition(
     places = whole_numbers("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
     at = None if places is None else torch.tensor(places)
     maps = _maps(model, observer, batch, at, measures, heads, feed_forward)
+    ratios, parts = maps.pop("ratios"), maps.pop("parts")
+    head_maps = {name: maps.pop(f"head {name}") for name in ("attn_w", "attn_n")} if heads else {}
     about = without_values(model, batch)
 
     def of_rows(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -398,22 +378,16 @@ def _decomposition(
     return Decomposition(
         tokens=of_rows(about.queries),
         key_tokens=about.keys,
-        weights=maps["attn_w"],
-        vectors=maps.get("attn_n"),
-        residual=maps.get("attnres_n"),
-        normalised=maps.get("attnresln_n"),
-        ratios=maps["ratios"].transpose(0, 1),
+        maps=maps,
+        ratios=ratios.transpose(0, 1),
         methods=model.layout.methods,
-        head_weights=maps.get("head_w"),
-        head_vectors=maps.get("head_n"),
+        head_maps=head_maps,
         text=about.title,
         is_cross_attention=batch.is_cross_attention,
         words=None if about.query_words is None else of_rows(about.query_words),
         key_words=about.key_words,
-        feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
         level=Level.token if batch.groups is None else Level.word,
-        shares=maps.get(SHARE),
-        parts=maps["parts"].permute(2, 1, 0, 3),
+        parts=parts.permute(2, 1, 0, 3),
         layers=tuple(observer.parameters) if len(observer.parameters) < model.layers else (),
         positions=tuple(places or ()),
     )
@@ -439,7 +413,7 @@ def _maps(
         found = {"ratios": ratios.cpu()[:, at], "parts": parts.cpu()[..., at]}
         if heads:
             of_heads = (lengthened(values[0], model.layout.heads, 0) for values in units.head_maps())
-            found["head_w"], found["head_n"] = of_heads
+            found["head attn_w"], found["head attn_n"] = of_heads
         return found
 
     return pair_maps(observer, batch, beside, queries=queries, measures=measures, feed_forward=feed_forward)

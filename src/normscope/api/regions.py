@@ -17,7 +17,7 @@ from normscope.models.load.text_batches import (
     is_ids,
     is_messages,
     messages_in,
-    places_in_messages,
+    places_of_tokens,
     plain_ids,
     roles_of,
 )
@@ -59,12 +59,8 @@ def owners_of_tokens(
 
 def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] | None:
     """The text of a pair that each token belongs to; None for anything else, or if the tokenizer does not tell."""
-    if not isinstance(text, tuple) or not model.tokenizer.is_fast:
-        return None
-    encoding = model.tokenizer(*text)
-    if list(encoding["input_ids"]) != batch.input_ids[0].tolist():
-        return None
-    return [REST if place is None else PAIR[place] for place in encoding.sequence_ids()]
+    places = places_of_tokens(model, text, batch.input_ids[0].tolist()) if isinstance(text, tuple) else None
+    return None if places is None else [REST if place is None else PAIR[place[0]] for place in places]
 
 
 def span_of_tokens(model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -122,15 +118,17 @@ def _beginnings(model: LoadedModel, text: object, batch: Batch) -> list[int | No
         return list(range(len(ids)))
     if not model.tokenizer.is_fast:
         raise InputError("spans: expected a fast tokenizer, because only these know where their tokens are in the text")
-    encoding = model.tokenizer(text, return_offsets_mapping=True)
-    if list(encoding["input_ids"]) != ids:
+    places = places_of_tokens(model, text, ids)
+    if places is None:
         raise InputError(
             "spans: the model's tokenizer does not read this text the way it was tokenized here; pass a plain text"
         )
-    return [
-        None if start == end else start + len(text[start:end]) - len(text[start:end].lstrip())
-        for start, end in encoding["offset_mapping"]
-    ]
+    return [None if place is None else _beginning(text, *place[1:]) for place in places]
+
+
+def _beginning(text: str, start: int, end: int) -> int | None:
+    """The first character of a token other than a space; None if it has no characters."""
+    return None if start == end else start + len(text[start:end]) - len(text[start:end].lstrip())
 
 
 NAMED = ("last", "tokens", "words", "texts", "messages", "prompt", "answer", "images")
@@ -309,7 +307,8 @@ def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, li
     if not is_messages(text):
         _refuse(argument, kind, "a conversation, as a list of messages" + ("" if kind == "messages" else ", or a pair"))
     roles = [message.role for message in messages_in(text)]
-    owners = [None if place is None else place[0] for place in places_in_messages(read.model, text)]
+    places = places_of_tokens(read.model, text, read.batch.input_ids[0].tolist()) or ()
+    owners = [None if place is None else place[0] for place in places]
     parts = [(f"{role} {number + 1}", _where(owners, number)) for number, role in enumerate(roles)]
     if kind == "messages":
         return [(name, places) for name, places in parts if places]

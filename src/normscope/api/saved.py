@@ -1,9 +1,6 @@
 """Results of attribution as files: their arrays and tables in safetensors, everything else as JSON in its metadata."""
 
 import dataclasses
-import enum
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from normscope.errors import InputError, one_line
 from normscope.untrusted.tensor_files import DAMAGE, packed, unpacked
 from normscope.untrusted.writing import write_named
 
-_VERSION = 3
+_VERSION = 4
 """Of what is written."""
+
+
+SAVED = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+"""Of a class whose instances are saved, as `__pydantic_config__`. Pydantic reads what JSON has no types for: tuples, enums."""
 
 
 def save_result(result: Any, path: str | Path) -> None:
@@ -74,44 +76,17 @@ def read_result(path: str | Path, kinds: Mapping[str, type]) -> Any:
     try:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         fields = {
-            name: _table(value, arrays.pop(name)) if name in arrays else _tupled(value)
+            name: _table(value, arrays.pop(name)) if name in arrays else value
             for name, value in described["fields"].items()
         }
-        result = kind(**fields, **arrays)
-        _check_types(result)
+        result = TypeAdapter(kind).validate_python(fields | arrays)
+        result._check_sizes()
+    except ValidationError as error:
+        field = error.errors()[0]["loc"][0]
+        raise InputError(f"{path}: has been changed since .save() wrote it: {field} is of another type") from error
     except Exception as error:  # whoever forges a digest may put anything there
         raise InputError(f"{path}: has been changed since .save() wrote it: {one_line(error)}") from error
     return result
-
-
-def _check_types(result: Any) -> None:
-    """Check that the fields of a result have their types, and that its arrays have as many rows as there are tokens."""
-    hints = typing.get_type_hints(type(result))
-    for field in dataclasses.fields(result):
-        value = getattr(result, field.name)
-        if not _fits(value, hints[field.name]):
-            raise TypeError(f"{field.name}: expected {hints[field.name]}, got {type(value).__name__}")
-    result._check_sizes()
-
-
-def _fits(value: object, hint: Any) -> bool:
-    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in inner)
-    if kind is tuple:  # of any length
-        return isinstance(value, tuple) and all(_fits(each, inner[0]) for each in value)
-    if kind is Mapping:
-        return isinstance(value, Mapping) and all(_fits(each, inner[1]) for each in value.values())
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return value in list(kind)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-
-
-def _tupled(value: Any) -> Any:
-    """Lists as tuples: JSON does not tell them apart, and results have only tuples."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _table(described: Mapping[str, Any], numbers: np.ndarray) -> pd.DataFrame:

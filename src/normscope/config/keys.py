@@ -45,12 +45,14 @@ def adapter(options: type) -> TypeAdapter[Any]:
 def keys_of(options: type) -> Mapping[str, Key]:
     """Every key of a dataclass and those below it by name, in the order of the fields."""
     schema = adapter(options).json_schema()
-    return {key.name: key for key in _keys(schema, schema.get("$defs", {}), options(), "")}
+    # The class has the defaults of its fields, but for those that a factory makes.
+    section = options if schema.get("required") else options()
+    return {key.name: key for key in _keys(schema, schema.get("$defs", {}), section, "")}
 
 
 def _keys(schema: Mapping[str, Any], named: Mapping[str, Any], section: Any, prefix: str) -> Iterator[Key]:
     for name, field in schema["properties"].items():
-        default = getattr(section, name)
+        default = getattr(section, name, MISSING)
         if dataclasses.is_dataclass(default):
             yield from _keys(_of_name(field, named), named, default, f"{prefix}{name}.")
         else:
@@ -85,6 +87,8 @@ def _words(schema: Mapping[str, Any], named: Mapping[str, Any]) -> str:
             return f"a list of {fewest}items, each {_words(items, named)}"
         case {"type": "string", "minLength": fewest, "maxLength": most}:
             return f"text of {fewest} to {most} characters"
+        case {"type": "string", "maxLength": most}:
+            return f"text of at most {most:,} characters"
         case {"type": "integer" | "number"}:
             return f"a {'whole ' if schema['type'] == 'integer' else ''}number{_range(schema)}"
     named_types = {"boolean": "true or false", "string": "text", "object": "values by name"}

@@ -111,6 +111,24 @@ def check_values(options: type, values: Mapping[str, Any], prefix: str = "") -> 
                 )
 
 
+def read_values(options: type, given: object, what: str) -> Any:
+    """A dataclass from values that anyone may have sent.
+
+    Args:
+        given: The values by name.
+        what: What they are, for messages.
+
+    Raises:
+        InputError: If there are no values, or one is missing, unknown, or not what its annotation says.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(f"{what}={shown(given)}: expected values by name")
+    try:
+        return adapter(options).validate_python(given)
+    except ValidationError as error:
+        raise InputError(_line(error.errors(include_url=False)[0], keys_of(options), given, "")) from error
+
+
 def _is_open(value: Any) -> bool:
     """Whether a value is not there yet: a config that is composed sets it, or takes that of another key."""
     return isinstance(value, str) and (value == MISSING or value.startswith("${"))
@@ -121,6 +139,9 @@ def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str
     if error["type"] in ("unexpected_keyword_argument", "invalid_key"):  # the latter is not even text
         name = ".".join(map(str, error["loc"]))
         return f"unknown key {prefix}{name}{suggestion(name, keys, prefix)}"
+    if error["type"] == "missing":
+        (name,) = error["loc"]
+        return f"{prefix}{name}: expected {keys[name].expected}, got nothing"
     name, value = "", values
     for part in error["loc"]:
         if name in keys or not isinstance(value, Mapping):

@@ -76,7 +76,7 @@ class Answers:
             turn.kept(("sink", side), lambda: _weight_of_first(decomposed))
         units = model.exclusively(lambda: units_of(model, typed, level))
         maps = decomposed.token_map()
-        fits = 7 * decomposed.weights.numel() <= _LARGEST
+        fits = 7 * decomposed.maps["attn_w"].numel() <= _LARGEST
         if not fits:
             notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")
         elif not heads:
@@ -261,7 +261,7 @@ def _said_of_shares(found: Attribution) -> str:
 
 def _weight_of_first(decomposed: Decomposition) -> float:
     """The share of their attention weight that later tokens give to the first one; 0 if there are none."""
-    weights = decomposed.weights[:, 1:, 0]
+    weights = decomposed.maps["attn_w"][:, 1:, 0]
     return float(weights.mean()) if weights.numel() else 0.0
 
 

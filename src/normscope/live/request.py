@@ -1,13 +1,15 @@
-"""Requests of a page: a part of it, and the state in its address. Pydantic reads both and reports errors."""
+"""Requests of a page: a part of it, and the state in its address."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
+from normscope.config.rules import Expected
+from normscope.config.schema import read_values
 from normscope.data.options import Level
-from normscope.errors import InputError, printable
+from normscope.errors import InputError
 from normscope.live.engine import Ask
 
 LONGEST_TEXT = 100_000
@@ -80,11 +82,11 @@ class Request:
     """A part of the page that a tab asks for."""
 
     part: Part
-    state: dict[str, Text]
-    """The values of the address."""
+    state: dict[str, Any]
+    """The values of the address; see `read_state`."""
     side: Annotated[int, Field(strict=True)] = 0
     """0 for what is shown, 1 for what it is compared with."""
-    tab: Annotated[str, Field(pattern="^[A-Za-z0-9-]{0,40}$")] = ""
+    tab: Annotated[str, Field(pattern="^[A-Za-z0-9-]{0,40}$"), Expected("at most 40 letters, digits and hyphens")] = ""
     number: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
     """Higher for newer requests from the tab."""
 
@@ -92,9 +94,6 @@ class Request:
     def ask(self) -> Ask:
         """The tab that asks, and the number of its request."""
         return Ask(self.tab or None, self.number)
-
-
-_VALUES, _STATE, _REQUEST = TypeAdapter(dict[str, Text]), TypeAdapter(State), TypeAdapter(Request)
 
 
 def read_request(given: object, models: int) -> tuple[Request, State]:
@@ -107,7 +106,7 @@ def read_request(given: object, models: int) -> tuple[Request, State]:
     Raises:
         InputError: If it is invalid.
     """
-    request: Request = _read(_REQUEST, given, "request")
+    request: Request = read_values(Request, given, "request")
     state = read_state(request.state, models)
     if not 0 <= request.side < len(state.sides):
         raise InputError(f"side={request.side}: expected a number below {len(state.sides)}")
@@ -124,21 +123,12 @@ def read_state(given: object, models: int) -> State:
     Raises:
         InputError: If a name is unknown, or a value invalid.
     """
-    values: dict[str, str] = _read(_VALUES, given, "state")
-    state: State = _read(_STATE, {name: value for name, value in values.items() if name not in VIEW}, "state")
+    if isinstance(given, Mapping):
+        given = {name: value for name, value in given.items() if name not in VIEW}
+    state: State = read_values(State, given, "state")
     for name, number in (("model", state.model), ("compare", state.compare)):
         if number is not None and not 1 <= number <= models:
             raise InputError(f"{name}={number}: expected a model from 1 to {models}")
     if state.against and not state.target:
         raise InputError(f"against={state.against!r}: expected a target as well")
     return state
-
-
-def _read(reader: TypeAdapter[Any], given: object, what: str) -> Any:
-    try:
-        return reader.validate_python(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        message = first["msg"]
-        where, value = ".".join(map(str, first["loc"])) or what, printable(repr(first["input"]), 40)
-        raise InputError(f"{printable(where, 40)}={value}: {message[:1].lower()}{message[1:]}") from error

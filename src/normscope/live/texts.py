@@ -14,7 +14,7 @@ from normscope.models.load.text_batches import (
     is_messages,
     messages_in,
     parts_of,
-    places_in_messages,
+    places_of_tokens,
     roles_of,
 )
 from normscope.rounding import counted
@@ -204,49 +204,28 @@ class Units:
 def units_of(model: LoadedModel, typed: Read, level: Level) -> Units:
     """Where the tokens (or words) of a text lie in what was typed, and who says them."""
     batch = batch_from_texts(model, typed.given, level)
-    if typed.chat:
-        found = _of_messages(model, typed)
-        roles: list[str] | None = roles_of(model, typed.given)
-    else:
-        found, roles = _of_text(model, typed, batch.input_ids[0].tolist()), None
+    roles = roles_of(model, typed.given) if typed.chat else None
+    # The tokens of a translation are the target's alone.
+    known = not model.layout.reads_target and places_of_tokens(model, typed.given, batch.input_ids[0].tolist())
+    begins = _begins(typed)
     numbers = batch.unit_numbers.tolist()
     places: list[tuple[int, int] | None] = [None] * (max(numbers) + 1)
-    for number, place in zip(numbers, found, strict=False):
-        if place is None:
+    for number, place in zip(numbers, known or (), strict=False):
+        if place is None or place[1] == place[2]:
             continue
-        start, end = place
+        start, end = (begins[place[0]] + at for at in place[1:])
         start += len(typed.text[start:end]) - len(typed.text[start:end].lstrip())
-        known = places[number]
-        places[number] = (start if known is None else known[0], end)
+        before = places[number]
+        places[number] = (start if before is None else before[0], end)
     first = {number: at for at, number in reversed([*enumerate(numbers)])}
-    return Units(places if found else [], roles and [roles[first[number]] for number in range(len(places))])
+    return Units(places if known else [], roles and [roles[first[number]] for number in range(len(places))])
 
 
-def _of_text(model: LoadedModel, typed: Read, ids: list[int]) -> list[tuple[int, int] | None]:
-    """The place of each token; an empty list if the tokenizer does not say."""
-    if not getattr(model.tokenizer, "is_fast", False) or model.layout.reads_target:
-        return []
-    sides = typed.given if isinstance(typed.given, tuple) else (typed.given,)
-    encoding = model.tokenizer(*sides, return_offsets_mapping=True, verbose=False)
-    if ids != list(encoding["input_ids"]):
-        return []
-    places: list[tuple[int, int] | None] = []
-    for side, (start, end) in zip(encoding.sequence_ids(0), encoding["offset_mapping"], strict=True):
-        shift = len(sides[0]) + len(SEPARATOR) if side else 0
-        places.append(None if side is None or start == end else (start + shift, end + shift))
-    return places
-
-
-def _of_messages(model: LoadedModel, typed: Read) -> list[tuple[int, int] | None]:
-    messages = messages_of(typed.text)
-    places: list[tuple[int, int] | None] = []
-    for place in places_in_messages(model, typed.given):
-        if place is None:
-            places.append(None)
-        else:
-            number, start, end = place
-            places.append((messages[number].start + start, messages[number].start + end))
-    return places
+def _begins(typed: Read) -> list[int]:
+    """Where each text of a pair, or message of a conversation, begins in what was typed."""
+    if typed.chat:
+        return [message.start for message in messages_of(typed.text)]
+    return [0, len(typed.given[0]) + len(SEPARATOR)] if isinstance(typed.given, tuple) else [0]
 
 
 def opening(model: LoadedModel) -> Mapping[str, str]:

@@ -209,16 +209,36 @@ def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
     return [role for role, _ in _written(model, text)]
 
 
-def places_in_messages(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[int, int, int] | None]:
-    """Where each token of a conversation lies: the message, its first character in it, and the one after its last.
+Place = tuple[int, int, int]
+"""Where a token lies in a text: in which text of a pair, or message of a conversation; its first character there, and the one
+after its last."""
 
-    The template may have stripped the message, whose characters are counted without the space around it. None for tokens of the
-    template.
+
+def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[Place | None] | None:
+    """Where each token of a text lies; None for special tokens and those of a template.
+
+    A template may have stripped a message, whose characters are counted without the space around it.
+
+    Args:
+        text: A text, a pair of texts, or a conversation.
+        ids: Its tokens.
+
+    Returns:
+        None if the tokenizer does not know where tokens are, or reads the text in another way than it was tokenized.
     """
-    return [place for _, place in _written(model, text)]
+    if is_messages(text):
+        return [place for _, place in _written(model, text)]
+    if not getattr(model.tokenizer, "is_fast", False):
+        return None
+    texts = text if isinstance(text, tuple) else (text,)
+    encoding = model.tokenizer(*texts, return_offsets_mapping=True, verbose=False)
+    if list(encoding["input_ids"]) != list(ids):
+        return None
+    spans = zip(encoding.sequence_ids(0), encoding["offset_mapping"], strict=True)
+    return [None if part is None else (part, start, end) for part, (start, end) in spans]
 
 
-def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, tuple[int, int, int] | None]]:
+def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, Place | None]]:
     """The role of each token of a conversation, and its place in a message."""
     from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
 
@@ -228,7 +248,7 @@ def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, 
     if isinstance(written, str):  # which `batch_from_texts` refuses as well
         raise InputError(f"messages: {written}")
     _, roles, spans = tokens_of(model.tokenizer, written)
-    places: list[tuple[int, int, int] | None] = []
+    places: list[Place | None] = []
     for start, end in spans:
         at = written.part_of(start, end)
         # Every second part is a message, and what is between them is the template's.
