@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from normscope.data import batching
 from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
-from normscope.data.corpora import open_corpus, sample_path
+from normscope.data.corpora import sample_path
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -122,19 +122,6 @@ def test_bad_files_are_told_apart(tmp_path, name, content, message):
         list(TextFile(path).examples())
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        open_corpus(DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "none.txt"), seed=0))
-    with pytest.raises(InputError, match="dataset.path is not set"):
-        open_corpus(DatasetOptions(kind=DatasetKind.text, seed=0))
-
-
-def test_limit_reads_no_further():
-    corpus = open_corpus(DatasetOptions(kind=DatasetKind.sample, limit=3, seed=0))
-    assert corpus.total == 3
-    assert len(list(corpus.examples())) == 3
-
-
 def test_the_sample_corpus_is_what_the_readme_says(tokenizer):
     examples = list(TextFile(sample_path()).examples())
     pairs = [example for example in examples if example.text_pair]
@@ -182,16 +169,6 @@ def test_byte_level_vocabularies_have_two_commas():
     assert punctuation == {",", "Ġ,", "."}
     assert CATEGORIES[categories[0]] == "cls"
     assert CATEGORIES[categories[1]] == "sep"
-
-
-def test_pairs_are_cut_longest_first_and_counted(tokenizer):
-    counts = CorpusCounts()
-    long = Example("one two three four five six seven eight nine ten eleven", "one two three")
-    sequences = encoder(tokenizer, max_length=10).encode([long, Example("short")], counts)
-    tokens = tokenizer.convert_ids_to_tokens(sequences[0].input_ids.tolist())
-    assert tokens == "[CLS] one two three four [SEP] one two three [SEP]".split()
-    assert sequences[0].token_type_ids.tolist() == [0] * 6 + [1] * 4
-    assert counts.cut == 1
 
 
 def test_masking_replaces_a_share_of_the_ordinary_tokens(tokenizer):

@@ -20,21 +20,6 @@ def runner_of(specimen: Specimen) -> InterventionRunner:
     return InterventionRunner(specimen.loaded, specimen.encoder, [1, 2, 3], 45)
 
 
-def test_the_next_token_loss_is_the_models_own(qwen2):
-    """transformers computes it from labels, one sequence at a time; ours comes from padded batches."""
-    runner = runner_of(qwen2)
-    assert runner.predicts == "next"
-    losses = [runner.unchanged(batch, lambda _block: None).loss for batch in qwen2.batches]
-    head = qwen2.loaded.next_token_head
-    expected = [
-        (float(head(**sequence.inputs, labels=torch.from_numpy(sequence.ids)[None]).loss), len(sequence.ids) - 1)
-        for sequence in qwen2.sequences
-    ]
-    assert sum(tokens for _, tokens in losses) == sum(tokens for _, tokens in expected)
-    # transformers computes losses in float32.
-    assert sum(loss for loss, _ in losses) == pytest.approx(sum(mean * n for mean, n in expected), rel=1e-6)
-
-
 def test_without_a_head_there_is_no_loss(qwen2):
     headless = dataclasses.replace(qwen2.loaded, load_head=lambda _head: None)
     runner = InterventionRunner(headless, qwen2.encoder, [1], 45)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest, at_smallest, declared
-from normscope.results.rollups import by_axes, roll_up
+from normscope.results.rollups import roll_up
 
 ROWS = [
     # layer, method, first, value, weight
@@ -39,24 +39,6 @@ def mean(values):
     return sum(known) / len(known)
 
 
-def test_a_name_keeps_its_axes_and_the_others_are_reduced():
-    rolled = roll_up(published(Rollup("<method>/<first>", "", of="table.value")), {"table": TABLE})
-    assert rolled.metrics == pytest.approx(
-        {
-            "a/first": mean(values_of(method="a", first=True)),
-            "a/later": mean(values_of(method="a", first=False)),
-            "b/first": mean(values_of(method="b", first=True)),
-        }
-    )
-    # The second layer has no value for later tokens.
-    assert {name: dict(curve) for name, curve in rolled.curves.items()} == {
-        "a/first": {1: 0.5, 2: 0.9},
-        "a/later": {1: 0.7},
-        "b/first": {1: 0.1, 2: 0.4},
-    }
-    assert all(curve.index.name == "layer" for curve in rolled.curves.values())
-
-
 @pytest.mark.parametrize(
     ("rollup", "expected"),
     [
@@ -76,23 +58,6 @@ def test_rows_are_chosen_and_reduced(rollup, expected):
     table = TABLE.fillna({"value": 0.0}) if rollup.name == "layer_of" else TABLE
     metrics = roll_up(Published({"table": Table(AXES, {})}, metrics=(rollup,)), {"table": table}).metrics
     assert metrics == {rollup.name: pytest.approx(expected)}
-
-
-def test_what_has_no_value_or_no_table_is_left_out():
-    rollups = (
-        Rollup("none", "", of="table.value", where={"method": "c"}),
-        Rollup("elsewhere", "", of="another.value"),
-        Rollup("by/hand", ""),
-        Rollup("at", "", of="table.value", where={"method": "c"}, how=at_largest("weight")),
-    )
-    assert roll_up(published(*rollups), {"table": TABLE}).metrics == {}
-
-
-def test_names_are_read_as_they_are_written():
-    metrics = {"a/share/x": 1.0, "a/share/y": 2.0, "b/share/x": 3.0, "a/mean": 4.0, "share": 5.0}
-    assert by_axes("<method>/share/<source>", metrics) == {("a", "x"): 1.0, ("a", "y"): 2.0, ("b", "x"): 3.0}
-    assert by_axes("<method>/mean", metrics) == {"a": 4.0}
-    assert by_axes("<method>/max", metrics) == {}
 
 
 def test_a_name_without_placeholders_wins_over_one_that_also_matches():

@@ -21,7 +21,6 @@ from normscope.data.token_texts import BYTES
 from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
 from normscope.maths import attention_weights
-from normscope.maths.words import Pieces
 from normscope.models.blocks.word_block import WordBlock
 from normscope.models.observe.observer import Observer
 from normscope.results.figures import Lines
@@ -55,24 +54,6 @@ def observed(family, model, visit):
     batch = Batch(inputs["input_ids"], None, mask, categories, (1, 2), units=UNITS)
     with Observer(model, layout_of(family), [model.config.num_hidden_layers]) as observer:
         observer.run(inputs, lambda block: visit(block, batch))
-
-
-def test_the_tokens_of_words_are_found_once(monkeypatch):
-    """Groups, the words of a batch, other dtypes, and the source in cross-attention share what is known of the tokens."""
-    calls = []
-    of = Pieces.of
-    monkeypatch.setattr(Pieces, "of", lambda units, count: calls.append(count) or of(units, count))
-    ids = torch.arange(18).view(2, 9)
-    source = Batch(ids, None, UNITS >= 0, UNITS, (1, 2), units=UNITS)
-    few = UNITS[:, :4].clamp(max=2)
-    batch = Batch(ids[:, :4], None, few >= 0, few, (1, 2), source, is_cross_attention=True, units=few)
-    for _ in range(2):
-        batch.groups.like(torch.zeros(0, dtype=torch.float64)).sums(torch.ones(2, 9))
-        assert torch.equal(batch.measured.input_ids, torch.tensor([[0, 1, 3], [9, 10, 11]]))
-        assert torch.equal(batch.measured.keys.input_ids, torch.tensor([[0, 1, 3, 4, 7, 8], [9, 10, 11, 13, 14, 9]]))
-    assert calls == [3, 6]
-    source.groups.part(slice(1, 2)).sums(torch.ones(1, 9))
-    assert calls == [3, 6]
 
 
 class Words:
