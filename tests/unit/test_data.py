@@ -104,6 +104,7 @@ def test_rows_that_hold_nothing(tmp_path):
     [
         ("a.jsonl", b'{"text": "x"}\n{oops\n', "line 2 is not JSON"),
         ("a.jsonl", b'["x"]\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": "a", "n": ' + b"9" * 5000 + b"}\n", "line 1 is not JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "row 2 of .* has no such column; expected one of txt"),
         ("a.csv", b"text,b\nx,1\ny\n", "line 3: expected 2 cells as in the header, got 1"),
@@ -207,11 +208,6 @@ def test_batches_keep_the_budget_and_lose_nothing(tokenizer):
 def test_a_sequence_beyond_the_budget_is_a_batch_by_itself(tokenizer):
     seen = list(batches([Example("word " * 12), Example("word " * 11)], encoder(tokenizer), 5, CorpusCounts()))
     assert [batch.sequences for batch in seen] == [1, 1]
-
-
-def test_options_that_do_not_fit_the_model(tokenizer):
-    with pytest.raises(InputError, match="dataset.max_length=17: expected at most 16"):
-        encoder(tokenizer, max_length=17)
 
 
 class Listed(Corpus):

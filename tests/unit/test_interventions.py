@@ -31,38 +31,6 @@ def test_without_a_head_there_is_no_loss(qwen2):
     assert runner.ablated(unchanged, lambda _block: None, Ablation([2], {2: torch.zeros(1)})) is None
 
 
-def test_only_the_chosen_tokens_are_replaced(qwen2):
-    runner, batch = runner_of(qwen2), qwen2.batches[0]
-    read: dict[int, torch.Tensor] = {}
-
-    def second(vectors: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
-        read[len(read)] = vectors
-        chosen = torch.zeros_like(token_mask)
-        chosen[:, 1] = True
-        return chosen & token_mask
-
-    before: dict[int, torch.Tensor] = {}
-    after: dict[int, torch.Tensor] = {}
-    unchanged = runner.unchanged(batch, lambda block: before.update({block.layer: block.inputs}), [2])
-    values = torch.tensor([7.0, -8.0], dtype=torch.float64)
-    runner.ablated(
-        unchanged, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
-    )
-    assert after.keys() == {2, 3}, "earlier blocks do not change"
-    again: dict[int, torch.Tensor] = {}
-    ablation = Ablation([2, 5], {2: values}, second)
-    runner.observe(batch, lambda block: again.update({block.layer: block.inputs}), ablation)
-    assert torch.equal(again[1], before[1])
-    assert all(torch.equal(again[layer], inputs) for layer, inputs in after.items())
-    torch.testing.assert_close(read[0], before[2])
-    expected = before[2].clone()
-    expected[:, 1, [2, 5]] = values
-    torch.testing.assert_close(after[2], expected)
-    # Earlier tokens cannot see the change, later ones can.
-    torch.testing.assert_close(after[3][:, 0], before[3][:, 0])
-    assert not torch.allclose(after[3][:, 1], before[3][:, 1])
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["bert", "qwen2"])
 def test_losses_under_ablation_are_those_of_a_whole_pass(name, monkeypatch):

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest, at_smallest, declared
+from normscope.results.declare import Axis, Published, Rollup, Table, at_largest, at_smallest, declared
 from normscope.results.rollups import roll_up
 
 ROWS = [
@@ -23,11 +23,6 @@ AXES = (
     Axis("method", "Method.", titles={"a": "method A"}),
     Axis("first", "First.", noun="being first", names={True: "first", False: "later"}),
 )
-
-
-def published(*rollups: Rollup) -> Published:
-    columns = {"value": Column("Value.", label="value (%)"), "weight": "Weight."}
-    return Published({"table": Table(AXES, columns)}, metrics=rollups, curves=rollups)
 
 
 def values_of(**chosen) -> list[float]:
@@ -65,23 +60,3 @@ def test_a_name_without_placeholders_wins_over_one_that_also_matches():
     assert declared(rollups, "f/mean")[0].meaning == "two"
     assert declared(rollups, "f/cls")[1] == {"category": "cls"}
     assert declared(rollups, "g/cls") is None
-
-
-def test_documentation_follows_from_the_declaration():
-    table = Table(AXES, {"value": Column("Value.", kind="whole"), "note": Column("Note.", kind="text")})
-    assert table.row == "layer, method and being first"
-    assert Table(AXES[:1], {}).row == "layer"
-    assert table.columns == {
-        "layer": "Layer.",
-        "method": "Method.",
-        "first": "First.",
-        "value": "Value.",
-        "note": "Note.",
-    }
-    assert table.key == ("layer", "method", "first")
-    assert table.kinds["layer"] == table.kinds["value"] == "whole"
-    declaration = published(Rollup("<method>/value", "", of="table.value"))
-    assert declaration.label(declaration.curves[0]) == "value (%)"
-    assert declaration.title("method", "a") == "method A"
-    assert declaration.title("method", "b") == "b"
-    assert declaration.title("dimension", "12") == "dimension 12"

@@ -324,14 +324,6 @@ def test_decompositions_and_attributions_of_words(saved_model):
 
     torch.testing.assert_close(words.weights, merged(tokens.weights))
     torch.testing.assert_close(words.head_weights, merged(tokens.head_weights))
-    for name, values in words.maps.items():
-        bound = merged(tokens.maps[name])
-        assert (values <= bound + 1e-9).all()
-        single = [number for number in range(7) if units.count(number) == 1]
-        pairs = np.ix_(range(len(values)), single, single)
-        positions = [units.index(number) for number in single]
-        at_tokens = tokens.maps[name][np.ix_(range(len(values)), positions, positions)]
-        torch.testing.assert_close(values[pairs], at_tokens)
     assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_weights.shape[1]
     scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
@@ -398,25 +390,6 @@ def test_findings_say_words():
     lines = said.figures["f"]
     assert lines.caption == "All words. Special tokens and [SEP] tokens."
     assert lines.y_label == "share of words"
-
-
-@pytest.mark.slow
-@pytest.mark.reports
-def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
-    treebank = write_treebank(tmp_path)
-    given = ["dataset=conllu", f"dataset.path={treebank}", f"model.name={saved_model}", f"output_dir={tmp_path}/run"]
-    more = ["analysis=[mixing,norms,attribution]", "analysis.attribution.sequences=1", "report.examples=2"]
-    assert run_here(capsys, monkeypatch, *given, *more, "level=word").status == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "Each row is a word that receives" in page
-    assert "the norm of what a word takes from the others" in page
-    pairs = pd.read_parquet(tmp_path / "run" / "maps.parquet")
-    first = pairs[(pairs["sentence"] == 1) & (pairs["layer"] == 1) & (pairs["head"] == 0)]
-    assert list(first["key_token"][:11]) == "[CLS] the old cat doesn 't see the river . [SEP]".split()
-    assert np.allclose(first.groupby("query")["attn_w"].sum(), 1)
-    assert "rollout" in pairs
-    mixing = pd.read_parquet(tmp_path / "run" / "tables" / "mixing_by_layer.parquet")
-    assert set(mixing[mixing["category"] == "all"]["count"]) == {11 + 10 + 4 + 10}
 
 
 @pytest.mark.parametrize("name", ["score", "sinks"])
