@@ -8,19 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import sentencepiece
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
 from normscope.alignment import reference
-from normscope.alignment.analysis import describe_figures
 from normscope.alignment.links import LinkFile, error_rates, evaluate, parsed, pharaoh, punctuated_words
-from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
 from normscope.analyses.declarations.alignment import PUBLISHED, AlignmentOptions, LinkFileOptions
 from normscope.data.annotation import spaced_words
 from normscope.data.corpora import open_corpus
-from normscope.data.examples import Links
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
@@ -130,6 +126,7 @@ def test_links(tmp_path):
         ("0-0\n0-3\n", 0, "line 2: 0-3 points at target word 3, but the sentence has 2"),
         ("0-0\n1-1\n", 1, "line 1: 0-0 points at source word 0"),
         ("0:0\n\n", 0, "'0:0' is not a link"),
+        (f"{'1' * 5000}-1\n\n", 0, "is not a link"),
         ("\n\n", 0, "the file has no link"),
         ("0-0\n0-0\n", 2, "counted from 0 or 1"),
     ],
@@ -141,72 +138,13 @@ def test_invalid_links(tmp_path, text, base, message):
         LinkFile(file, "analysis.alignment.gold.path", base=base).read([(2, 2), (2, 2)])
 
 
-def test_error_rate_by_hand():
-    # A = {00, 11, 12}, S = {00, 22}, P = S + {11}.
-    sure, possible = frozenset({(0, 0), (2, 2)}), frozenset({(0, 0), (2, 2), (1, 1)})
-    rates = evaluate([frozenset({(0, 0), (1, 1), (1, 2)})], [Links(sure, possible)])
-    assert rates == {"aer": pytest.approx(1 - 3 / 5), "precision": pytest.approx(2 / 3), "recall": 0.5}
-    assert evaluate([], []) == {"aer": 1.0, "precision": 0.0, "recall": 0.0}
-    # Without links; without sure links; and one by one as above.
-    rates = error_rates(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([5, 0, 2]))
+def test_error_rates_where_nothing_is_linked():
+    """Without links; without sure links."""
+    rates = error_rates(np.array([0, 2]), np.array([0, 0]), np.array([0, 1]), np.array([5, 0]))
     assert {name: rate.tolist() for name, rate in rates.items()} == {
-        "aer": [1.0, 0.5, pytest.approx(0.4)],
-        "precision": [0.0, 0.5, pytest.approx(2 / 3)],
-        "recall": [0.0, 0.0, 0.5],
-    }
-
-
-def test_word_maps_sum_over_sources_and_average_over_targets():
-    maps = torch.tensor([[[[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.1, 0.3], [0.0, 0.0, 0.2, 0.8]]]])
-    source, target = torch.tensor([[0, 0, 1, -1]]), torch.tensor([[0, 0, -1]])
-    words = word_maps(maps, target, source, (1, 2))
-    torch.testing.assert_close(words[0, 0], torch.tensor([[(0.3 + 0.6) / 2, 0.2, 0.35]]))
-    assert aligned_words(words).tolist() == [[[0]]]
-    assert row_words(target, Setting.AWI).tolist() == [[-1, 0, 0]]
-    ended = word_maps(maps[:, :, 2:], torch.tensor([[0]]), source, (1, 2))
-    assert aligned_words(ended).tolist() == [[[-1]]], "the end of the sentence has most"
-
-
-def test_the_map_of_a_pair_is_that_of_the_best_layer_and_setting_of_each_method():
-    places = list(itertools.product((3, 7), (0, 1), ("attn_w", "attn_n"), ("awo", "awi")))
-    rates = pd.DataFrame(places, columns=["layer", "head", "method", "setting"]).assign(mean_norm=1.0)
-    best = {(7, 0, "attn_w", "awo"), (3, 0, "attn_n", "awi")}
-    rates["aer"] = [
-        0.2 if place in best else 0.1 if place[1] else 0.3 for place in places
-    ]  # a head is better than both
-    maps = pd.DataFrame(
-        [
-            (row, *place, word, 0, f"t{word}", "s", float(number), "none")
-            for row in (2, 5)
-            for number, place in enumerate(places)
-            for word in (0, 1)
-        ],
-        columns=[
-            "row",
-            "layer",
-            "head",
-            "method",
-            "setting",
-            "target",
-            "source",
-            "target_word",
-            "source_word",
-            "value",
-            "gold",
-        ],
-    )
-    figures = describe_figures(rates, maps)
-    assert figures.keys() == {"by_layer", "norm_and_aer", "map_2", "map_5"}
-    for row in (2, 5):
-        figure = figures[f"map_{row}"]
-        assert figure.panel_titles == {
-            "attn_w": "α: weights, layer 7, alignment with output",
-            "attn_n": "‖αf(x)‖: vectors, layer 3, alignment with input",
-        }
-        assert set(figure.table["row"]) == {row}
-        shown = set(zip(figure.table["method"], figure.table["value"], strict=True))
-        assert shown == {(place[2], float(places.index(place))) for place in best}
-        assert f"Row {row} " in figure.caption
+        "aer": [1.0, 0.5], "precision": [0.0, 0.5], "recall": [0.0, 0.0]
+    }  # fmt: skip
+    assert evaluate([], []) == {"aer": 1.0, "precision": 0.0, "recall": 0.0}
 
 
 def test_toy_links_point_at_words():

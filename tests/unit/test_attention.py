@@ -133,15 +133,6 @@ def test_what_is_added_to_chosen_scores(kind):
     torch.testing.assert_close((torch.zeros(()) if term is None else term).expand_as(expected).double(), expected)
 
 
-def test_a_mask_is_made_once_for_all_layers():
-    mask = Mask(keys=REAL, queries=REAL, allowed=window, reach=WINDOW)
-    everything, like = slice(0, TOKENS), torch.zeros(())
-    first = mask.term(everything, everything, (2, TOKENS, TOKENS), like)
-    assert mask.term(everything, everything, (2, TOKENS, TOKENS), like) is first
-    assert mask.with_bias(BIAS) is mask.with_bias(BIAS)
-    assert mask.with_bias(BIAS.clone()).bias is not BIAS
-
-
 @pytest.mark.parametrize(
     ("kind", "queries", "keys", "kept"),
     [
@@ -180,14 +171,6 @@ def test_the_call_of_the_cuda_kernel_fits_its_signature(dtype, masked):
     assert normaliser.dtype == torch.float32
 
 
-def test_heads_of_unequal_size_take_the_exact_fallback(qkv):
-    query, key, value = qkv
-    expected, expected_normaliser = maths.attention(query, key, value, MASKS["causal"], SCALE)
-    output, normaliser = maths.attention(query, key, torch.cat([value, value], dim=-1), MASKS["causal"], SCALE)
-    torch.testing.assert_close(output, torch.cat([expected, expected], dim=-1))
-    torch.testing.assert_close(normaliser, expected_normaliser)
-
-
 def test_self_weights_are_the_diagonal_and_never_above_one(qkv):
     query, key, value = qkv
     weights = (query @ key.transpose(-1, -2) * SCALE + explicit(MASKS["causal"])).softmax(-1)
@@ -196,12 +179,6 @@ def test_self_weights_are_the_diagonal_and_never_above_one(qkv):
         maths.self_attention_weights(query, key, normaliser, SCALE), weights.diagonal(dim1=-2, dim2=-1)
     )
     assert maths.self_attention_weights(query, query * 50, normaliser * 0, SCALE).max() == 1
-
-
-def test_grouped_heads_are_repeated_in_place():
-    grouped = torch.arange(2.0).view(1, 2, 1, 1)
-    assert maths.repeat_heads(grouped, 4).flatten().tolist() == [0, 0, 1, 1]
-    assert maths.repeat_heads(grouped, 2) is grouped
 
 
 def test_visible_keys_are_counted_and_found_by_their_place():

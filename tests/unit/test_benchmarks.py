@@ -123,53 +123,6 @@ def test_a_bare_command_runs_the_untouched_model_on_all_batches(monkeypatch, sav
     assert len(tokens) > 1
 
 
-def test_phases_of_commands_are_divided_by_the_bare_pass_before_them():
-    runs = [
-        {
-            "whole": 20.0,
-            "bare": 2.0,
-            "start": 3.0,
-            "model": 1.0,
-            "corpus": 0.5,
-            "pass": 3.0,
-            "results": 1.0,
-            "publishing": 2.0,
-        },
-        {
-            "whole": 30.0,
-            "bare": 4.0,
-            "start": 4.0,
-            "model": 1.0,
-            "corpus": 0.5,
-            "pass": 4.0,
-            "results": 1.0,
-            "publishing": 3.0,
-        },
-        {
-            "whole": 10.0,
-            "bare": 1.0,
-            "start": 2.0,
-            "model": 1.0,
-            "corpus": 0.5,
-            "pass": 4.0,
-            "results": 1.0,
-            "publishing": 9.0,
-        },
-    ]
-    assert commands.medians(runs) == {
-        "seconds": 20.0,
-        "before_first_batch": 4.5,
-        "bare_pass": 2.0,
-        "repeats": 3,
-        "ratio": 3.0,
-        "pass_ratio": 1.5,
-        "interventions_ratio": 0.0,
-        "results_ratio": 0.5,
-        "maps_ratio": 0.0,
-        "publishing_ratio": 1.0,
-    }
-
-
 @pytest.mark.slow
 def test_commands_are_measured_beside_bare_passes_and_drawn(monkeypatch, tmp_path):
     started = []

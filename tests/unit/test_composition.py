@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.maths import composition
+from normscope.maths import composition, shares
 from normscope.maths.composition import STAGES, Composition, Stage
+from normscope.maths.mixing import ratio
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import as_double
 
@@ -131,3 +132,21 @@ def test_relative_norms_are_the_same_in_pieces(block, monkeypatch):
         for stage, norms in dataclasses.replace(block.composition).relative_norms().items():
             assert norms[0].shape == (BATCH, TOKENS)
             torch.testing.assert_close(norms, whole[stage], rtol=0, atol=1e-6)
+
+
+def test_shares_do_not_depend_on_how_many_tokens_are_read_at_once(block, monkeypatch):
+    whole = shares.block_shares(block.composition)
+    for tokens in (0.5, 1, 2.5, BATCH * TOKENS - 1):
+        monkeypatch.setitem(shares.ELEMENTS_AT_ONCE, "cpu", tokens * MODEL)
+        for stage, parts in shares.block_shares(block.composition).items():
+            for part, expected in zip(parts, whole[stage], strict=True):
+                torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_vector_that_is_zero_has_no_shares():
+    assert shares.along(torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+def test_ratio_ends():
+    zero, one = torch.zeros(1), torch.ones(1)
+    assert (ratio(zero, one), ratio(one, zero), ratio(zero, zero)) == (0, 1, 0)

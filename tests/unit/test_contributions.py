@@ -2,18 +2,7 @@
 
 import torch
 
-from normscope.maths.contributions import cosine_distance, row_normalised, with_identity
-
-
-def test_rows_add_up_to_one_and_a_row_of_zeros_stays_zero():
-    maps = torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])
-    assert row_normalised(maps).tolist() == [[[0.25, 0.75], [0.0, 0.0]]]
-
-
-def test_rollout_counts_the_residual_connection_as_much_as_attention():
-    weights = torch.tensor([[[0.2, 0.8], [1.0, 0.0]]])
-    assert with_identity(weights).tolist() == [[[0.6000000238418579, 0.4000000059604645], [0.5, 0.5]]]
-    assert weights[0, 0, 0] == torch.tensor(0.2), "its argument is left alone"
+from normscope.maths.contributions import cosine_distance
 
 
 def test_a_cosine_distance_is_exact_where_one_minus_cos_cancels():

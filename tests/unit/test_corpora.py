@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normscope.alignment.links import LinkFile
-from normscope.data import hub, token_frequencies
+from normscope.data import hub
 from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
 from normscope.data.corpora import open_corpus
@@ -292,13 +291,6 @@ def test_invalid_categories(tokenizer, own, message):
         TokenCategories.of(tokenizer, 30522, own)
 
 
-def test_quotes_and_abbreviations_stay_in_their_sentences(tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text(json.dumps({"text": 'He said "Hi." Then Dr. Who left.\n\n\u200b'}) + "\n")
-    expected = ['He said "Hi."', "Then Dr. Who left.", "<no visible character>"]
-    assert texts(path, segmentation=Segmentation.sentence) == expected
-
-
 def test_a_stray_quotation_mark_does_not_merge_rows(tmp_path):
     """Two stray quotation marks with hundreds of rows between them, which once became a single row."""
     rows = [f"text {number},{number}" for number in range(500)]
@@ -417,40 +409,9 @@ def test_headings_are_recognised_in_time_that_grows_with_the_line(tmp_path):
     assert "<heading>" not in found[len(headings) :]
 
 
-@pytest.mark.slow
-def test_two_hundred_custom_categories(tokenizer):
-    words = [token for token in sorted(tokenizer.get_vocab()) if token.isascii() and token.isalpha()][:200]
-    own = {f"own{number}": [word] for number, word in enumerate(words)}
-    found = TokenCategories.of(tokenizer, 30522, own)
-    for number in (0, 121, 122, 123, 199):
-        token = tokenizer.convert_tokens_to_ids(words[number])
-        assert found.names[found.of_token[token]] == f"own{number}"
-
-
-@pytest.mark.parametrize("lengths", [(3, 300), (300, 3), (100, 300), (300, 299), (21, 20), (5, 25)])
-@pytest.mark.spread(3)
-def test_pairs_are_cut_as_the_tokenizer_cuts_the_whole_texts(tokenizer, lengths):
-    text, pair = (" ".join(f"unaffable{number}" for number in range(length)) for length in lengths)
-    [sequence] = Encoder(Reader(tokenizer), options(max_length=16)).encode([Example(text, pair)], CorpusCounts())
-    whole = tokenizer(text, pair, truncation="longest_first", max_length=16)
-    assert sequence.input_ids.tolist() == whole["input_ids"]
-    assert sequence.token_type_ids.tolist() == whole["token_type_ids"]
-
-
 def test_unknown_words_of_wikitext_are_unknown_in_both_texts_of_a_pair(tokenizer):
     [sequence] = Encoder(Reader(tokenizer), options(wikitext=True)).encode([Example("<unk>", "<unk>")], CorpusCounts())
     assert tokenizer.convert_ids_to_tokens(sequence.input_ids.tolist()) == "[CLS] [UNK] [SEP] [UNK] [SEP]".split()
-
-
-def test_numbers_of_thousands_of_digits_are_bad_input(tmp_path):
-    digits = "1" * 5000
-    links, ranks = tmp_path / "links", tmp_path / "ranks"
-    links.write_text(f"{digits}-1\n")
-    with pytest.raises(InputError, match="is not a link"):
-        LinkFile(links, "key").read([(1, 1)])
-    ranks.write_text(f"1 {digits} 3\n")
-    with pytest.raises(InputError, match="line 1: expected `rank count token_id`"):
-        token_frequencies.read(ranks, 10, "analysis.frequency.path")
 
 
 def test_a_parquet_file_whose_footer_is_damaged_is_named(tmp_path):

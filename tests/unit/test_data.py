@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from normscope.data import batching
 from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
-from normscope.data.corpora import open_corpus, sample_path
+from normscope.data.corpora import sample_path
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -104,6 +104,7 @@ def test_rows_that_hold_nothing(tmp_path):
     [
         ("a.jsonl", b'{"text": "x"}\n{oops\n', "line 2 is not JSON"),
         ("a.jsonl", b'["x"]\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": "a", "n": ' + b"9" * 5000 + b"}\n", "line 1 is not JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "row 2 of .* has no such column; expected one of txt"),
         ("a.csv", b"text,b\nx,1\ny\n", "line 3: expected 2 cells as in the header, got 1"),
@@ -120,19 +121,6 @@ def test_bad_files_are_told_apart(tmp_path, name, content, message):
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         list(TextFile(path).examples())
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        open_corpus(DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "none.txt"), seed=0))
-    with pytest.raises(InputError, match="dataset.path is not set"):
-        open_corpus(DatasetOptions(kind=DatasetKind.text, seed=0))
-
-
-def test_limit_reads_no_further():
-    corpus = open_corpus(DatasetOptions(kind=DatasetKind.sample, limit=3, seed=0))
-    assert corpus.total == 3
-    assert len(list(corpus.examples())) == 3
 
 
 def test_the_sample_corpus_is_what_the_readme_says(tokenizer):
@@ -184,16 +172,6 @@ def test_byte_level_vocabularies_have_two_commas():
     assert CATEGORIES[categories[1]] == "sep"
 
 
-def test_pairs_are_cut_longest_first_and_counted(tokenizer):
-    counts = CorpusCounts()
-    long = Example("one two three four five six seven eight nine ten eleven", "one two three")
-    sequences = encoder(tokenizer, max_length=10).encode([long, Example("short")], counts)
-    tokens = tokenizer.convert_ids_to_tokens(sequences[0].input_ids.tolist())
-    assert tokens == "[CLS] one two three four [SEP] one two three [SEP]".split()
-    assert sequences[0].token_type_ids.tolist() == [0] * 6 + [1] * 4
-    assert counts.cut == 1
-
-
 def test_masking_replaces_a_share_of_the_ordinary_tokens(tokenizer):
     example = Example(" ".join(["word"] * 25), " ".join(["other"] * 25))
     plain = encoder(tokenizer).tokenizer(example.text, example.text_pair)["input_ids"]
@@ -230,11 +208,6 @@ def test_batches_keep_the_budget_and_lose_nothing(tokenizer):
 def test_a_sequence_beyond_the_budget_is_a_batch_by_itself(tokenizer):
     seen = list(batches([Example("word " * 12), Example("word " * 11)], encoder(tokenizer), 5, CorpusCounts()))
     assert [batch.sequences for batch in seen] == [1, 1]
-
-
-def test_options_that_do_not_fit_the_model(tokenizer):
-    with pytest.raises(InputError, match="dataset.max_length=17: expected at most 16"):
-        encoder(tokenizer, max_length=17)
 
 
 class Listed(Corpus):

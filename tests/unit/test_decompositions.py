@@ -4,12 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
 
 import normscope
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.observe.observer import Observer
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 TEXTS = ["The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course."), "Rain fell."]
 
@@ -17,16 +16,6 @@ TEXTS = ["The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of cours
 @pytest.fixture(scope="module")
 def model(saved_model):
     return normscope.load(saved_model, device="cpu", dtype="float64")
-
-
-@pytest.fixture(scope="module")
-def cross(tokenizer):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
-    whole = AutoModel.from_config(config).double()
-    for parameter in whole.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return normscope.wrap(whole, tokenizer, stack="cross")
 
 
 @pytest.mark.slow
@@ -97,23 +86,6 @@ def test_single_heads_make_the_block(model):
         explicit = torch.einsum("hqk,hkm->hqkm", block.weights[0], block.transformed()[0])
         torch.testing.assert_close(one.head_maps["attn_n"][index], explicit.norm(dim=-1))
     assert normscope.decompose(model, TEXTS[0]).head_maps == {}
-
-
-@pytest.mark.slow
-def test_cross_attention_has_tokens_of_two_texts(cross):
-    pair = ("A dog barked.", "Nobody heard it, of course.")
-    one = normscope.decompose(cross, pair, heads=True)
-    source = cross.tokenizer.convert_ids_to_tokens(cross.tokenizer(pair[0])["input_ids"])
-    assert list(one.key_tokens) == source
-    assert one.maps["attn_w"].shape == (2, len(one.tokens), len(source))
-    assert len(one.tokens) != len(source)
-    for index, block in enumerate(normscope.observe(cross, pair)):
-        vectors = torch.einsum("hqk,hkm->qkm", block.weights[0], block.transformed()[0])
-        torch.testing.assert_close(one.maps["attn_n"][index], vectors.norm(dim=-1))
-    pairs = one.pairs
-    assert len(pairs) == one.maps["attn_w"].numel()
-    assert pairs["key_token"].unique().tolist() == list(dict.fromkeys(source))
-    assert one.figure(1)._repr_png_().startswith(b"\x89PNG")
 
 
 def test_pandas_holds_the_same_numbers(model):

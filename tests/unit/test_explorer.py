@@ -2,32 +2,26 @@
 
 import base64
 import dataclasses
-import itertools
 import json
 import math
 import zlib
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 
 from normscope.api import load
 from normscope.data.encoding import Encoder
-from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.examples import Corpus, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.words import words_of_tokens
 from normscope.errors import InputError
-from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.layer_composition import LAYER_STAGES
-from normscope.models.blocks.token_block import TokenBlock
 from normscope.models.observe.observer import Observer
 from normscope.reporting.options import ReportOptions
 from normscope.reporting.page.explorer import payload
 from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMap, pairs_table
 from normscope.running import token_maps as exploration
-from normscope.running.token_maps import maps_per_layer, select_examples, token_maps
-from tests.tiny import layout_of
+from normscope.running.token_maps import select_examples, token_maps
 
 
 class Texts(Corpus):
@@ -222,36 +216,6 @@ def random_sentence(generator, layers, heads, length, single_heads=True):
     )
 
 
-@pytest.mark.parametrize("single_heads", [True, False])
-def test_the_table_has_a_row_for_every_pair(single_heads):
-    generator = np.random.default_rng(1)
-    sentences = [random_sentence(generator, 2, 3, length, single_heads) for length in (4, 2)]
-    rows = []
-    for number, sentence in enumerate(sentences, start=1):
-        length = len(sentence.queries)
-        heads = range(4 if single_heads else 1)
-        for head, layer, query, key in itertools.product(heads, range(2), range(length), range(length)):
-            weight, *norms = (float(values[layer, query, key]) for values in sentence.maps.values())
-            if head:
-                weight = float(sentence.head_maps["attn_w"][layer, head - 1, query, key])
-                norms = [weight * float(sentence.norms[layer, head - 1, key]), np.nan, np.nan]
-            rows.append((layer + 2, head, query, key, f"token{query}", f"token{key}", weight, *norms, number))
-    names = [
-        "layer",
-        "head",
-        "query",
-        "key",
-        "query_token",
-        "key_token",
-        "attn_w",
-        "attn_n",
-        "attnres_n",
-        "attnresln_n",
-    ]
-    expected = pd.DataFrame(rows, columns=[*names, "sentence"])
-    pd.testing.assert_frame_equal(pairs_table(sentences), expected, check_dtype=False, rtol=1e-6)
-
-
 def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, encoder):
     (text,) = chosen(encoder, words(6), examples=1)
     (sentence,), _ = token_maps(model, encoder, [text], [1, 3], feed_forward=True)
@@ -265,39 +229,3 @@ def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, 
     for stage in LAYER_STAGES["post"][1:]:
         expected = np.stack([maps[stage][0].numpy() for maps in observed])
         np.testing.assert_allclose(sentence.maps[f"{stage}_n"], expected, rtol=1e-6)
-
-
-def test_maps_through_the_whole_layer_take_room(model):
-    assert maps_per_layer(model.layout, feed_forward=False) == 5
-    assert maps_per_layer(model.layout, feed_forward=True) == 8
-    assert maps_per_layer(layout_of("gpt2"), feed_forward=True) == 7
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 1000])
-def test_maps_in_strips_are_those_of_explicit_vectors(model, encoder, monkeypatch, at_once):
-    monkeypatch.setattr(AttentionWeights, "queries_at_once", property(lambda _: at_once))
-    sequence = encoder.encode([Example("The cat sat on the mat, and slept.")], CorpusCounts())[0]
-    batch = exploration.collate([sequence], encoder)
-    compared = []
-
-    def visit(block):
-        vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
-        with_residual = vectors.clone()
-        diagonal = torch.arange(vectors.shape[1])
-        with_residual[:, diagonal, diagonal] += block.inputs
-        norm = block.parameters.normalisation
-        whole = with_residual - with_residual.mean(dim=-1, keepdim=True)
-        summed = block.inputs + block.attention_output
-        deviation = (summed.var(dim=-1, unbiased=False) + norm.epsilon).sqrt()
-        whole = whole * norm.weight / deviation[:, :, None, None]
-        maps = {str(method): values[0] for method, values in TokenBlock(block).maps().items()}
-        assert list(maps) == ["attn_w", "attn_n", "attnres_n", "attnresln_n"]
-        expected = (vectors, with_residual, whole)
-        torch.testing.assert_close(maps["attn_w"], block.weights.mean(dim=1)[0])
-        for name, explicit in zip(("attn_n", "attnres_n", "attnresln_n"), expected, strict=True):
-            torch.testing.assert_close(maps[name], explicit.norm(dim=-1)[0])
-        compared.append(block.layer)
-
-    with Observer(model.model, model.layout) as observer:
-        observer.run(batch.model_inputs(), visit)
-    assert compared == [1, 2, 3]

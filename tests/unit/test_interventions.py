@@ -20,21 +20,6 @@ def runner_of(specimen: Specimen) -> InterventionRunner:
     return InterventionRunner(specimen.loaded, specimen.encoder, [1, 2, 3], 45)
 
 
-def test_the_next_token_loss_is_the_models_own(qwen2):
-    """transformers computes it from labels, one sequence at a time; ours comes from padded batches."""
-    runner = runner_of(qwen2)
-    assert runner.predicts == "next"
-    losses = [runner.unchanged(batch, lambda _block: None).loss for batch in qwen2.batches]
-    head = qwen2.loaded.next_token_head
-    expected = [
-        (float(head(**sequence.inputs, labels=torch.from_numpy(sequence.ids)[None]).loss), len(sequence.ids) - 1)
-        for sequence in qwen2.sequences
-    ]
-    assert sum(tokens for _, tokens in losses) == sum(tokens for _, tokens in expected)
-    # transformers computes losses in float32.
-    assert sum(loss for loss, _ in losses) == pytest.approx(sum(mean * n for mean, n in expected), rel=1e-6)
-
-
 def test_without_a_head_there_is_no_loss(qwen2):
     headless = dataclasses.replace(qwen2.loaded, load_head=lambda _head: None)
     runner = InterventionRunner(headless, qwen2.encoder, [1], 45)
@@ -44,38 +29,6 @@ def test_without_a_head_there_is_no_loss(qwen2):
     unchanged = runner.unchanged(qwen2.batches[0], lambda _block: None)
     assert unchanged.loss is None
     assert runner.ablated(unchanged, lambda _block: None, Ablation([2], {2: torch.zeros(1)})) is None
-
-
-def test_only_the_chosen_tokens_are_replaced(qwen2):
-    runner, batch = runner_of(qwen2), qwen2.batches[0]
-    read: dict[int, torch.Tensor] = {}
-
-    def second(vectors: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
-        read[len(read)] = vectors
-        chosen = torch.zeros_like(token_mask)
-        chosen[:, 1] = True
-        return chosen & token_mask
-
-    before: dict[int, torch.Tensor] = {}
-    after: dict[int, torch.Tensor] = {}
-    unchanged = runner.unchanged(batch, lambda block: before.update({block.layer: block.inputs}), [2])
-    values = torch.tensor([7.0, -8.0], dtype=torch.float64)
-    runner.ablated(
-        unchanged, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
-    )
-    assert after.keys() == {2, 3}, "earlier blocks do not change"
-    again: dict[int, torch.Tensor] = {}
-    ablation = Ablation([2, 5], {2: values}, second)
-    runner.observe(batch, lambda block: again.update({block.layer: block.inputs}), ablation)
-    assert torch.equal(again[1], before[1])
-    assert all(torch.equal(again[layer], inputs) for layer, inputs in after.items())
-    torch.testing.assert_close(read[0], before[2])
-    expected = before[2].clone()
-    expected[:, 1, [2, 5]] = values
-    torch.testing.assert_close(after[2], expected)
-    # Earlier tokens cannot see the change, later ones can.
-    torch.testing.assert_close(after[3][:, 0], before[3][:, 0])
-    assert not torch.allclose(after[3][:, 1], before[3][:, 1])
 
 
 @pytest.mark.spread(1)

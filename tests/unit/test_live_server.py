@@ -250,12 +250,6 @@ def test_a_long_text_is_cut_and_the_page_says_so(model, text):
         assert note == ""
 
 
-def test_ten_thousand_words_get_an_answer(client):
-    found = asked(client, text="word " * 10_000)
-    assert len(found["tokens"]) <= 24
-    assert found["notes"] == ["The text is truncated to at most 24 tokens (report.tokens)."]
-
-
 BAD_BODIES = [
     ("", "request: expected JSON"),
     ("{", "request: expected JSON"),

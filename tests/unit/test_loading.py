@@ -206,17 +206,6 @@ def test_checkpoints_with_a_head_are_accepted(family, tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_chunked_feed_forward_networks_give_the_same_numbers(folder):
-    """The length of a batch need not be a multiple of the chunk size."""
-    whole = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
-    change_config(folder, chunk_size_feed_forward=4)
-    chunked = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
-    inputs = token_batch(whole.model, (7,))
-    assert torch.equal(whole.model(**inputs).last_hidden_state, chunked.model(**inputs).last_hidden_state)
-    assert verify(chunked.model, chunked.layout, "chunked").error < 1e-12
-
-
-@pytest.mark.slow
 def test_outputs_are_read_by_name_whatever_the_config_says(folder):
     change_config(folder, return_dict=False)
     loaded = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
@@ -244,13 +233,6 @@ def test_a_text_config_of_another_type(folder, text):
 def test_configs_of_no_model_are_refused(folder, changes, message):
     change_config(folder, **changes)
     assert_refused(folder, message, random_init=True)
-
-
-@pytest.mark.kinds
-@pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
-@pytest.mark.spread(1)
-def test_every_family_is_loaded_from_its_config(family, from_config):
-    assert load(from_config(family), DeviceOptions(name="cpu")).layers == 3
 
 
 @pytest.mark.parametrize(

@@ -6,27 +6,10 @@ import torch
 
 import normscope
 from normscope.maths import norms as maths
-from normscope.maths.normalisation import Normalisation
 from tests import tiny
 
 F64 = torch.float64
 B, H, T, D, M = 2, 3, 5, 4, 12
-
-
-@pytest.fixture
-def parts():
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, dtype=F64, generator=generator)
-
-    return draw(B, H, T, T).softmax(-1), draw(B, H, T, D), draw(H, D, M)
-
-
-def test_transformed_norms(parts):
-    _, value, output_weight = parts
-    explicit = torch.einsum("bhkd,hdm->bhkm", value, output_weight).norm(dim=-1)
-    torch.testing.assert_close(maths.transformed_norms(value, maths.norm_factors(output_weight)), explicit)
 
 
 def test_transformed_norms_of_a_head_that_nearly_vanishes():
@@ -40,38 +23,6 @@ def test_transformed_norms_of_a_head_wider_than_the_model():
     output_weight, value = torch.randn(1, 8, 3, dtype=F64), torch.randn(1, 1, 2, 8, dtype=F64)
     explicit = (value @ output_weight).norm(dim=-1)
     torch.testing.assert_close(maths.transformed_norms(value, maths.norm_factors(output_weight)), explicit)
-
-
-def test_weighted_norms_by_hand():
-    weights = torch.tensor([[[[0.25, 0.75]]]])
-    assert maths.weighted_norms(weights, torch.tensor([[[4.0, 2.0]]])).tolist() == [[[[1.0, 1.5]]]]
-
-
-def test_pair_norms(parts):
-    weights, value, output_weight = parts
-    explicit = torch.einsum("bhqk,bhkd,hdm->bqkm", weights, value, output_weight)
-    torch.testing.assert_close(maths.pair_norms(weights, value, output_weight), explicit.norm(dim=-1))
-    norm = Normalisation(torch.rand(M, dtype=F64), None, 0.0)
-    scaled = maths.pair_norms(weights, value, maths.scaled_output_weight(output_weight, norm))
-    torch.testing.assert_close(scaled, norm.scaled(explicit).norm(dim=-1))
-
-
-def test_expansion_rate():
-    generator = torch.Generator().manual_seed(1)
-    value_weight, value_bias, output_weight, output_bias = (
-        torch.randn(*shape, dtype=F64, generator=generator) for shape in ((H, M, D), (H, D), (H, D, M), (M,))
-    )
-
-    def matrix(linear, constant):
-        full = torch.zeros(M + 1, M + 1, dtype=F64)
-        full[:M, :M], full[M, :M], full[M, M] = linear, constant, 1
-        return full
-
-    for bias in (None, output_bias):
-        constant = torch.einsum("hd,hdm->m", value_bias, output_weight) + (0 if bias is None else bias)
-        whole = matrix(torch.einsum("hmd,hdn->mn", value_weight, output_weight), constant)
-        expected = torch.linalg.svdvals(whole).square().mean().sqrt()
-        assert maths.expansion_rate(value_weight, value_bias, output_weight, bias) == pytest.approx(expected.item())
 
 
 def test_decompose_equals_explicit_vectors(saved_model):

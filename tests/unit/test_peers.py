@@ -1,15 +1,12 @@
 """The benchmark of other tools: their tasks on two inputs, failures by name, and the rows that parts replace."""
 
 import importlib.util
-import json
-import types
 
 import numpy as np
 import pytest
 
 from benchmarks import peer_tasks, peers
 from benchmarks.peer_tasks import CAUSAL, ENCODER, TASKS, Task, Tool
-from docs.hooks import measurements
 from docs.hooks.markdown import ROOT
 
 TOLERANCES = {
@@ -46,12 +43,6 @@ def test_tools_find_the_same_numbers(name, models, monkeypatch):
         if found:
             limit = max(TOLERANCES.get(each, 1e-5) for each in found["numbers"].split(" and "))
             assert found["difference"] < limit, found
-
-
-def test_lines_are_the_texts_of_the_sample():
-    rows = [json.loads(line) for line in (ROOT / "src/normscope/data/sample.jsonl").read_text().splitlines()]
-    assert len(peer_tasks.lines()) == len(rows) + sum("text_pair" in row for row in rows)
-    assert all(len(prompt.split()) == 32 for prompt, _ in TASKS["word"].inputs())
 
 
 def task_of(*names: str) -> Task:
@@ -98,56 +89,6 @@ def test_a_tool_that_cannot_be_imported_or_fails_is_named(monkeypatch, tmp_path)
 
 def total(inputs):
     return {"total": np.array([sum(inputs)])}
-
-
-def test_runs_are_summed_up_by_medians_and_what_failed_is_not_tried_again(monkeypatch, tmp_path):
-    runs = iter(range(100))
-    tried = []
-
-    def process(_task: str, tool: int, _models) -> dict[str, object]:
-        tried.append(tool)
-        number = next(runs)
-        return {"failed": "fails: no"} if tool else {"startup": 1.0, "seconds": float(number), "bytes": number * 2**20}
-
-    monkeypatch.setitem(TASKS, "adding", task_of("normscope", "b"))
-    monkeypatch.setattr(peers, "_in_its_own_process", process)
-    ours, other = peers._measured("adding", tmp_path, 3)
-    assert tried == [0, 1, 0, 0]
-    assert (ours["inputs"], ours["seconds"], ours["mebibytes"], ours["note"]) == (2, 2.0, 3, "")
-    assert (other["version"], other["note"]) == ("", "fails: no")
-    assert "seconds" not in other
-
-
-def test_a_process_that_is_killed_is_a_failure(monkeypatch, tmp_path):
-    ended = types.SimpleNamespace(returncode=-9, stdout="", stderr="some\nlast words\n")
-    monkeypatch.setattr(peers.subprocess, "run", lambda *_args, **_kwargs: ended)
-    assert peers._in_its_own_process("word", 0, tmp_path) == {"failed": "ended with status -9: last words"}
-
-
-def test_the_table_of_a_page_names_versions_agreement_and_reasons(monkeypatch):
-    tools = TASKS["zeroing"].tools
-    rows = [
-        {
-            "task": "zeroing",
-            "tool": tools[0].name,
-            "version": "1.2",
-            "inputs": 5,
-            "startup": 1.25,
-            "seconds": 61.0,
-            "mebibytes": 1234,
-            "numbers": "value zeroing",
-            "beside": tools[1].name,
-            "difference": 7.6e-05,
-            "note": "",
-        },
-        {"task": "zeroing", "tool": tools[1].name, "version": "0.2.0", "inputs": 5, "note": "fails: TypeError: no"},
-    ]
-    monkeypatch.setattr(measurements, "_rows", lambda _suite: rows)
-    _, _, first, second = measurements.TABLES["peers"]().splitlines()
-    assert first == (
-        "| value zeroing (5) | inseq 1.2, value_zeroing | 1.2 | 61.0 | 1,234 | value zeroing: within 8e-05 of normscope's |"
-    )
-    assert second == "|  | normscope, attribution_maps | fails: TypeError: no |  |  |  |"
 
 
 def test_peers_are_pinned_and_their_environment_is_made_from_the_file():

@@ -5,8 +5,8 @@ import math
 import pandas as pd
 import pytest
 
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest, at_smallest, declared
-from normscope.results.rollups import by_axes, roll_up
+from normscope.results.declare import Axis, Published, Rollup, Table, at_largest, at_smallest, declared
+from normscope.results.rollups import roll_up
 
 ROWS = [
     # layer, method, first, value, weight
@@ -25,11 +25,6 @@ AXES = (
 )
 
 
-def published(*rollups: Rollup) -> Published:
-    columns = {"value": Column("Value.", label="value (%)"), "weight": "Weight."}
-    return Published({"table": Table(AXES, columns)}, metrics=rollups, curves=rollups)
-
-
 def values_of(**chosen) -> list[float]:
     return [row[3] for row in ROWS if all(row[list(TABLE).index(key)] == value for key, value in chosen.items())]
 
@@ -37,24 +32,6 @@ def values_of(**chosen) -> list[float]:
 def mean(values):
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known)
-
-
-def test_a_name_keeps_its_axes_and_the_others_are_reduced():
-    rolled = roll_up(published(Rollup("<method>/<first>", "", of="table.value")), {"table": TABLE})
-    assert rolled.metrics == pytest.approx(
-        {
-            "a/first": mean(values_of(method="a", first=True)),
-            "a/later": mean(values_of(method="a", first=False)),
-            "b/first": mean(values_of(method="b", first=True)),
-        }
-    )
-    # The second layer has no value for later tokens.
-    assert {name: dict(curve) for name, curve in rolled.curves.items()} == {
-        "a/first": {1: 0.5, 2: 0.9},
-        "a/later": {1: 0.7},
-        "b/first": {1: 0.1, 2: 0.4},
-    }
-    assert all(curve.index.name == "layer" for curve in rolled.curves.values())
 
 
 @pytest.mark.parametrize(
@@ -78,45 +55,8 @@ def test_rows_are_chosen_and_reduced(rollup, expected):
     assert metrics == {rollup.name: pytest.approx(expected)}
 
 
-def test_what_has_no_value_or_no_table_is_left_out():
-    rollups = (
-        Rollup("none", "", of="table.value", where={"method": "c"}),
-        Rollup("elsewhere", "", of="another.value"),
-        Rollup("by/hand", ""),
-        Rollup("at", "", of="table.value", where={"method": "c"}, how=at_largest("weight")),
-    )
-    assert roll_up(published(*rollups), {"table": TABLE}).metrics == {}
-
-
-def test_names_are_read_as_they_are_written():
-    metrics = {"a/share/x": 1.0, "a/share/y": 2.0, "b/share/x": 3.0, "a/mean": 4.0, "share": 5.0}
-    assert by_axes("<method>/share/<source>", metrics) == {("a", "x"): 1.0, ("a", "y"): 2.0, ("b", "x"): 3.0}
-    assert by_axes("<method>/mean", metrics) == {"a": 4.0}
-    assert by_axes("<method>/max", metrics) == {}
-
-
 def test_a_name_without_placeholders_wins_over_one_that_also_matches():
     rollups = (Rollup("f/<category>", "one"), Rollup("f/mean", "two"))
     assert declared(rollups, "f/mean")[0].meaning == "two"
     assert declared(rollups, "f/cls")[1] == {"category": "cls"}
     assert declared(rollups, "g/cls") is None
-
-
-def test_documentation_follows_from_the_declaration():
-    table = Table(AXES, {"value": Column("Value.", kind="whole"), "note": Column("Note.", kind="text")})
-    assert table.row == "layer, method and being first"
-    assert Table(AXES[:1], {}).row == "layer"
-    assert table.columns == {
-        "layer": "Layer.",
-        "method": "Method.",
-        "first": "First.",
-        "value": "Value.",
-        "note": "Note.",
-    }
-    assert table.key == ("layer", "method", "first")
-    assert table.kinds["layer"] == table.kinds["value"] == "whole"
-    declaration = published(Rollup("<method>/value", "", of="table.value"))
-    assert declaration.label(declaration.curves[0]) == "value (%)"
-    assert declaration.title("method", "a") == "method A"
-    assert declaration.title("method", "b") == "b"
-    assert declaration.title("dimension", "12") == "dimension 12"

@@ -11,9 +11,7 @@ import torch
 
 from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.batching import Batch
-from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
-from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
 from normscope.statistics.uniform_sample import UniformSample
@@ -23,26 +21,6 @@ F64 = torch.float64
 
 def tensor(*values):
     return torch.tensor(values, dtype=F64)
-
-
-def test_pooled_means_divide_each_group_by_its_own_terms():
-    means = Mean(2, 2, 3)
-    means.update(1, tensor([2.0, 4.0, 6.0], [1.0, 1.0, 1.0]), torch.tensor([1, 4]))
-    means.update(1, tensor([1.0, 2.0, 3.0], [1.0, 3.0, 7.0]), torch.tensor([2, 0]))
-    summary = means.compute()
-    assert summary.count.tolist() == [[0, 0], [3, 4]]
-    assert summary.mean[1].tolist() == [[1, 2, 3], [0.5, 1, 2]]
-    assert summary.mean[0].isnan().all()
-
-
-def test_a_tally_adds_each_layer_by_itself():
-    tally = Counts(2, 3)
-    tally.update(0, torch.tensor([1, 0, 2]))
-    tally.update(1, torch.tensor([5, 5, 5]))
-    other = Counts(2, 3)
-    other.update(0, torch.tensor([0, 0, 7]))
-    assert tally.merge(other).compute().tolist() == [[1, 0, 9], [5, 5, 5]]
-    assert Counts(2, 3).merge(tally).compute().tolist() == [[1, 0, 2], [5, 5, 5]]
 
 
 def test_tensors_are_kept_by_number_whatever_their_shapes():
@@ -129,15 +107,6 @@ def grid(axis: Axis):
     return [*itertools.product(powers, range(2**axis.bits)), (axis.highest_exponent, 0)]
 
 
-@pytest.mark.parametrize("axis", AXES)
-def test_cells_are_counted_up_from_the_lowest(axis):
-    values = torch.tensor(
-        [0.0, 0.01, 0.124, 0.125, 0.15, 0.25, 0.3, 0.49, 0.5, 0.7, 1, 1.3, 1.5, 3, 7.9, 8, 31, 32, 1e9]
-    )
-    assert axis.cell(values).tolist() == [cell(axis, value) for value in values.tolist()]
-    assert axis.cells == len(grid(axis))
-
-
 def in_parts(pairs: PairsPart) -> Iterator[PairsPart]:
     """The same pairs by sequence, and by the first two keys and the others."""
     for row, keys in itertools.product(range(len(pairs.first)), (slice(0, 2), slice(2, None))):
@@ -218,38 +187,6 @@ def test_a_histogram_is_copied_only_when_it_grows(monkeypatch, stored, stays):
 
     held = [add(second) for second in (2.0, 2.0, 8.0, 4.0, 2.0, 1.0)]
     assert [before == after for before, after in itertools.pairwise(held)] == stays
-
-
-@pytest.mark.parametrize("way", ["counted", "merged", "loaded"])
-def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
-    generator = torch.Generator().manual_seed(1)
-    fine, whole = Axis(-4, 2, 10), Axis(-1, 4, 3)  # hardly two numbers share a cell, so that counting is nearly exact
-    parts = [RankCorrelation(2, 2, fine, whole) for _ in range(2)]
-    pairs = {(layer, group): [] for layer in range(2) for group in range(2)}
-    for layer, number in itertools.product(range(2), range(2)):
-        first = torch.rand(2, 3, 4, 5, generator=generator)
-        second = (torch.rand(2, 3, 5, generator=generator) * 8).ceil()
-        first = first + second.unsqueeze(2) * (0.05 if layer else -0.02) + 0.2
-        group = torch.randint(-1, 2, (2, 5), generator=generator)
-        seen = torch.rand(2, 1, 4, 5, generator=generator) > 0.3
-        into = parts[number if way == "merged" else 0]
-        into.update(layer, second, group, in_parts(PairsPart(first, seen=seen)))
-        for b, h, q, k in np.ndindex(*first.shape):
-            if group[b, k] >= 0 and seen[b, 0, q, k]:
-                pairs[layer, int(group[b, k])].append((float(first[b, h, q, k]), float(second[b, h, k])))
-    correlation = parts[0].merge(parts[1]) if way == "merged" else parts[0]
-    if way == "loaded":
-        correlation = RankCorrelation(2, 2, fine, whole)
-        correlation.load_state_dict(parts[0].state_dict())
-    found = correlation.compute()
-    assert len(found) == 3
-    for group in range(2):
-        for row, layers in zip(found, ((0, 1), (0,), (1,)), strict=True):
-            own = np.array([pair for layer in layers for pair in pairs[layer, group]])
-            assert row[group].count == len(own)
-            expected = scipy.stats.spearmanr(own[:, 0], own[:, 1]).statistic
-            assert row[group].spearman == pytest.approx(expected, abs=5e-3)
-            assert abs(row[group].spearman - expected) <= row[group].error_bound < 0.1
 
 
 def test_equal_numbers_in_a_cell_of_their_own_are_no_error():

@@ -1,6 +1,5 @@
 """A tracker that starts in a thread, beside the first batches."""
 
-import signal
 import threading
 import time
 from concurrent.futures import Future
@@ -12,7 +11,7 @@ import pytest
 
 from normscope.reporting import terminal, weights_and_biases
 from normscope.reporting.tracking import RunDescription
-from normscope.reporting.weights_and_biases import Tracker, _Outage, in_background, no_tracker
+from normscope.reporting.weights_and_biases import Tracker, _Outage, in_background
 from normscope.results.findings import Sentence
 from normscope.results.result import Result
 
@@ -55,30 +54,6 @@ def test_the_run_goes_on_while_the_tracker_starts_and_no_progress_is_lost(tmp_pa
     assert slow.logged == [{"progress/examples": 1, "progress/x": 0.5}, {"progress/examples": 2}, 0]
     tracker.progress(3, {})
     assert slow.logged[-1] == {"progress/examples": 3}
-
-
-def test_a_signal_ends_the_wait(tmp_path):
-    """The second one of a run that is interrupted while its tracker starts; the thread must not keep the process."""
-    slow = Slow()
-    tracker = slow.tracker(tmp_path)
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "normscope-tracker")
-    assert thread.daemon
-    main = threading.main_thread().ident
-    assert main == threading.get_ident()
-
-    def interrupted() -> None:
-        threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
-        tracker.finish(1)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    slow.may_start.set()
-    thread.join(PATIENCE)
-    assert slow.logged == []
 
 
 @pytest.mark.parametrize("hanging", ["log", "log_artifact", "finish"])
@@ -142,11 +117,3 @@ def test_the_first_failure_of_a_call_is_reported_and_the_last(capsys, tmp_path):
     said = " ".join(capsys.readouterr().err.split())
     assert said.startswith("Weights & Biases failed (OSError: [Errno 28] No space left on device)")
     assert said.count("Weights & Biases failed") == 1
-
-
-def test_no_tracker_logs_nothing():
-    tracker = no_tracker()
-    assert not tracker.logs
-    tracker.progress(1, {})
-    tracker.result(Result(metrics={"a": 1.0}), Path(), {})
-    tracker.finish(0)

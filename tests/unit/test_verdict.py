@@ -82,11 +82,6 @@ def test_measures_that_an_analysis_describes_come_before_others():
     assert verdict(comparison(values[2:]))[0].endswith("difference is in own/tiny: 2.0×10⁻⁶ instead of 1.0×10⁻⁶.")
 
 
-def test_shares_that_are_equal_are_not_named():
-    values = [("base", MEAN, 0.25), ("tuned", MEAN, 0.25), ("base", NORM, 1.0), ("tuned", NORM, 1.5)]
-    assert metric_title(NORM) in verdict(comparison(values))[0]
-
-
 def test_equal_groups_are_said_to_agree():
     """Differences that are rounding have no test, and need none."""
     values = [*VALUES[:2], ("same", MEAN, 0.25 * (1 + 1e-8)), ("same", SHARE, 0.125)]
@@ -207,10 +202,6 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
         told,
         "Seeds change this measure most: signed share of other tokens (AttnResLn-N: the attention block), from 40% to 60%.",
     ]
-
-
-def test_a_metric_that_nobody_describes_has_its_name():
-    assert metric_title("own/number") == "own/number"
 
 
 def test_a_number_of_its_own_is_no_category():

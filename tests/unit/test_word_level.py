@@ -21,7 +21,6 @@ from normscope.data.token_texts import BYTES
 from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
 from normscope.maths import attention_weights
-from normscope.maths.words import Pieces
 from normscope.models.blocks.word_block import WordBlock
 from normscope.models.observe.observer import Observer
 from normscope.results.figures import Lines
@@ -55,24 +54,6 @@ def observed(family, model, visit):
     batch = Batch(inputs["input_ids"], None, mask, categories, (1, 2), units=UNITS)
     with Observer(model, layout_of(family), [model.config.num_hidden_layers]) as observer:
         observer.run(inputs, lambda block: visit(block, batch))
-
-
-def test_the_tokens_of_words_are_found_once(monkeypatch):
-    """Groups, the words of a batch, other dtypes, and the source in cross-attention share what is known of the tokens."""
-    calls = []
-    of = Pieces.of
-    monkeypatch.setattr(Pieces, "of", lambda units, count: calls.append(count) or of(units, count))
-    ids = torch.arange(18).view(2, 9)
-    source = Batch(ids, None, UNITS >= 0, UNITS, (1, 2), units=UNITS)
-    few = UNITS[:, :4].clamp(max=2)
-    batch = Batch(ids[:, :4], None, few >= 0, few, (1, 2), source, is_cross_attention=True, units=few)
-    for _ in range(2):
-        batch.groups.like(torch.zeros(0, dtype=torch.float64)).sums(torch.ones(2, 9))
-        assert torch.equal(batch.measured.input_ids, torch.tensor([[0, 1, 3], [9, 10, 11]]))
-        assert torch.equal(batch.measured.keys.input_ids, torch.tensor([[0, 1, 3, 4, 7, 8], [9, 10, 11, 13, 14, 9]]))
-    assert calls == [3, 6]
-    source.groups.part(slice(1, 2)).sums(torch.ones(1, 9))
-    assert calls == [3, 6]
 
 
 class Words:
@@ -343,16 +324,6 @@ def test_decompositions_and_attributions_of_words(saved_model):
 
     torch.testing.assert_close(words.maps["attn_w"], merged(tokens.maps["attn_w"]))
     torch.testing.assert_close(words.head_maps["attn_w"], merged(tokens.head_maps["attn_w"]))
-    for name, values in words.maps.items():
-        if name == "share":  # which has a sign
-            continue
-        bound = merged(tokens.maps[name])
-        assert (values <= bound + 1e-9).all()
-        single = [number for number in range(7) if units.count(number) == 1]
-        pairs = np.ix_(range(len(values)), single, single)
-        positions = [units.index(number) for number in single]
-        at_tokens = tokens.maps[name][np.ix_(range(len(values)), positions, positions)]
-        torch.testing.assert_close(values[pairs], at_tokens)
     assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_maps["attn_w"].shape[1]
     scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
@@ -419,25 +390,6 @@ def test_findings_say_words():
     lines = said.figures["f"]
     assert lines.caption == "All words. Special tokens and [SEP] tokens."
     assert lines.y_label == "share of words"
-
-
-@pytest.mark.slow
-@pytest.mark.reports
-def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
-    treebank = write_treebank(tmp_path)
-    given = ["dataset=conllu", f"dataset.path={treebank}", f"model.name={saved_model}", f"output_dir={tmp_path}/run"]
-    more = ["analysis=[mixing,norms,attribution]", "analysis.attribution.sequences=1", "report.examples=2"]
-    assert run_here(capsys, monkeypatch, *given, *more, "level=word").status == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "Each row is a word that receives" in page
-    assert "the norm of what a word takes from the others" in page
-    pairs = pd.read_parquet(tmp_path / "run" / "maps.parquet")
-    first = pairs[(pairs["sentence"] == 1) & (pairs["layer"] == 1) & (pairs["head"] == 0)]
-    assert list(first["key_token"][:11]) == "[CLS] the old cat doesn 't see the river . [SEP]".split()
-    assert np.allclose(first.groupby("query")["attn_w"].sum(), 1)
-    assert "rollout" in pairs
-    mixing = pd.read_parquet(tmp_path / "run" / "tables" / "mixing_by_layer.parquet")
-    assert set(mixing[mixing["category"] == "all"]["count"]) == {11 + 10 + 4 + 10}
 
 
 @pytest.mark.parametrize("name", ["score", "sinks"])

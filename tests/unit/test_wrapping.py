@@ -5,7 +5,6 @@ import gc
 import re
 import weakref
 
-import pandas as pd
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
@@ -25,9 +24,8 @@ from transformers import (
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.load import adapters, wrapping
-from normscope.rounding import number
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, changed_sites, layout_of, tiny_model, token_batch
+from normscope.models.load import adapters
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
 
 # peft uses a deprecated attribute of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -118,15 +116,6 @@ def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_pa
     if head is not None:
         inputs = token_batch(wrapped.model, (7, 4))
         assert torch.equal(head(**inputs).logits, expected(**inputs).logits)
-
-
-def test_a_model_is_shown_in_one_line(tokenizer):
-    wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
-    size = f"{wrapped.layers} layers, {wrapped.model.config.num_attention_heads} heads"
-    assert repr(wrapped) == (
-        f"LoadedModel(BertModel: bert, {size}, float32 on cpu, matches the untouched model to "
-        f"{number(wrapped.verification.error, digits=2)})"
-    )
 
 
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
@@ -317,11 +306,6 @@ def refused(message, model, tokenizer, **options):
     assert not re.search(r"\b(model|device|dataset)\.(name|dtype|stack|tokenizer)\b", str(caught.value))
 
 
-def test_what_is_no_transformers_model(tokenizer):
-    refused("model: Linear fails on token ids", nn.Linear(2, 2), tokenizer)
-    refused("tokenizer: expected a transformers tokenizer or None, got 'bert'", *_model_and(tokenizer, "bert"))
-
-
 @pytest.mark.parametrize("function", ["observe", "decompose", "attribute", "attribution_maps", "similarity"])
 def test_a_model_that_is_not_wrapped(function):
     given = {"similarity": ("a", "b"), "attribute": ("a", lambda hidden: hidden[0, 0])}.get(function, ("a",))
@@ -329,10 +313,6 @@ def test_a_model_that_is_not_wrapped(function):
         InputError, match=r"model: expected a model from .* normscope.wrap\(model, tokenizer\), got Linear"
     ):
         getattr(normscope, function)(nn.Linear(2, 2), *given)
-
-
-def _model_and(tokenizer, replacement):
-    return in_memory(AutoModel, "bert", tokenizer), replacement
 
 
 def test_tokenizers_of_another_model(tokenizer):
@@ -387,47 +367,12 @@ def test_stacks_that_a_model_does_not_have(tokenizer):
     assert normscope.wrap(whole.encoder, tokenizer).layers == 3
 
 
-def test_models_that_attend_to_nothing(tokenizer):
-    config = AutoConfig.for_model("fnet", hidden_size=24, num_hidden_layers=1, intermediate_size=8, vocab_size=99)
-    reason = "FNetModel cannot be observed exactly: no softmax over all tokens was found"
-    refused(reason, AutoModel.from_config(config), tokenizer)
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("stack", ["decoder", "cross"])
-def test_a_decoder_without_a_start_token(tokenizer, stack):
-    config = AutoConfig.for_model(**STACK_CONFIGS["t5"] | {"vocab_size": len(tokenizer)})
-    config.decoder_start_token_id = None
-    model = AutoModel.from_config(config)
-    refused(f"stack={stack}: expected decoder_start_token_id in the model's config", model, tokenizer, stack=stack)
-    assert normscope.wrap(model, tokenizer).layers == 3
-
-
-def test_modules_that_something_else_has_replaced(tokenizer):
-    model = in_memory(AutoModel, "bert", tokenizer)
-    expected = normscope.decompose(normscope.wrap(model, tokenizer), TEXT).pairs
-    attention = model.encoder.layer[1].attention
-    attention.self.query = torch.nn.Sequential(attention.self.query).eval()
-    found = normscope.decompose(normscope.wrap(model, tokenizer), TEXT).pairs
-    pd.testing.assert_frame_equal(found, expected)
-
-
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_gemma_that_sees_later_tokens(tokenizer, bidirectional):
     """EmbeddingGemma, whose masks show later tokens whether there is padding or not."""
     changes = {"use_bidirectional_attention": bidirectional, "vocab_size": len(tokenizer)}
     model = tiny_model(FAMILY_CONFIGS["gemma3_text"] | changes, torch.float32)
     assert normscope.wrap(model, tokenizer).causal is not bidirectional
-
-
-def test_a_model_that_cannot_be_observed_exactly_is_refused(tokenizer, monkeypatch):
-    """The proof runs for wrapped models too."""
-    model = in_memory(AutoModel, "bert", tokenizer)
-    wrong = changed_sites(
-        layout_of("bert", config=model.config), "residual", [1], norm="encoder.layer.0.output.LayerNorm"
-    )
-    monkeypatch.setattr(wrapping, "layout_of_model", lambda *_: wrong)
-    refused("cannot be observed exactly: the input of the block's norm of layer 1 differs", model, tokenizer)
 
 
 # Options of `load`.
