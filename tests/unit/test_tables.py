@@ -19,10 +19,9 @@ from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.models.blocks.block import AttentionBlock
+from normscope.models.blocks.block import AttentionBlock, HeadProjection
 from normscope.models.observe.observer import Observer
 from normscope.models.sites.block_modules import bind_blocks
-from normscope.models.sites.linear_layers import stacked_heads
 from normscope.results.result import Result
 from normscope.rounding import brief
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
@@ -73,7 +72,7 @@ def spread_by_brute_force(block: AttentionBlock) -> tuple[np.ndarray, np.ndarray
         alone, bias = torch.zeros_like(x), weights.key_bias
         if dimension < x.shape[-1]:
             alone[..., dimension], bias = x[..., dimension], torch.zeros_like(bias)
-        keys.append(block.key_map(stacked_heads(alone, weights.key_weight, bias)))
+        keys.append(block.key_map(HeadProjection(weights.key_weight, bias).of(alone)))
     parts = torch.einsum("bhqd,mbhkd->bhqkm", block.query, torch.stack(keys))
     torch.testing.assert_close(parts.sum(dim=-1), block.query @ block.key.transpose(-1, -2))
     visible = (block.alpha.seen.of() & block.key_mask[:, None, None]).expand(parts.shape[:-1])
