@@ -61,7 +61,7 @@ def test_observation_agrees_with_the_untouched_model(family, family_model):
 @pytest.mark.kinds
 def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, inputs):
     for block in blocks_of(family_model, family, inputs):
-        assert block.parameters.value_weight.shape == block.parameters.query_weight.shape
+        assert block.parameters.value_weight.shape == block.parameters.query.weight.shape
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())  # F_ij
         token_mask = block.token_mask
         output = vectors.sum(dim=2) + (0.0 if block.parameters.output_bias is None else block.parameters.output_bias)

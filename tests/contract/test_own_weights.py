@@ -109,7 +109,7 @@ def test_biases_of_the_queries_are_noticed(family, monkeypatch):
 
     def without_bias(parts: LayerCapture, *arguments: object) -> AttentionBlock:
         block = original(parts, *arguments)
-        query = block.query - block.parameters.query_bias[:, None]
+        query = block.query - block.parameters.query.bias[:, None]
         return dataclasses.replace(block, alpha=dataclasses.replace(block.alpha, query=query))
 
     monkeypatch.setattr(LayerCapture, "block", without_bias)

@@ -138,7 +138,7 @@ def test_weights_of_one_layer_at_a_time_are_kept():
 def test_half_precision_is_not_copied_for_all_layers():
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.bfloat16)
     weights = Observer(model, layout_of("llama")).parameters
-    assert weights[1].query_weight.dtype is torch.float32
+    assert weights[1].query.weight.dtype is torch.float32
     assert weights[2] is not weights[1]
     assert list(weights._read) == [1]
 

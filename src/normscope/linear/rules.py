@@ -13,7 +13,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import inspect
 import math
 import sys
 import weakref
@@ -1447,40 +1446,3 @@ def _step_by_step(
 
 def _repeated(value: Tensor, times: int) -> Step:
     return Step(lambda v: v.repeat_interleave(times, dim=-3), [value])
-
-
-@_rule("multi_head_attention_forward")
-def _multi_head_attention(mode: HeldFixed, call: _Call) -> Any:
-    """torch's function, whose inputs have the axes (token, text, dimension), in functions that have rules."""
-    given = inspect.signature(F.multi_head_attention_forward).bind(*call.args, **call.kwargs)
-    given.apply_defaults()
-    of = given.arguments
-    if of["bias_k"] is not None or of["add_zero_attn"] or of["use_separate_proj_weight"] or of["static_k"] is not None:
-        return None
-    inputs = of["query"], of["key"], of["value"]
-    together = inputs[0].ndim == 3
-    biases = (None,) * 3 if of["in_proj_bias"] is None else of["in_proj_bias"].chunk(3)
-    with mode.again():
-        q, k, v = (
-            F.linear(x.transpose(0, 1) if together else x[None], w, b)
-            .unflatten(-1, (of["num_heads"], -1))
-            .transpose(1, 2)
-            for x, w, b in zip(inputs, of["in_proj_weight"].chunk(3), biases, strict=True)
-        )
-        scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-        padding = of["key_padding_mask"]
-        mask = of["attn_mask"]
-        if mask is not None and mask.ndim == 3:
-            mask = mask.view(-1, of["num_heads"], *mask.shape[-2:])
-        for term in (mask, None if padding is None else padding[:, None, None]):
-            if term is not None:
-                scores = scores.masked_fill(term, -torch.inf) if term.dtype is torch.bool else scores + term
-        weights = torch.softmax(scores, dim=-1)
-        made = torch.matmul(weights, v).transpose(1, 2).flatten(2)
-        made = F.linear(made, of["out_proj_weight"], of["out_proj_bias"])
-        made = made.transpose(0, 1) if together else made[0]
-    shown = None
-    if of["need_weights"]:
-        shown = still(weights).mean(dim=1) if of["average_attn_weights"] else still(weights)
-        marked(shown, Kind.HELD)
-    return ((made, shown),)

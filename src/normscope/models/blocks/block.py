@@ -45,6 +45,10 @@ class HeadProjection(NamedTuple):
     bias: Float[Tensor, "head head_dim"]
     """Zero if absent."""
 
+    def of(self, vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch head token head_dim"]:
+        """x W + b of every head."""
+        return torch.einsum("bkm,hmd->bhkd", vectors, self.weight) + self.bias[:, None]
+
     def centred(self) -> "HeadProjection":
         """The same without the mean of what it makes over all heads together."""
         weight = self.weight - self.weight.mean(dim=(0, 2), keepdim=True)
@@ -82,15 +86,33 @@ class BlockParameters:
     query_normalisation: Normalisation | None
     """The norm of the queries, likewise."""
 
-    @property
-    def query_weight(self) -> Float[Tensor, "head model head_dim"]:
-        """W_Q. This and the next five raise InputError if there is no such map."""
-        return _known(self.query, "queries").weight
+    def queries(
+        self, vectors: Float[Tensor, "batch token model"], keys: KeyMap
+    ) -> Float[Tensor, "batch head token head_dim"]:
+        """The queries of vectors, after their norm and the rotation of the keys.
 
-    @property
-    def query_bias(self) -> Float[Tensor, "head head_dim"]:
-        """b_Q."""
-        return _known(self.query, "queries").bias
+        Args:
+            vectors: What W_Q reads.
+            keys: The norm and the rotation of the keys.
+
+        Raises:
+            InputError: If there is no W_Q; the other methods and properties of weights raise it likewise.
+        """
+        turned, norm = keys._replace(factors=None, centred=False), self.query_normalisation
+        made = _known(self.query, "queries").of(vectors)
+        if norm is None:
+            return turned(made)
+        return norm.normalised_heads(turned(made)) if keys.turns_first else turned(norm.normalised_heads(made))
+
+    def keys(
+        self, vectors: Float[Tensor, "batch token model"], keys: KeyMap
+    ) -> Float[Tensor, "batch head token head_dim"]:
+        """The keys of vectors, after their norm and rotation."""
+        return keys(_known(self.key, "keys").of(vectors))
+
+    def values(self, vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch head token head_dim"]:
+        """The values of vectors."""
+        return _known(self.value, "values").of(vectors)
 
     @property
     def key_weight(self) -> Float[Tensor, "head model head_dim"]:

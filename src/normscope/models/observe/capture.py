@@ -15,10 +15,8 @@ from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask, Visibility
 from normscope.models.blocks.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.observe.attention_function import AttentionCall
-from normscope.models.sites.block_modules import BlockModules, mapped_queries
+from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layer_hooks import vectors_in
-from normscope.models.sites.linear_layers import stacked_heads
-from normscope.models.sites.norm_weights import normalises_heads
 
 
 @dataclasses.dataclass
@@ -130,11 +128,10 @@ class LayerCapture:
     ) -> AttentionCall:
         """Queries, keys and values from the weights: an attention module outside the registry does not expose its own."""
         of_query = attention_inputs if self.query_inputs is None else full_precision(self.query_inputs)
-        query = stacked_heads(of_query, parameters.query_weight, parameters.query_bias)
         return AttentionCall(
-            query=mapped_queries(query, parameters.query_normalisation, key_map),
-            key=key_map(stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)),
-            value=stacked_heads(attention_inputs, parameters.value_weight, parameters.value_bias),
+            query=parameters.queries(of_query, key_map),
+            key=parameters.keys(attention_inputs, key_map),
+            value=parameters.values(attention_inputs),
             mask=seen,
             scale=self.modules.own_scale,
         )
@@ -154,7 +151,7 @@ class LayerCapture:
         norms, planes = self._key_norm(parameters), self.modules.site.attention.rotation
         if planes is None:
             return norms
-        before = stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)
+        before = parameters.keys(attention_inputs, KeyMap())
         if norms.turns_first:
             after = self._unnormed_keys()
             after = after.reshape(*after.shape[:2], -1, before.shape[-1]).transpose(1, 2)
@@ -180,7 +177,7 @@ class LayerCapture:
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
         # The mean over all heads together is already subtracted in W_K and b_K.
-        centred = norm.centred and normalises_heads(norm, parameters.key_weight)
+        centred = norm.centred and norm.is_of_heads(parameters.key_weight)
         return KeyMap(factors=repeat_heads(factors, heads), centred=centred, turns_first=norms.turned)
 
     def _captured(self, part: str) -> Tensor:

@@ -21,9 +21,9 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.untouched import Call, LayerRecord, UntouchedPass, is_norm
-from normscope.models.sites.block_modules import BlockModules, mapped_queries
+from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layout import ModelLayout
-from normscope.models.sites.linear_layers import scaled_projection, stacked_heads
+from normscope.models.sites.linear_layers import scaled_projection
 from normscope.models.stored.stored_weights import execution_device
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
@@ -138,18 +138,37 @@ def attention_differences(
 
 
 def _projections(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Iterator[Difference]:
-    """Compare keys, queries and values with what their weights make of what attention reads, as far as they have weights."""
-    parameters = block.parameters
-    rebuilt: list[tuple[str, Tensor, Tensor, Tensor]] = []
+    """Compare keys, queries and values with what their weights make of what attention reads."""
+    read, parameters = block.attention_inputs, block.parameters
+    if block.is_cross_attention and parameters.key is not None and parameters.query is not None:
+        read = full_precision(_by_token(_call(block.layer, record.calls, modules.heads.query, "W_Q").inputs, record))
+        _check_reads(block, read, record)
+    for part, made, given, mask in rebuilt(block, read):
+        yield Difference(block.layer, part, relative_error(made, given, given, mask))
+
+
+def rebuilt(block: AttentionBlock, of_query: Tensor | None) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Keys, queries and values as their weights make them of what attention reads, as far as they have weights.
+
+    Args:
+        of_query: What W_Q reads; without it, queries are left out.
+
+    Yields:
+        The part, its vectors of all heads of a token as one, those that attention was given, and which of the tokens count.
+    """
+    parameters, read = block.parameters, block.attention_inputs
     if parameters.key is not None:  # first, since queries turn as keys do
-        rebuilt.append(("key", _key(block), block.key, block.key_mask))
-        if parameters.query is not None:
-            rebuilt.append(("query", _query(block, modules, record), block.query, block.token_mask))
+        key = parameters.keys(read, block.key_map)
+        yield "key", side_by_side(key), side_by_side(block.key), block.key_mask
+        if parameters.query is not None and of_query is not None:
+            made = side_by_side(parameters.queries(of_query, block.key_map))
+            given = side_by_side(block.query)
+            # OPT scales its queries before attention instead of the scores in it.
+            one, other = (heads[block.token_mask] for heads in (made, given))
+            scale = (one * other).sum() / one.square().sum().clamp(min=torch.finfo(made.dtype).tiny)
+            yield "query", made * scale, given, block.token_mask
     if parameters.value is not None:
-        rebuilt.append(("value", _value(block), block.value, block.key_mask))
-    for part, made, given, mask in rebuilt:
-        wanted = side_by_side(given)
-        yield Difference(block.layer, part, relative_error(side_by_side(made), wanted, wanted, mask))
+        yield "value", side_by_side(parameters.values(read)), side_by_side(block.value), block.key_mask
 
 
 def _sums(block: AttentionBlock, output: Tensor) -> dict[str, float]:
@@ -178,19 +197,6 @@ def _attention_inputs(block: AttentionBlock, inputs: Tensor, source: Tensor | No
     return inputs if norm is None else norm.normalised(full_precision(inputs))
 
 
-def _query(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Tensor:
-    parameters, read = block.parameters, block.attention_inputs
-    if block.is_cross_attention:
-        assert modules.heads.query is not None
-        read = full_precision(_by_token(_call(block.layer, record.calls, modules.heads.query, "W_Q").inputs, record))
-        _check_reads(block, read, record)
-    query = stacked_heads(read, parameters.query_weight, parameters.query_bias)
-    query = mapped_queries(query, parameters.query_normalisation, block.key_map)
-    # OPT scales its queries before attention instead of the scores in it.
-    made, given = (heads.transpose(1, 2)[block.token_mask] for heads in (query, block.query))
-    return query * ((made * given).sum() / made.square().sum().clamp(min=torch.finfo(made.dtype).tiny))
-
-
 def _check_reads(block: AttentionBlock, read: Tensor, record: LayerRecord) -> None:
     """Check that what W_Q of cross-attention reads is the block's input, or what a single module makes of that."""
     inputs, tokens = block.inputs, block.token_mask
@@ -200,15 +206,6 @@ def _check_reads(block: AttentionBlock, read: Tensor, record: LayerRecord) -> No
         if max(_error(call.inputs, inputs, inputs, tokens), _error(call.output, read, read, tokens)) < _LITTLE:
             return
     raise NotObservableError(block.layer, "W_Q reads something other than the block's input or its norm")
-
-
-def _key(block: AttentionBlock) -> Tensor:
-    parameters = block.parameters
-    return block.key_map(stacked_heads(block.attention_inputs, parameters.key_weight, parameters.key_bias))
-
-
-def _value(block: AttentionBlock) -> Tensor:
-    return stacked_heads(block.attention_inputs, block.parameters.value_weight, block.parameters.value_bias)
 
 
 def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Iterator[Difference]:

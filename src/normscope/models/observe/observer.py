@@ -248,7 +248,7 @@ class Observer:
         forward.replacements, forward.whole = replacements or {}, whole is not None
         forward.outputs = outputs if self._layout.stream.in_modules else None
         ids = inputs["decoder_input_ids" if self._layout.reads_target else "input_ids"]
-        forward.check = self.check.begin(check, forward.token_mask, forward.key_mask, on_host, ids)
+        forward.check = self.check.begin(check, forward.token_mask, on_host, ids)
         # Some attention modules have a softmax only if they are asked for their weights.
         weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
         with contextlib.nullcontext() if after is None else self._skipped(after):

@@ -9,11 +9,11 @@ of its tokens, and every text that is longer or shorter than all before it, or d
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError
@@ -22,10 +22,9 @@ from normscope.maths.composition import after_norm, read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.identities import Rest, precision_explains, row_error, side_by_side, too_large
-from normscope.models.sites.block_modules import BlockModules, mapped_queries
+from normscope.models.observe.identities import Rest, precision_explains, rebuilt, row_error, side_by_side, too_large
+from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layout import ModelLayout
-from normscope.models.sites.linear_layers import stacked_heads
 from normscope.rounding import number
 
 ROWS_OF_A_TEXT = 1
@@ -111,13 +110,12 @@ class TextCheck:
         return self._output_norms[modules.layer]
 
     def begin(
-        self, check: Check, token_mask: Tensor, key_mask: Tensor, on_host: Mapping[str, Tensor] | None, ids: Tensor
+        self, check: Check, token_mask: Tensor, on_host: Mapping[str, Tensor] | None, ids: Tensor
     ) -> "PassCheck | None":
         """What compares the next pass; None if nothing is to be compared, or the device has no numbers.
 
         Args:
             token_mask: Tokens that are not padding.
-            key_mask: Keys that are not padding.
             on_host: The inputs in CPU memory, where they can be read without waiting for the device.
             ids: The ids of the tokens.
         """
@@ -139,8 +137,7 @@ class TextCheck:
             longest = int(host_mask.sum(dim=1).argmax()) if width > self._positions else None
             places, queries = self._some(host_mask.bool(), host_ids)
             places, queries = (part.to(token_mask.device, non_blocking=True) for part in (places, queries))
-        keys = None if self.layout.is_cross_attention and check is Check.SOME else key_mask
-        begun = PassCheck(self, check, (len(token_mask), width), places, queries, keys, longest)
+        begun = PassCheck(self, check, (len(token_mask), width), places, queries, longest)
         if check is Check.SOME:
             # It costs about as much as all other measurements of a layer, so layers take turns.
             layers = sorted(self.modules)
@@ -246,13 +243,12 @@ class PassCheck:
         size: tuple[int, int],
         places: Int[Tensor, " place"],
         queries: Int[Tensor, " query"] | None,
-        key_mask: Bool[Tensor, "batch key"] | None,
         longest: int | None,
     ) -> None:
         self._longest = longest
         """The row of a text that is longer than all before it; None if there is none."""
         self._check, self.kind, self._size = check, kind, size
-        self._places, self._queries, self._key_mask = {places.device: places}, queries, key_mask
+        self._places, self._queries = {places.device: places}, queries
         self._layer: _Layer | None = None
         self.compared: list[Compared] = []
         self.scores: dict[int, Tensor] = {}
@@ -354,39 +350,15 @@ class PassCheck:
 
     def _compare_projections(self, block: AttentionBlock) -> None:
         """Compare values with what W_V makes of what attention reads; if all tokens are compared, keys and queries as well."""
-        parameters, texts = block.parameters, None
-        if self._key_mask is None or (parameters.value is None and parameters.key is None):
-            return
-        if self.kind is Check.SOME:
-            texts = self._on(block.value.device)
-        read, width = block.attention_inputs, block.attention_inputs.shape[1]
-
-        def compare(part: str, make: Callable[[Tensor], Tensor], given: Tensor) -> None:
-            if texts is None:
-                made, wanted = (side_by_side(heads) for heads in (make(read), given))
-                error = row_error(made, wanted, wanted).masked_fill(~block.key_mask, 0)
+        parameters, read = block.parameters, block.attention_inputs
+        if self.kind is not Check.SOME:
+            for part, made, given, mask in rebuilt(block, None if block.is_cross_attention else read):
+                error = row_error(made, given, given).masked_fill(~mask, 0)
                 self.compared.append(Compared(block.layer, part, error.max()))
-                return
-            made = side_by_side(make(read.flatten(0, 1)[texts].unsqueeze(0)))[0]
-            self._compare(block.layer, part, made, given[texts // width, :, texts % width].flatten(1))
-
-        if parameters.value is not None:
-            value = parameters.value
-            compare("value", lambda vectors: stacked_heads(vectors, value.weight, value.bias), block.value)
-        if texts is None and parameters.key is not None:
-            key, key_map = parameters.key, block.key_map
-            compare("key", lambda vectors: key_map(stacked_heads(vectors, key.weight, key.bias)), block.key)
-            if parameters.query is not None and not block.is_cross_attention:
-                query, norm = parameters.query, parameters.query_normalisation
-
-                def queries(vectors: Tensor) -> Tensor:
-                    made = mapped_queries(stacked_heads(vectors, query.weight, query.bias), norm, key_map)
-                    # OPT scales its queries before attention instead of the scores in it.
-                    both = [heads.transpose(1, 2)[block.token_mask] for heads in (made, block.query)]
-                    size = both[0].square().sum().clamp(min=torch.finfo(made.dtype).tiny)
-                    return made * ((both[0] * both[1]).sum() / size)
-
-                compare("query", queries, block.query)
+        elif parameters.value is not None and not block.is_cross_attention:
+            places, width = self._on(block.value.device), read.shape[1]
+            made = side_by_side(parameters.values(read.flatten(0, 1)[places].unsqueeze(0)))[0]
+            self._compare(block.layer, "value", made, block.value[places // width, :, places % width].flatten(1))
 
     def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module that is watched begins."""
@@ -468,11 +440,6 @@ class PassCheck:
         if layer in known:
             taken = self.taken(vectors)
             self._compare(layer, part, known[layer].to(vectors.device), taken)
-
-    def _required(self, vectors: Tensor) -> Tensor:
-        taken = self.taken(vectors)
-        assert taken is not None
-        return taken
 
     def _on(self, device: torch.device) -> Int[Tensor, " place"]:
         if device not in self._places:

@@ -6,17 +6,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.maths.keys import KeyMap
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import BlockParameters, HeadProjection
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.sites.linear_layers import SideBySide, by_head, first_of, scaled_projection
-from normscope.models.sites.norm_weights import normalisation, normalised_heads, normalises_heads
+from normscope.models.sites.norm_weights import normalisation
 from normscope.models.sites.site import GateSite, HeadsSite, LayerParts, Site
 from normscope.models.stored.stored_weights import is_offloaded
 
@@ -124,7 +122,7 @@ class BlockModules:
         )
         key_norm = self._normalisation_of_heads(own.key_norm, of_head)
         key = self._by_head(attention.key, own.key, key_heads, repeats)
-        if key is not None and key_norm is not None and key_norm.centred and not normalises_heads(key_norm, key.weight):
+        if key is not None and key_norm is not None and key_norm.centred and not key_norm.is_of_heads(key.weight):
             key = key.centred()
         return BlockParameters(
             query=self._by_head(attention.query, own.query, heads),
@@ -214,22 +212,6 @@ def _heads(site: Site, find: LayerParts) -> HeadModules:
             if heads is not None and heads.bias is not None
         },
     )
-
-
-def mapped_queries(
-    queries: Tensor, norm: Normalisation | None, keys: KeyMap
-) -> Float[Tensor, "batch head token dimension"]:
-    """Queries after their norm and the rotation of the keys.
-
-    Args:
-        queries: x W_Q + b_Q, (batch, head, token, dimension).
-    """
-
-    def normed(vectors: Tensor) -> Tensor:
-        return vectors if norm is None else normalised_heads(norm, vectors)
-
-    turned = keys._replace(factors=None, centred=False)
-    return normed(turned(queries)) if keys.turns_first else turned(normed(queries))
 
 
 class BlockWeights(Mapping[int, BlockParameters]):

@@ -113,8 +113,3 @@ def by_head(
     if repeats > 1:
         weight, bias = (part.repeat_interleave(repeats, dim=0) for part in (weight, bias))
     return HeadProjection(weight, bias)
-
-
-def stacked_heads(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W + b for every head: (batch, token, model) to (batch, head, token, head_dim)."""
-    return torch.einsum("bkm,hmd->bhkd", vectors, weight) + bias[:, None]

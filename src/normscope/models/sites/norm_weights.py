@@ -1,11 +1,10 @@
-"""The weights of a norm, whatever its module calls them, and norms of heads."""
+"""The weights of a norm, whatever its module calls them."""
 
 import math
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.maths.normalisation import Normalisation
@@ -128,17 +127,3 @@ def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bo
         size = (one - bias).norm()
         _done[norm] = bool((one - shifted).norm() < 0.1 * size), not bool((double - one).norm() > 0.5 * size)
     return _done[norm]
-
-
-def normalises_heads(norm: Normalisation, vectors: Float[Tensor, "*axes head_dim"]) -> bool:
-    """Whether a norm runs on each head, not on all heads side by side."""
-    return norm.weight.shape[-1] == vectors.shape[-1]
-
-
-def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head token dimension"]) -> Tensor:
-    """Apply a norm to each head, possibly with separate weights for each, or to all heads side by side."""
-    if normalises_heads(norm, vectors):
-        by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
-        return by_head.normalised(vectors)
-    side_by_side = vectors.transpose(1, 2).flatten(2)
-    return norm.normalised(side_by_side).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
