@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -203,30 +202,3 @@ def test_python_and_the_command_line_have_the_same_default_model():
 def test_a_preset_does_not_pin_another_model():
     options = composed("model.name=other/model").model
     assert options.pin.name != options.name
-
-
-CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "huggingface-hub": "huggingface_hub"}
-ONLY_ON_PYPI = {"syntok"}
-
-
-def _requirements() -> dict[str, str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in project["dependencies"])
-
-
-def test_conda_users_get_what_pip_users_get():
-    lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    assert lines[-1] == {"pip": ["-e .[default-model]"]}
-    conda = dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in lines if isinstance(line, str))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert conda.pop("python") == project["requires-python"]
-    conda.pop("pip")
-    assert conda == {CONDA_NAMES.get(n, n): v for n, v in _requirements().items() if n not in ONLY_ON_PYPI}
-
-
-def test_every_dependency_has_a_reason_and_a_pinned_version():
-    reasons = (ROOT / "docs/development/dependencies.md").read_text()
-    constraints = (ROOT / "constraints.txt").read_text()
-    for name in _requirements():
-        assert f"`{name}`" in reasons, f"{name} has no reason in the documentation"
-        assert re.search(rf"^{name.replace('-', '[-_]')}==", constraints, re.MULTILINE | re.IGNORECASE), name

@@ -246,7 +246,6 @@ def test_configs_of_no_model_are_refused(folder, changes, message):
     assert_refused(folder, message, random_init=True)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
 @pytest.mark.spread(1)
 def test_every_family_is_loaded_from_its_config(family, from_config):
