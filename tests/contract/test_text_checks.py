@@ -168,8 +168,7 @@ def observed(model, layout, ids, check, *, feed_forward=False):
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize("check", [Check.SOME, Check.TEXTS])
-@pytest.mark.parametrize("factor", [long, late])
+@pytest.mark.parametrize(("factor", "check"), [(long, Check.SOME), (late, Check.TEXTS)])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_block_that_depends_on_the_text_is_refused(kind, factor, check):
     family, sabotage, message = BLOCKS[kind]
