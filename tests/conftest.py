@@ -148,15 +148,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `kinds`, tests of the families that differ from others in names alone, or of all but those given, are slow. With
-    `spread`, all but so many of a test's variants.
+    """With `kinds`, families that differ from others in names alone, or all but those given, are left out. With `spread`, all
+    but so many of a test's variants are slow.
     """
     from tests.tiny import KINDS
 
-    for item in items:
-        marker = item.get_closest_marker("kinds")
-        if marker and item.callspec.params["family"] not in (marker.args or KINDS):
-            item.add_marker(pytest.mark.slow)
+    items[:] = [
+        item
+        for item in items
+        if not (marker := item.get_closest_marker("kinds")) or item.callspec.params["family"] in (marker.args or KINDS)
+    ]
     quick = [item for item in items if "slow" not in item.keywords and "spread" in item.keywords]
     for _, same in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):
         variants = list(same)

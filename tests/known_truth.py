@@ -2,11 +2,11 @@
 
 A prompt says where some people live, and names one of them again: `Anna Paris . Ben Rome . Clara Oslo . Ben` has the answer
 `Rome`. Nothing but two earlier words decides it, the same name and the city behind it, so a faithful method scores these
-highest. The model is trained until it answers nearly all prompts that it has never seen. `agreement.py` has another task.
+highest. The model is trained until it answers nearly all prompts that it has never seen.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,44 +27,24 @@ CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Tokyo", "Quito", "
 PAIRS = 4
 """People in a prompt."""
 
-_SPECIAL = ("[PAD]", "[UNK]")
+_VOCABULARY = {word: number for number, word in enumerate(("[PAD]", "[UNK]", *NAMES, *CITIES, "."))}
 _BATCH, _QUESTIONS, _STEPS = 64, 8, 3000
 _RIGHT = 0.99
 """Share of right answers at which training ends."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Something to learn whose answers are known to depend on a few words."""
-
-    words: tuple[str, ...]
-    """All words."""
-    prompts: Callable[[np.random.Generator], Iterator[tuple[str, str, list[int]]]]
-    """Prompts of equal length, their answers, and the positions of the words that decide the answer."""
-    lesson: Callable[[np.random.Generator], list[str]]
-    """A text with several questions and their answers."""
-    asked: tuple[int, ...]
-    """The positions in a lesson before an answer."""
-
-    @property
-    def vocabulary(self) -> dict[str, int]:
-        """The number of each word."""
-        return {word: number for number, word in enumerate([*_SPECIAL, *self.words])}
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """A model that has learned a task."""
+    """A model that has learned the task."""
 
     model: LoadedModel
     accuracy: float
     """Share of right answers on new prompts."""
-    task: Task
 
 
-def tokenizer(task: Task) -> PreTrainedTokenizerFast:
+def tokenizer() -> PreTrainedTokenizerFast:
     """One token for each word."""
-    words = Tokenizer(models.WordLevel(task.vocabulary, unk_token="[UNK]"))
+    words = Tokenizer(models.WordLevel(_VOCABULARY, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
 
@@ -89,15 +69,11 @@ def _lesson(generator: np.random.Generator) -> list[str]:
     return [word for number in order for word in (names[number], cities[number], ".")]
 
 
-RETRIEVAL = Task((*NAMES, *CITIES, "."), prompts, _lesson, tuple(range(3 * PAIRS, 3 * (PAIRS + _QUESTIONS), 3)))
-
-
-def trained(seed: int = 0, task: Task = RETRIEVAL) -> Trained:
-    """A model that has learned a task."""
+def trained(seed: int = 0) -> Trained:
+    """A model that has learned the task."""
     torch.manual_seed(seed)
-    vocabulary = task.vocabulary
     config = LlamaConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(_VOCABULARY),
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -111,10 +87,10 @@ def trained(seed: int = 0, task: Task = RETRIEVAL) -> Trained:
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 0.05, 1.0, 100)
     generator = np.random.default_rng(seed)
-    asked = torch.tensor(task.asked)
+    asked = torch.arange(3 * PAIRS, 3 * (PAIRS + _QUESTIONS), 3)
     right = 0.0
     for step in range(_STEPS):
-        ids = torch.tensor([[vocabulary[word] for word in task.lesson(generator)] for _ in range(_BATCH)])
+        ids = torch.tensor([[_VOCABULARY[word] for word in _lesson(generator)] for _ in range(_BATCH)])
         logits = model(input_ids=ids).logits[:, asked]
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, asked + 1].flatten()).backward()
@@ -122,24 +98,24 @@ def trained(seed: int = 0, task: Task = RETRIEVAL) -> Trained:
         optimiser.step()
         schedule.step()
         if step % 100 == 99:
-            right = _accuracy(model, task, np.random.default_rng([seed, step]))
+            right = _accuracy(model, np.random.default_rng([seed, step]))
             if right >= _RIGHT:
                 break
     model.eval().requires_grad_(False)
-    accuracy = _accuracy(model, task, np.random.default_rng([seed, 10**6]))
-    return Trained(normscope.wrap(model, tokenizer(task)), accuracy, task)
+    accuracy = _accuracy(model, np.random.default_rng([seed, 10**6]))
+    return Trained(normscope.wrap(model, tokenizer()), accuracy)
 
 
 @torch.inference_mode()
-def _accuracy(model: LlamaForCausalLM, task: Task, generator: np.random.Generator) -> float:
-    vocabulary, stream = task.vocabulary, task.prompts(generator)
+def _accuracy(model: LlamaForCausalLM, generator: np.random.Generator) -> float:
+    stream = prompts(generator)
     drawn = [next(stream) for _ in range(512)]
-    ids = torch.tensor([[vocabulary[word] for word in prompt.split()] for prompt, _, _ in drawn])
-    answers = torch.tensor([vocabulary[answer] for _, answer, _ in drawn])
+    ids = torch.tensor([[_VOCABULARY[word] for word in prompt.split()] for prompt, _, _ in drawn])
+    answers = torch.tensor([_VOCABULARY[answer] for _, answer, _ in drawn])
     return float((model(input_ids=ids).logits[:, -1].argmax(dim=-1) == answers).double().mean())
 
 
-def precision(learner: Trained, count: int, seed: int = 1, baselines: bool = True) -> list[dict[str, Any]]:
+def precision(learner: Trained, count: int, seed: int = 1) -> list[dict[str, Any]]:
     """How many of the k words that decide an answer each method has among the k that it scores highest (`precision`), and how
     often the word that it scores highest is one of them (`first`).
 
@@ -147,22 +123,20 @@ def precision(learner: Trained, count: int, seed: int = 1, baselines: bool = Tru
 
     Args:
         count: Number of prompts that are answered right.
-        baselines: Whether to measure the gradient methods, which need Captum, as well.
     """
     model, readout = learner.model, NextTokenReadout(learner.model.next_token_head)
-    methods: list[Any] = [*defined_methods(model.layout, None, MapStage.BLOCK), *(Baseline if baselines else ())]
+    methods: list[Any] = [*defined_methods(model.layout, None, MapStage.BLOCK), *Baseline]
     found: dict[str, list[tuple[float, float]]] = {str(method): [] for method in methods}
     found["random"] = []
     generator = np.random.default_rng([seed, 0])
-    vocabulary = learner.task.vocabulary
-    for prompt, answer, deciding in learner.task.prompts(np.random.default_rng(seed)):
+    for prompt, answer, deciding in prompts(np.random.default_rng(seed)):
         if len(found["random"]) == count:
             break
         inputs = dict(model.tokenizer(prompt, return_tensors="pt").data)
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         with torch.inference_mode():
             said = int(readout.model(**inputs).logits[0, -1].argmax())
-        if said != vocabulary[answer]:
+        if said != _VOCABULARY[answer]:
             continue
         mapped = [method for method in methods if isinstance(method, MapMethod)]
         maps = model_maps(model.model, model.layout, inputs, mapped)

@@ -44,7 +44,7 @@ KINDS = frozenset(
         *("gpt2", "gpt_neox", "qwen2", "qwen2_moe", "olmo2", "gemma2", "gpt_oss", "bloom", "bart", "t5"),
     }
 )
-"""Families that differ in more than names. Tests marked `kinds` are slow for the others, whose blocks contracts compare."""
+"""Families that differ in more than names. Tests marked `kinds` leave out the others, whose sums contracts compare."""
 
 UNKNOWN_NETWORKS = frozenset({"gpt_oss"})
 """Families whose networks no oracle takes apart: the experts of gpt-oss have biases and a gate of their own kind."""

@@ -26,7 +26,6 @@ def inputs(family_model):
     return token_batch(family_model, LENGTHS)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("rule", ValueBias)
 @pytest.mark.spread(3)
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
@@ -120,6 +119,7 @@ def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(
 
 
 @pytest.mark.spread(5)
+@pytest.mark.kinds
 def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = [parameter.requires_grad for parameter in family_model.parameters()]
     with torch.inference_mode():

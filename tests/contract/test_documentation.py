@@ -229,7 +229,6 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     [
         ("tutorials/python.md", 3),
         ("tutorials/live.md", 1),
-        ("measures/similarity.md", 5),
         ("measures/attribution.md", 3),
         ("guides/attention.md", 2),
         ("guides/papers.md", 1),

@@ -17,6 +17,7 @@ TEXT = "the lady cracked three eggs"
 
 
 @pytest.mark.networks
+@pytest.mark.kinds
 @pytest.mark.spread(5)
 @pytest.mark.parametrize("direct", [True, False])
 def test_effects_add_up(family, family_model, direct):

@@ -1,44 +1,12 @@
-"""Attribution where the truth is known: models that look an answer up, or make a verb agree, trained here."""
+"""Attribution where the truth is known: a model that looks an answer up, trained here."""
 
 import numpy as np
 import pytest
 
 import normscope
-from tests import agreement
-from tests.agreement import AGREEMENT
 from tests.known_truth import PAIRS, precision, prompts, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.networks]
-
-
-@pytest.fixture(scope="module")
-def speaker():
-    found = trained(task=AGREEMENT)
-    assert found.accuracy > 0.95, "the model has not learned the task, so nothing is known about what it reads"
-    return found
-
-
-def test_methods_find_the_subject_that_decides_the_verb(speaker):
-    pytest.importorskip("captum")
-    found = {row["way"]: row["precision"] for row in precision(speaker, 60)}
-    assert found["decompx"] > 0.8
-    assert found["norm_rollout"] > 0.8
-    assert found["random"] == pytest.approx(1 / 10, abs=0.12)
-
-
-def test_only_the_subject_decides_the_verb(speaker):
-    """The verb follows the subject's number, and no other noun's."""
-    stream = agreement.prompts(np.random.default_rng(5))
-    said = []
-    for _ in range(20):
-        prompt, verb, (subject,) = next(stream)
-        words = prompt.split()
-        for place in (at for at, word in enumerate(words) if word not in ("the", *agreement.PREPOSITIONS)):
-            changed = [*words[:place], agreement.other_number(words[place]), *words[place + 1 :]]
-            found = normscope.attribute(speaker.model, " ".join(changed), normscope.NextToken())
-            said.append(found.what.startswith(f"logit of {verb!r}") == (place != subject))
-    assert len(said) == 80
-    assert np.mean(said) > 0.95
 
 
 @pytest.fixture(scope="module")

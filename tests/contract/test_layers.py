@@ -220,16 +220,6 @@ def brute_force_of_input(block):
     return read[0]
 
 
-def test_gpt_neox_reads_the_sum_if_its_config_says_so():
-    sequential = FAMILY_CONFIGS["gpt_neox"] | {"use_parallel_residual": False}
-    model = tiny_model(sequential, torch.float64)
-    layout = layout_of("gpt_neox", config=model.config)
-    assert layout.norm_positions == ("pre",)
-    assert layout_of(
-        "gpt_neox", config=tiny_model(FAMILY_CONFIGS["gpt_neox"], torch.float64).config
-    ).norm_positions == ("parallel",)
-
-
 @pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):

@@ -125,8 +125,10 @@ def test_routes_are_held():
 
 
 @pytest.mark.spread(1)
-def test_vectors_add_up_to_the_last_hidden_vectors(model):
+@pytest.mark.parametrize("model_type", QUICK)
+def test_vectors_add_up_to_the_last_hidden_vectors(model_type):
     """DecompX's completeness with the router's weights held."""
+    model = tiny_architecture(model_type)
     layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)
     tokens = inputs["attention_mask"].bool()
     vectors, hidden, _ = carried(model, layout, inputs, Sources(range(tokens.shape[1]), True), ValueBias.token)

@@ -16,6 +16,7 @@ from normscope.models.observe.observer import Observer
 from normscope.models.prove.verification import verify
 from normscope.models.sites.block_modules import bind_blocks
 from tests import own_models
+from tests.contract.test_skipped_layers import compare
 from tests.own_models import MODELS
 from tests.tiny import changed_sites
 
@@ -52,12 +53,16 @@ def hooked(model, path):
     return outputs
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def own(request):
+    """A model's name, and the model wrapped."""
+    return request.param, normscope.wrap(built(request.param))
+
+
 @pytest.mark.spread(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_sums_equal_what_the_untouched_model_computes(name):
-    model = built(name)
-    expected = hooked(model, MODELS[name][1])
-    wrapped = normscope.wrap(model)
+def test_sums_equal_what_the_untouched_model_computes(own):
+    name, wrapped = own
+    expected = hooked(built(name), MODELS[name][1])
     blocks = list(normscope.observe(wrapped, TEXTS))
     assert len(blocks) == len(expected) == own_models.L
     for block, output in zip(blocks, expected, strict=True):
@@ -75,16 +80,22 @@ def test_sums_equal_what_the_untouched_model_computes(name):
 
 
 @pytest.mark.spread(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_whole_models_are_followed(name):
+def test_whole_models_are_followed(own):
     """Vectors of whole models are rebuilt when maps are made; a difference would be an error."""
+    name, wrapped = own
     if name.startswith("attention-only"):
         with pytest.raises(InputError, match="no feed-forward network"):
-            normscope.attribution_maps(normscope.wrap(built(name)), TEXTS[0])
+            normscope.attribution_maps(wrapped, TEXTS[0])
         return
-    maps = normscope.attribution_maps(normscope.wrap(built(name)), TEXTS[0])
+    maps = normscope.attribution_maps(wrapped, TEXTS[0])
     gated = {"decompx", "rollout"}
     assert maps.keys() >= (gated if name.startswith("gated") else gated | {"alti", "norm_rollout"})
+
+
+@pytest.mark.spread(1)
+def test_passes_begin_in_the_middle(own):
+    wrapped, ids = own[1], torch.tensor(TEXTS)
+    compare(wrapped.model, wrapped.layout, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 @pytest.mark.parametrize("name", ["layers-in-separate-lists", "layers-as-pairs"])

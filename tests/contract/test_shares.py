@@ -92,7 +92,7 @@ def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
         torch.testing.assert_close(received.sum(dim=(1, 2)) / size, whole / size, **EXACT)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.kinds("bert", "gpt_neox", "olmo2", "t5")
 def test_parts_that_do_not_add_up_are_noticed(family, family_model):
     (block, *_) = blocks_of(family_model, layout_of(family))
     composition = block.composition

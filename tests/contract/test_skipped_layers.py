@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-import normscope
 from normscope.models.observe.forward_pass import Replacement
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.skipped_layers import LayerOutput
-from tests.contract.test_own_models import TEXTS, built
-from tests.own_models import MODELS
 from tests.tiny import layout_of, token_batch
 
 
@@ -40,14 +37,6 @@ def passes(model, layout, inputs):
 @pytest.mark.kinds
 def test_every_family(family, family_model):
     compare(family_model, layout_of(family), token_batch(family_model, (7, 5)))
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_own_models(name):
-    wrapped = normscope.wrap(built(name))
-    ids = torch.tensor(TEXTS)
-    compare(wrapped.model, wrapped.layout, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 def compare(model, layout, inputs):

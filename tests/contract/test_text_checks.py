@@ -1,7 +1,7 @@
 """A model that does something else with some texts than with the probes of the proof is refused on these texts.
 
 Every sabotage depends on something that the probes do not have: more than twelve tokens, some token, an even number of tokens,
-a late position, a large value. The same model without it is accepted, and its numbers are those of explicit vectors.
+a late position, a large value. Shorter texts are accepted by the same model.
 """
 
 import contextlib
@@ -168,8 +168,7 @@ def observed(model, layout, ids, check, *, feed_forward=False):
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize("check", [Check.SOME, Check.TEXTS])
-@pytest.mark.parametrize("factor", [long, late])
+@pytest.mark.parametrize(("factor", "check"), [(long, Check.SOME), (late, Check.TEXTS)])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_block_that_depends_on_the_text_is_refused(kind, factor, check):
     family, sabotage, message = BLOCKS[kind]
@@ -284,17 +283,6 @@ def test_runs_refuse_a_corpus_with_any_text_that_decompose_refuses(monkeypatch, 
         refused(lambda: normscope.run("mixing", model=wrapped, texts=changed, batch_tokens=256))  # noqa: B023
 
 
-def test_the_same_model_without_it_is_exact(monkeypatch):
-    model = own_model(monkeypatch, None, long)
-    wrapped = normscope.wrap(model)
-    for ids in (SHORT, LONG):
-        result = normscope.decompose(wrapped, ids)
-        for block in normscope.observe(wrapped, [ids]):
-            vectors = torch.einsum("hqk,hkd,hdm->qkm", block.weights[0], block.value[0], block.parameters.output_weight)
-            expected = torch.linalg.vector_norm(vectors, dim=-1)
-            torch.testing.assert_close(result.maps["attn_n"][block.layer - 1], expected, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("sabotage", [scaled_network, scaled_norm, scaled_attention])
 def test_attributions_follow_what_the_model_does_with_the_text_itself(monkeypatch, sabotage):
@@ -316,13 +304,3 @@ def test_an_activation_that_changes_with_the_text_is_refused_where_a_network_is_
     normscope.attribute(wrapped, SHORT, target)
     with pytest.raises(InputError, match=r"cannot be attributed: .* mul in .*mlp.* is not linear"):
         normscope.attribute(wrapped, LONG, target)
-
-
-def test_attributions_of_the_same_model_without_it_are_those_of_the_untouched_model(monkeypatch):
-    model = own_model(monkeypatch, None, long)
-    wrapped = normscope.wrap(model)
-    for ids in (SHORT, LONG):
-        result = normscope.attribute(wrapped, ids, lambda hidden: hidden[-1, 0])
-        expected = model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1, 0]
-        assert result.target == pytest.approx(float(expected), rel=1e-6)
-        assert result.scores.sum() + result.bias + result.remainder == pytest.approx(result.target, abs=1e-6)

@@ -81,10 +81,20 @@ def run(capsys, monkeypatch, translator, corpus, folder, *more):
 
 
 @pytest.mark.slow
-def test_other_aligners_are_in_the_same_table(capsys, monkeypatch, translator, corpus, tmp_path):
+@pytest.mark.draws
+def test_other_aligners_are_in_the_same_table_and_a_pair_is_drawn(capsys, monkeypatch, translator, corpus, tmp_path):
     flipped = f"{{path: {corpus / 'flipped'}, direction: target-source}}"
     baselines = f"analysis.alignment.baselines={{perfect: {corpus / 'perfect'}, flipped: {flipped}}}"
-    outcome = run(capsys, monkeypatch, translator, corpus, tmp_path / "run", "layers=[2]", baselines)
+    outcome = run(
+        capsys,
+        monkeypatch,
+        translator,
+        corpus,
+        tmp_path / "run",
+        "layers=[2]",
+        baselines,
+        "analysis.alignment.sentences=[1]",
+    )
     assert outcome.status == 0, outcome.err
     rates = pd.read_parquet(tmp_path / "run/tables/alignment_aer.parquet").set_index("method")
     for name in ("perfect", "flipped"):
@@ -92,13 +102,6 @@ def test_other_aligners_are_in_the_same_table(capsys, monkeypatch, translator, c
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     named = {name for group in published("kobayashi2020") for name in group.get("values", {})}
     assert {name for name in named if name.startswith("alignment/attn")} <= set(metrics)
-
-
-@pytest.mark.slow
-@pytest.mark.draws
-def test_pictures(capsys, monkeypatch, translator, corpus, tmp_path):
-    given = ["layers=[2]", "analysis.alignment.sentences=[1]"]
-    assert run(capsys, monkeypatch, translator, corpus, tmp_path / "run", *given).status == 0
     names = {path.stem for path in (tmp_path / "run/figures").glob("*.png")}
     assert names == {f"alignment_{name}" for name in ("by_layer", "norm_and_aer", "map_1")}
     drawn = (tmp_path / "run/figures/alignment_map_1.svg").read_text()

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.end_to_end.shell import run_here
-from tests.tiny import FAMILY_CONFIGS, KINDS, STACK_CONFIGS, UNKNOWN_NETWORKS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, UNKNOWN_NETWORKS, tiny_model
 
 TEXTS = [
     "the old river walks, and the cat sees it.",
@@ -39,7 +39,7 @@ def folder(tmp_path_factory, family, byte_tokenizer):
     return path
 
 
-@pytest.mark.kinds("bert", "gpt2", "deberta-v2", "olmo2", "t5")
+@pytest.mark.kinds("bert", "gpt2", "deberta-v2", "olmo2", "gpt_oss")
 @pytest.mark.spread(1)
 def test_every_analysis_runs(capsys, monkeypatch, tmp_path, family, folder):
     """That blocks are the model's own is what the contracts of families prove; what is made of them, the oracles."""
@@ -69,10 +69,7 @@ def parallel(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
-@pytest.mark.parametrize(
-    "model_type",
-    [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACK_CONFIGS)],
-)
+@pytest.mark.parametrize("model_type", ["bart", "t5"])
 @pytest.mark.slow
 def test_stacks_of_an_encoder_decoder(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer, parallel, model_type, stack

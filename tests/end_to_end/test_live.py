@@ -1,9 +1,7 @@
 """`normscope serve`: the command, and its page in a real browser."""
 
 import asyncio
-import gc
 import json
-import random
 import re
 import signal
 import socket
@@ -12,11 +10,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
 
 import numpy as np
-import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -441,56 +437,6 @@ def test_nothing_is_wider_than_the_page(tab, width, dark):
     tab.look(width, 844, dark=dark)
     tab.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     tab.until("document.querySelector('.mixing').width.baseVal.value <= document.documentElement.clientWidth")
-
-
-@pytest.mark.slow
-def test_many_requests_from_several_tabs_and_malformed_ones(page):
-    """Nothing is lost or mixed up, and results do not pile up."""
-    words = TEXT.removesuffix(".").split()
-
-    def post(body: bytes) -> tuple[int, dict]:
-        address, _, token = page.partition("?token=")
-        headers = {"content-type": "application/json", TOKEN_HEADER: token}
-        request = urllib.request.Request(f"{address}answer", body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def ask(number: int, tab: str = "") -> str:
-        text = " ".join(random.Random(f"{tab} {number}").choices(words, k=12))
-        body = {"part": "maps", "state": {"text": text}, "tab": tab, "number": number}
-        status, answer = post(json.dumps(body).encode())
-        assert (status, answer["text"]) == (200, text)
-        return text
-
-    process = psutil.Process()
-    for number in range(50):
-        ask(number)
-    gc.collect()
-    before = process.memory_info().rss
-    for number in range(200):
-        ask(number, "one-tab")
-    with ThreadPoolExecutor(4) as tabs:
-        list(tabs.map(lambda tab: [ask(number, f"tab-{tab}") for number in range(50)], range(4)))
-    rng = random.Random(0)
-    for number in range(500):
-        wrong = [
-            1,
-            [],
-            None,
-            {"part": number},
-            {"part": "maps", "state": {"text": number}},
-            {"part": "maps", "state": []},
-        ]
-        body = rng.randbytes(rng.randrange(200)) if number % 2 else json.dumps(rng.choice(wrong)).encode()
-        status, answer = post(body)
-        assert status == 400
-        assert "\n" not in answer["error"]
-    ask(0)
-    gc.collect()
-    assert process.memory_info().rss - before < 40 * 2**20
 
 
 @pytest.mark.slow

@@ -18,17 +18,6 @@ def loud(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_last_line_of_a_run_is_its_folder(capsys, monkeypatch, tmp_path, saved_model):
-    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
-    outcome = run_here(capsys, monkeypatch, *arguments)
-    assert outcome.status == 0, outcome.err
-    *table, last = outcome.out.splitlines()
-    assert last == str(tmp_path / "run")
-    assert "mixing:" in "\n".join(table)
-    assert f"results in {tmp_path / 'run'}" in outcome.said
-
-
-@pytest.mark.slow
 def test_a_quiet_run_prints_its_folder_alone(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, "--quiet", *arguments)
@@ -39,16 +28,6 @@ def test_a_quiet_run_still_says_what_is_wrong(capsys, monkeypatch, saved_model):
     outcome = run_here(capsys, monkeypatch, "--quiet", f"model.name={saved_model}", "layers=[9]", "tracking=disabled")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "normscope: layers=[9]: expected all or numbers from 1 to 3 (this model's layers), got 9\n"
-
-
-@pytest.mark.slow
-def test_a_reproduced_run_ends_with_its_folder_too(capsys, monkeypatch, tmp_path, saved_model):
-    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
-    assert run_here(capsys, monkeypatch, *arguments).status == 0
-    outcome = run_here(capsys, monkeypatch, f"reproduce={tmp_path / 'run'}", f"output_dir={tmp_path / 'again'}")
-    *_, agreement, last = outcome.out.splitlines()
-    assert "numbers are the same" in agreement
-    assert last == str(tmp_path / "again")
 
 
 @pytest.mark.parametrize("quiet", [False, True])

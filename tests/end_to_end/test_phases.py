@@ -58,23 +58,6 @@ def test_a_run_names_its_phases_and_records_their_times(capsys, monkeypatch, tmp
     assert own > 0.5 * facts["seconds"]
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_records_how_far_it_came(capsys, monkeypatch, tmp_path, corpus, saved_model):
-    def fail(*_):
-        raise RuntimeError("no results")
-
-    monkeypatch.setattr("normscope.analyses.mixing.MixingAnalysis.result", fail)
-    with pytest.raises(RuntimeError, match="no results"):
-        run_here(
-            capsys,
-            monkeypatch,
-            *("tracking=disabled", "dataset=text", f"dataset.path={corpus}"),
-            *(f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}"),
-        )
-    phases = facts_of(tmp_path / "run")["phases"]
-    assert list(phases) == ["start", "model", "corpus", "pass", "interventions", "results"]
-
-
 @pytest.mark.slow  # a new interpreter, which is what this is about
 def test_a_terminal_shows_something_before_the_libraries_are_loaded(tmp_path):
     process, terminal = pty.fork()

@@ -4,15 +4,11 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 import yaml
-from transformers import BertModel
 
-from benchmarks.straightforward import METHODS, mixing_ratios
-from normscope.data.categories import CATEGORIES, TokenCategories
+from normscope.maths.mixing import Method
 from tests.end_to_end.forks import PATIENCE_SECONDS
 from tests.end_to_end.shell import ROOT, run_here, start
 from tests.end_to_end.wandb_file import run_of
@@ -33,51 +29,6 @@ def corpus(tmp_path_factory) -> Path:
     return path
 
 
-def expected_table(minilm_folder, tokenizer) -> pd.DataFrame:
-    """Means, maxima and minima by layer, method and category, from every vector built, in float64."""
-    model = BertModel.from_pretrained(minilm_folder, dtype=torch.float64).eval()
-    of_token = TokenCategories.of(tokenizer, 30522).of_token
-    observations = []
-    for sequence, (text, pair) in enumerate(TEXTS):
-        inputs = tokenizer(text, pair, return_tensors="pt")
-        ratios = mixing_ratios(model, inputs)[:, :, 0].numpy()
-        for token, token_id in enumerate(inputs["input_ids"][0].tolist()):
-            for method, layer in np.ndindex(ratios.shape[:2]):
-                row = (layer + 1, METHODS[method], sequence, ratios[method, layer, token])
-                observations += [(*row, CATEGORIES[of_token[token_id]]), (*row, "all")]
-    frame = pd.DataFrame(observations, columns=["layer", "method", "sequence", "ratio", "category"])
-    keys = ["layer", "method", "category"]
-    grouped = frame.groupby(keys)["ratio"]
-    within = frame.groupby([*keys, "sequence"])["ratio"].mean()
-    return pd.DataFrame(
-        {
-            "mean": grouped.mean(),
-            "sequence_mean": within.groupby(keys).mean(),
-            "max": grouped.max(),
-            "min": grouped.min(),
-            "count": grouped.size(),
-        }
-    )
-
-
-@pytest.mark.slow
-def test_minilm_equals_every_vector_built(capsys, monkeypatch, tmp_path, corpus, minilm_folder, tokenizer):
-    folder = tmp_path / "run"
-    outcome = run_here(
-        capsys, monkeypatch, "dataset=text", f"dataset.path={corpus}", f"output_dir={folder}", "tracking=disabled"
-    )
-    assert outcome.status == 0, outcome.err
-    table = pd.read_parquet(folder / "tables/mixing_by_layer.parquet").set_index(["layer", "method", "category"])
-    expected = expected_table(minilm_folder, tokenizer)
-    assert set(table.index) == set(expected.index)
-    expected = expected.loc[table.index]
-    assert (table["count"] == expected["count"]).all()
-    for column in ("mean", "sequence_mean", "max", "min"):
-        np.testing.assert_allclose(
-            table[column], expected[column], atol=2e-6, err_msg=column
-        )  # float32 against float64
-
-
 @pytest.mark.slow
 def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus, saved_model):
     folder = tmp_path / "a run, with = and [brackets]"
@@ -88,7 +39,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
     assert outcome.status == 0, outcome.err
     results = json.loads((folder / "results.json").read_text())
     assert results["status"] == "completed"
-    for method in METHODS:
+    for method in Method:
         low, mean, high = (results["metrics"][f"mixing/{method}/{name}"] for name in ("min", "mean", "max"))
         assert 0 <= low <= mean <= high <= 1
     facts = results["facts"]

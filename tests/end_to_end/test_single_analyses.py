@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from tests.conftest import MINILM
 from tests.end_to_end.shell import run_here
 
 
@@ -20,24 +19,6 @@ def run(capsys, monkeypatch, tmp_path, saved_model):
         return outcome, lambda name: pd.read_parquet(tmp_path / f"run/tables/{name}.parquet")
 
     return run
-
-
-@pytest.mark.slow
-def test_outliers_of_a_real_model_are_found(run):
-    outcome, table = run("model=minilm", f"model.name={MINILM}", "analysis=outliers", "dataset.limit=40")
-    assert outcome.status == 0, outcome.err
-    assert {157, 223, 338} <= set(table("outliers_model")["dimension"])
-    assert "3 standard deviations" in outcome.said
-
-
-@pytest.mark.slow
-def test_no_outlier_leaves_empty_tables_and_names_the_criterion(run, tmp_path):
-    outcome, table = run("analysis=[outliers,score]", "dataset.limit=4", "analysis.outliers.threshold=100")
-    assert outcome.status == 0, outcome.err
-    assert "no outlier dimensions: mean more than 100 standard deviations" in outcome.said
-    for name in ("outliers_by_category", "outliers_model"):
-        assert len(table(name)) == 0
-    assert not (tmp_path / "run/tables/score_intervention.parquet").exists()
 
 
 @pytest.mark.spread(1)
@@ -89,14 +70,6 @@ def test_the_conventional_ranks(run):
     assert by_token[["[CLS]", "[SEP]", ".", ","]].tolist() == [1, 2, 3, 4]
     assert by_token[["[MASK]", "?", "a"]].isna().all()
     assert by_token["the"] > 4
-
-
-@pytest.mark.slow
-def test_a_corpus_of_special_tokens_alone_has_no_correlation(run):
-    outcome, table = run("analysis=frequency", text="[SEP]\n[MASK]\n")
-    assert outcome.status == 0, outcome.err
-    assert "ρ is undefined, no pairs" in outcome.said
-    assert table("frequency_correlation").set_index("specials").loc["without", "spearman"].isna().all()
 
 
 @pytest.mark.slow

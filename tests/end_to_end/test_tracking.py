@@ -6,9 +6,12 @@ import logging
 import os
 import re
 import signal
+import sys
 import tempfile
 import threading
+import types
 
+import pandas as pd
 import pytest
 import wandb
 
@@ -105,6 +108,12 @@ def test_runs_on_annotated_texts_have_few_panels_and_no_empty_table(
     assert all(tables.values()), f"tables without rows: {[name for name, rows in tables.items() if not rows]}"
 
 
+def table_of(files, logged):
+    """A logged table, from W&B's copy of it."""
+    content = json.loads((files / logged["path"]).read_text())
+    return pd.DataFrame(content["data"], columns=content["columns"])
+
+
 FIRST_TABLES = {"syntax": ("best",), "alignment": ("aer",)}
 
 
@@ -153,12 +162,20 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     assert run["metrics"]["progress/*"] == "progress/examples"
 
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    assert {name: run["summary"][name] for name in metrics} == metrics, "to the last digit"
     tables = {key for key in run["summary"] if key.startswith("tables/")}
     assert {"tables/mixing_by_layer", "tables/norms_by_layer", "tables/curves"} <= tables
     behind = {f"Custom Chart Tables/{name}_table" for name in of_norms[room:]}
     shown = {key for key in run["summary"] if not key.startswith("_")}
     assert shown == {*metrics, *media, *tables, *behind, "facts"}
     (kept,) = folder.glob("wandb/offline-run-*/files")
+    curves = pd.read_parquet(folder / "tables/curves.parquet")
+    logged = table_of(kept, run["summary"]["tables/curves"])
+    pd.testing.assert_frame_equal(logged, curves[[*logged]], check_dtype=False, check_exact=True)
+    drawn = table_of(kept, run["summary"]["Custom Chart Tables/mixing/mean by layer_table"])
+    of_vectors = drawn[drawn["lineKey"] == "Attn-N: vectors"].set_index("step")["lineVal"]
+    by_layer = curves[curves["curve"] == "mixing/attn_n/mean"].set_index("layer")["value"]
+    assert of_vectors.to_dict() == (100 * by_layer).to_dict(), "in per cent"
     assert media >= {f"Custom Chart Tables/{chart}_table" for chart in charts}
     assert (kept / run["summary"]["report"]["path"]).samefile(folder / "report.html")
     for name in figures:
@@ -499,3 +516,17 @@ def test_the_project_of_the_environment_holds_where_ours_is_not_set(capsys, monk
     assert with_environment(TrackingOptions()).project == project
     assert ("WANDB_PROJECT" in capsys.readouterr().err) == (environment not in (None, project))
     assert with_environment(TrackingOptions(project="ours")).project == "ours"
+
+
+def test_wandb_looks_for_staged_inputs_only_where_its_launcher_has_been_imported(monkeypatch):
+    """Importing it takes a second. If the name has gone, wandb no longer does what is prevented here, or does it elsewhere."""
+    name = "_detect_and_apply_job_inputs"
+    look = vars(wandb.Run)[name]
+    monkeypatch.delitem(sys.modules, "wandb.sdk.launch", raising=False)
+    with weights_and_biases._without_launcher():
+        assert vars(wandb.Run)[name] is not look
+        assert vars(wandb.Run)[name](None) is None
+    assert vars(wandb.Run)[name] is look
+    monkeypatch.setitem(sys.modules, "wandb.sdk.launch", types.ModuleType("wandb.sdk.launch"))
+    with weights_and_biases._without_launcher():
+        assert vars(wandb.Run)[name] is look

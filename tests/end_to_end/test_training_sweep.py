@@ -29,14 +29,6 @@ def training(saved_model, tmp_path_factory):
     return folder
 
 
-def noted(function, calls):
-    def wrapper(*arguments):
-        calls.append(function)
-        return function(*arguments)
-
-    return wrapper
-
-
 def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch):
     load, loaded = loading._pretrained, []
 
@@ -55,7 +47,6 @@ def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch
         f"output_dir={tmp_path}/sweep",
     )
     assert outcome.status == 1
-    print(outcome.err)
     assert "1 of 3 jobs failed" in outcome.err
     assert "checkpoint-100: expected model.safetensors in the folder" in outcome.err
     assert len(loaded) == 2

@@ -226,7 +226,9 @@ def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
 def test_a_run_is_reproduced(capsys, monkeypatch, tmp_path, undisturbed):
     again = run_here(capsys, monkeypatch, f"reproduce={undisturbed}", f"output_dir={tmp_path / 'again'}")
     assert again.status == 0, again.err
-    assert "numbers are the same" in again.out
+    *_, agreement, last = again.out.splitlines()
+    assert "numbers are the same" in agreement
+    assert last == str(tmp_path / "again")
     assert tables(tmp_path / "again") == tables(undisturbed)
     lied = tmp_path / "lied"
     lied.mkdir()

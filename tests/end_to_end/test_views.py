@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import normscope
@@ -120,16 +119,3 @@ def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tm
     assert run_here(capsys, monkeypatch, "page", str(folder)).status == 0
     assert (folder / "report.html").exists()
     assert normscope.read(folder).metrics == normscope.read(finished).metrics
-
-
-def test_results_in_memory_are_those_of_the_folder(run, tmp_path):
-    """What is read and saved again is read as before."""
-    before = normscope.read(run)
-    before.save(tmp_path / "again")
-    after = normscope.read(tmp_path / "again")
-    assert after.metrics == before.metrics
-    assert (after.facts, after.config) == (before.facts, before.config)
-    assert list(after.tables) == list(before.tables)
-    for name, table in before.tables.items():
-        pd.testing.assert_frame_equal(after.tables[name], table)
-    assert repr(after) == repr(before)
