@@ -457,6 +457,7 @@ def test_syntax(name, punctuation):
 
 CASES = [
     ({}, []),
+    ({"attn_w/best/all": 0.4, "attn_n/best/all": 0.425}, []),
     (
         {"attn_w/best/all": 0.4, "attn_n/best/all": 0.425, "right_branching/all": 0.3},
         [
