@@ -8,7 +8,7 @@ from normscope.attribution.layer_maps import attention_map, changes_without_valu
 from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
-from normscope.maths.contributions import row_normalised
+from normscope.maths.contributions import cosine_distance, row_normalised
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
 from normscope.models.sites.block_modules import bind_blocks
@@ -151,3 +151,17 @@ def test_a_text_without_values_has_rows_of_zeros():
         torch.nn.init.zeros_(modules.heads.value.bias)
     maps = model_maps(model, layout, token_batch(model, (5,)), [MapMethod.VALUE_ZEROING])
     assert (maps[MapMethod.VALUE_ZEROING].total == 0).all()
+
+
+def test_a_cosine_distance_is_exact_where_one_minus_cos_cancels():
+    one = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    change = torch.tensor([[0.0, 1e-9], [3.0, 0.0], [-2.0, 0.0], [-1.0, 5.0], [-2.0, 1.0]], dtype=torch.float64)
+    expected = torch.tensor([0.5e-18, 0.0, 2.0, 1.0, 1 + 0.5**0.5], dtype=torch.float64)
+    torch.testing.assert_close(cosine_distance(one, change), expected, rtol=1e-9, atol=0)
+
+
+def test_a_cosine_distance_with_a_vector_of_zeros():
+    one, zeros = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    assert cosine_distance(zeros, zeros) == 0
+    assert cosine_distance(zeros, one) == 0.5
+    assert cosine_distance(one, -one) == 0.5
