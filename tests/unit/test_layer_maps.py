@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normscope.attribution import layer_maps
-from normscope.attribution.layer_maps import attention_map, changes_without_values
+from normscope.attribution.layer_maps import attention_map, changes_without_values, layer_map
 from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
@@ -63,7 +63,10 @@ def assert_same(got, expected, block):
 @pytest.mark.usefixtures("_strips")
 @pytest.mark.parametrize("model_type", POSITIONS)
 def test_alti_and_norms_are_those_of_explicit_vectors(model_type):
-    for block in (each.attention for each in blocks_of(model_type)):
+    for layer in blocks_of(model_type):
+        block, whole = layer.attention, layer.block.pair_maps()
+        of_layer = layer_map(MapMethod.NORM_ROLLOUT, layer.block)
+        torch.testing.assert_close(of_layer, row_normalised(list(whole.values())[-1]), rtol=1e-6, atol=1e-8)
         stages = explicit_pairs(block)
         last = list(stages)[-1]
         output = block.composition.output(block.composition.stages[-1])
