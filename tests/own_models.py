@@ -83,19 +83,37 @@ class MLP(nn.Module):
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
 
-class Block(nn.Module):
-    def __init__(self, flash, bias):
+class PreNormBlock(nn.Module):
+    """The stream, plus what attention makes of its norm, plus what a network makes of a norm of both."""
+
+    def __init__(self, attention, network, norm=lambda: nn.LayerNorm(D)):
         super().__init__()
-        self.ln_1, self.attn, self.ln_2, self.mlp = (
-            LayerNorm(D, bias),
-            CausalSelfAttention(flash, bias),
-            LayerNorm(D, bias),
-            MLP(bias),
-        )
+        self.ln_1, self.attn, self.ln_2, self.mlp = norm(), attention, norm(), network
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
+
+
+class Stack(nn.Module):
+    """Embeddings, a sequence of blocks, and what comes last."""
+
+    def __init__(self, block, positions=False, last=None):
+        super().__init__()
+        self.emb, self.position = nn.Embedding(V, D), nn.Embedding(T, D) if positions else None
+        self.blocks, self.last = nn.Sequential(*[block() for _ in range(L)]), last
+
+    def forward(self, tokens):
+        x = self.emb(tokens)
+        if self.position is not None:
+            x = x + self.position(torch.arange(tokens.shape[1]))
+        x = self.blocks(x)
+        return x if self.last is None else self.last(x)
+
+
+class Block(PreNormBlock):
+    def __init__(self, flash, bias):
+        super().__init__(CausalSelfAttention(flash, bias), MLP(bias), lambda: LayerNorm(D, bias))
 
 
 class NanoGPT(nn.Module):
@@ -156,20 +174,6 @@ class LensBlock(nn.Module):
     def forward(self, x):
         x = x + self.attn(self.ln1(x))
         return x + (F.gelu(self.ln2(x) @ self.W_in + self.b_in) @ self.W_out + self.b_out)
-
-
-class Lens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.W_E = nn.Embedding(V, D)
-        self.blocks = nn.ModuleList(LensBlock() for _ in range(L))
-        self.ln_final = nn.LayerNorm(D)
-
-    def forward(self, tokens):
-        x = self.W_E(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.ln_final(x)
 
 
 class RMS(nn.Module):
@@ -437,24 +441,13 @@ class MultiHeadAttention(nn.Module):
         return self.dropout(self.proj(torch.cat([head(x) for head in self.heads], dim=-1)))
 
 
-class HeadsBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.sa, self.ffwd = MultiHeadAttention(), MLP()
-        self.ln1, self.ln2 = nn.LayerNorm(D), nn.LayerNorm(D)
-
-    def forward(self, x):
-        x = x + self.sa(self.ln1(x))
-        return x + self.ffwd(self.ln2(x))
-
-
 class SeparateHeads(nn.Module):
     """Every head is a module."""
 
     def __init__(self):
         super().__init__()
         self.token_embedding_table, self.position_embedding_table = nn.Embedding(V, D), nn.Embedding(T, D)
-        self.blocks = nn.Sequential(*[HeadsBlock() for _ in range(L)])
+        self.blocks = nn.Sequential(*[PreNormBlock(MultiHeadAttention(), MLP()) for _ in range(L)])
         self.ln_f, self.lm_head = nn.LayerNorm(D), nn.Linear(D, V)
 
     def forward(self, idx, _targets=None):
@@ -466,29 +459,26 @@ class SeparateHeads(nn.Module):
 class AttentionOnly(nn.Module):
     """No feed-forward network follows."""
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.fn = nn.LayerNorm(D), FusedAttention()
-
-        def forward(self, x):
-            return x + self.fn(self.norm(x))
-
-    def __init__(self, blocks=False):
+    def __init__(self):
         super().__init__()
         self.emb, self.unembed = nn.Embedding(V, D), nn.Linear(D, V)
-        if blocks:
-            self.blocks = nn.ModuleList(self.Block() for _ in range(L))
-        else:
-            self.attentions = nn.ModuleList(FusedAttention() for _ in range(L))
+        self.attentions = nn.ModuleList(FusedAttention() for _ in range(L))
 
     def forward(self, tokens):
         x = self.emb(tokens)
-        for block in self.children():
-            if isinstance(block, nn.ModuleList):
-                for part in block:
-                    x = part(x) if hasattr(self, "blocks") else x + part(x)
+        for attention in self.attentions:
+            x = x + attention(x)
         return self.unembed(x)
+
+
+class AttentionOnlyBlock(PreNorm):
+    """The same, each with a norm."""
+
+    def __init__(self):
+        super().__init__(FusedAttention())
+
+    def forward(self, x):
+        return x + self.fn(self.norm(x))
 
 
 class PlusOne(RMS):
@@ -520,22 +510,14 @@ class Scale(nn.Module):
 class ReZero(nn.Module):
     """Every layer has a factor of its own on what it adds."""
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            alpha = nn.Parameter(torch.randn(()))
-            self.fn, self.ff, self.scale, self.other = FusedAttention(), MLP(), Scale(alpha), Scale(alpha)
-
-        def forward(self, x):
-            x = x + self.scale(self.fn(x))
-            return x + self.other(self.ff(x))
-
     def __init__(self):
         super().__init__()
-        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+        alpha = nn.Parameter(torch.randn(()))
+        self.fn, self.ff, self.scale, self.other = FusedAttention(), MLP(), Scale(alpha), Scale(alpha)
 
-    def forward(self, tokens):
-        return self.blocks(self.emb(tokens))
+    def forward(self, x):
+        x = x + self.scale(self.fn(x))
+        return x + self.other(self.ff(x))
 
 
 class EinsumAttention(nn.Module):
@@ -554,36 +536,26 @@ class EinsumAttention(nn.Module):
 class TwoFactors(nn.Module):
     """What attention and what the network adds has a learned factor of its own."""
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attn, self.mlp = EinsumAttention(), MLP()
-            self.scale = Scale(nn.Parameter(torch.randn(())))
-            self.b = nn.Parameter(torch.randn(1))
-
-        def forward(self, x):
-            x = x + self.scale(self.attn(x))
-            return x + self.b * self.mlp(x)
-
     def __init__(self):
         super().__init__()
-        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+        self.attn, self.mlp = EinsumAttention(), MLP()
+        self.scale = Scale(nn.Parameter(torch.randn(())))
+        self.b = nn.Parameter(torch.randn(1))
 
-    def forward(self, tokens):
-        return self.blocks(self.emb(tokens))
+    def forward(self, x):
+        x = x + self.scale(self.attn(x))
+        return x + self.b * self.mlp(x)
 
 
-class MultipliedResidual(TwoFactors):
+class MultipliedResidual(PreNormBlock):
     """The residual connection carries a multiple of the stream, as in DeepNorm."""
 
-    class Block(TwoFactors.Block):
-        def __init__(self):
-            super().__init__()
-            self.n1, self.n2 = nn.LayerNorm(D), nn.LayerNorm(D)
+    def __init__(self):
+        super().__init__(EinsumAttention(), MLP())
 
-        def forward(self, x):
-            x = self.n1(1.7 * x + self.attn(x))
-            return self.n2(1.7 * x + self.mlp(x))
+    def forward(self, x):
+        x = self.ln_1(1.7 * x + self.attn(x))
+        return self.ln_2(1.7 * x + self.mlp(x))
 
 
 class HookedAttention(nn.Module):
@@ -623,7 +595,7 @@ class HookedAttention(nn.Module):
         return F.linear(z.reshape(*x.shape[:2], D), self.W_O.permute(2, 0, 1).reshape(D, D), self.b_O)
 
 
-class Hooked(nn.Module):
+class Hooked(Stack):
     """As in TransformerLens: a bare table of embeddings, weights by head."""
 
     class Table(nn.Module):
@@ -634,24 +606,9 @@ class Hooked(nn.Module):
         def forward(self, tokens):
             return self.W_E[tokens, :]
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ln1, self.attn, self.ln2, self.mlp = nn.LayerNorm(D), HookedAttention(), nn.LayerNorm(D), MLP()
-
-        def forward(self, x):
-            x = x + self.attn(self.ln1(x))
-            return x + self.mlp(self.ln2(x))
-
     def __init__(self):
-        super().__init__()
-        self.embed, self.blocks = self.Table(), nn.ModuleList(self.Block() for _ in range(L))
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(lambda: PreNormBlock(HookedAttention(), MLP()))
+        self.emb = self.Table()
 
 
 class UnitNorm(nn.Module):
@@ -665,43 +622,29 @@ class UnitNorm(nn.Module):
         return F.normalize(x, dim=-1) * math.sqrt(D) * self.g
 
 
-class Optional(nn.Module):
-    """As in x-transformers: options that are not in use leave factors of one and terms of zero behind."""
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.to_qkv, self.gate, self.to_out = nn.Linear(D, 3 * D), nn.Linear(D, D), nn.Linear(D, D)
-
-        def forward(self, x):
-            q, k, v = self.to_qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
-            return self.to_out(y * torch.sigmoid(0.0 + self.gate(x)))
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.proj, self.out, self.factor = nn.Linear(D, 96), nn.Linear(48, D), 1.0
-
-        def forward(self, x):
-            x, gate = self.proj(x).chunk(2, dim=-1)
-            return self.out(x * F.gelu(gate) * self.factor)
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.n1, self.attn, self.n2, self.ff = UnitNorm(), Optional.Attention(), UnitNorm(), Optional.Network()
-
-        def forward(self, x):
-            x = x + self.attn(self.n1(x))
-            return x + self.ff(self.n2(x))
+class OptionalAttention(nn.Module):
+    """As in x-transformers: options that are not in use leave terms of zero behind."""
 
     def __init__(self):
         super().__init__()
-        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+        self.to_qkv, self.gate, self.to_out = nn.Linear(D, 3 * D), nn.Linear(D, D), nn.Linear(D, D)
 
-    def forward(self, tokens):
-        return self.blocks(self.emb(tokens))
+    def forward(self, x):
+        q, k, v = self.to_qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        return self.to_out(y * torch.sigmoid(0.0 + self.gate(x)))
+
+
+class OptionalNetwork(nn.Module):
+    """The same, with a factor of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj, self.out, self.factor = nn.Linear(D, 96), nn.Linear(48, D), 1.0
+
+    def forward(self, x):
+        x, gate = self.proj(x).chunk(2, dim=-1)
+        return self.out(x * F.gelu(gate) * self.factor)
 
 
 class ShortGPT(SeparateHeads):
@@ -721,24 +664,15 @@ class InPlacePairs(Pairs):
         return self.to_logits(x)
 
 
-class InPlaceBlocks(nn.Module):
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fn, self.ff = PreNorm(FusedAttention()), PreNorm(MLP())
-
-        def forward(self, x):
-            x += self.fn(x)
-            x += self.ff(x)
-            return x
-
+class InPlaceBlock(nn.Module):
     def __init__(self):
         super().__init__()
-        self.emb, self.norm = nn.Embedding(V, D), nn.LayerNorm(D)
-        self.blocks = nn.Sequential(*[self.Block() for _ in range(L)])
+        self.fn, self.ff = PreNorm(FusedAttention()), PreNorm(MLP())
 
-    def forward(self, tokens):
-        return self.norm(self.blocks(self.emb(tokens)))
+    def forward(self, x):
+        x += self.fn(x)
+        x += self.ff(x)
+        return x
 
 
 class NoMask(nn.Module):
@@ -844,12 +778,10 @@ class LayerScale(nn.Module):
         return x.mul_(self.gamma) if self.inplace else x * self.gamma
 
 
-class ScaledBlock(nn.Module):
+class ScaledBlock(PreNormBlock):
     def __init__(self, post=False, inplace=False):
-        super().__init__()
-        self.ln_1, self.ln_2, self.post = nn.LayerNorm(D), nn.LayerNorm(D), post
-        self.attn, self.mlp = CausalSelfAttention(flash=True, bias=True), MLP()
-        self.ls1, self.ls2 = LayerScale(inplace), LayerScale(inplace)
+        super().__init__(CausalSelfAttention(flash=True, bias=True), MLP())
+        self.ls1, self.ls2, self.post = LayerScale(inplace), LayerScale(inplace), post
 
     def forward(self, x):
         if self.post:
@@ -885,30 +817,16 @@ class ScaledAttention(nn.Module):
         return self.gamma * self.inner(x)
 
 
-class BareScales(nn.Module):
+class BareScales(PreNormBlock):
     """The factors are parameters of the attention and of the block."""
 
     def __init__(self):
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.attn, self.mlp, self.gamma = ScaledAttention(), MLP(), nn.Parameter(0.5 + torch.rand(1, 1, D))
+        super().__init__(ScaledAttention(), MLP())
+        self.gamma = nn.Parameter(0.5 + torch.rand(1, 1, D))
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x)) * self.gamma
-
-
-class Scaled(nn.Module):
-    def __init__(self, block):
-        super().__init__()
-        self.embed, self.position = nn.Embedding(V, D), nn.Embedding(T, D)
-        self.blocks = nn.ModuleList(block() for _ in range(L))
-
-    def forward(self, ids):
-        x = self.embed(ids) + self.position(torch.arange(ids.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class ScaledPairs(nn.Module):
@@ -942,28 +860,31 @@ MODELS = {
     "parallel-alibi": (Parallel, "layers.{0}.proj"),
     "without-mask": (NoMask, "enc.layers.{0}.self_attn"),
     "bare-matrices": (Matmul, "layers.{0}.attn"),
-    "einsum": (Lens, "blocks.{0}.attn"),
-    "heads-as-modules": (SeparateHeads, "blocks.{0}.sa"),
+    "einsum": (lambda: Stack(LensBlock, last=nn.LayerNorm(D)), "blocks.{0}.attn"),
+    "heads-as-modules": (SeparateHeads, "blocks.{0}.attn"),
     "attention-only": (AttentionOnly, "attentions.{0}"),
-    "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
-    "rezero": (ReZero, "blocks.{0}.scale"),
-    "two-factors": (TwoFactors, "blocks.{0}.scale"),
+    "attention-only-blocks": (lambda: Stack(AttentionOnlyBlock, last=nn.Linear(D, V)), "blocks.{0}.fn"),
+    "rezero": (lambda: Stack(ReZero), "blocks.{0}.scale"),
+    "two-factors": (lambda: Stack(TwoFactors), "blocks.{0}.scale"),
     "hooked": (Hooked, "blocks.{0}.attn"),
-    "gated-options-not-in-use": (Optional, "blocks.{0}.attn"),
-    "layer-scale": (lambda: Scaled(ScaledBlock), "blocks.{0}.ls1"),
-    "layer-scale-post": (lambda: Scaled(lambda: ScaledBlock(post=True)), "blocks.{0}.ls1"),
-    "layer-scale-in-place": (lambda: Scaled(lambda: ScaledBlock(inplace=True)), "blocks.{0}.ls1"),
-    "layer-scale-parameters": (lambda: Scaled(BareScales), "blocks.{0}.attn"),
-    "affine-norms": (lambda: Scaled(AffineBlock), "blocks.{0}.ls1"),
+    "gated-options-not-in-use": (
+        lambda: Stack(lambda: PreNormBlock(OptionalAttention(), OptionalNetwork(), UnitNorm)),
+        "blocks.{0}.attn",
+    ),
+    "layer-scale": (lambda: Stack(ScaledBlock, positions=True), "blocks.{0}.ls1"),
+    "layer-scale-post": (lambda: Stack(lambda: ScaledBlock(post=True), positions=True), "blocks.{0}.ls1"),
+    "layer-scale-in-place": (lambda: Stack(lambda: ScaledBlock(inplace=True), positions=True), "blocks.{0}.ls1"),
+    "layer-scale-parameters": (lambda: Stack(BareScales, positions=True), "blocks.{0}.attn"),
+    "affine-norms": (lambda: Stack(AffineBlock, positions=True), "blocks.{0}.ls1"),
     "layer-scale-in-lists": (ScaledPairs, "attentions.{0}"),
     "norms-without-parameters": (Unweighted, "blocks.{0}.attention"),
     "norm-modules-without-parameters": (lambda: Unweighted(modules=True), "blocks.{0}.attention"),
     "gated-heads": (lambda: Unweighted(gate=True), "blocks.{0}.attention"),
-    "few-positions": (ShortGPT, "blocks.{0}.sa"),
+    "few-positions": (ShortGPT, "blocks.{0}.attn"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),
     "pairs-in-place": (InPlacePairs, "layers.{0}.0"),
-    "blocks-in-place": (InPlaceBlocks, "blocks.{0}.fn"),
+    "blocks-in-place": (lambda: Stack(InPlaceBlock, last=nn.LayerNorm(D)), "blocks.{0}.fn"),
     "layers-in-a-flat-list": (lambda: Pairs(flat=True, head=False), "layers.{1}"),
 }
 """Models, and the module whose output is that of attention, for a layer n from 0 and 2n."""

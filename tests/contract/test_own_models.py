@@ -327,7 +327,7 @@ class Needs(own_models.NoMask):
         (lambda: NormsOutside(), r"layer model.transformer.h.0 uses model.norms.0, which lies outside the layer"),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
         (
-            lambda: own_models.MultipliedResidual(),
+            lambda: own_models.Stack(own_models.MultipliedResidual),
             "in attention 1, the residual connection carries a multiple of the stream .operation mul in model.blocks.0.",
         ),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),

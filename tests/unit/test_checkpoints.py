@@ -160,6 +160,21 @@ def test_states_are_merged_without_building_an_analysis():
         assert same(ours, theirs), name
 
 
+def test_the_main_process_collects_what_the_others_have(monkeypatch):
+    sent: dict[int, object] = {}
+    for rank in (2, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                torch.distributed, "send_object_list", lambda values, _, rank=rank: sent.update({rank: values})
+            )
+            assert not list(ProcessGroup(rank, 3).collected(f"of {rank}"))
+    monkeypatch.setattr(
+        torch.distributed, "recv_object_list", lambda values, rank: values.__setitem__(slice(None), sent.pop(rank))
+    )
+    assert list(ProcessGroup(0, 3).collected("of 0")) == ["of 1", "of 2"]
+    assert not sent
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_run_is_resumed_with_as_many_processes(tmp_path, rank):
     """Each continues from its own file."""

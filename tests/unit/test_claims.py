@@ -182,6 +182,21 @@ def test_a_folder_that_is_lost_during_a_run_is_bad_input_at_every_write(tmp_path
     assert everything_below(tmp_path) == after
 
 
+def test_a_table_that_the_system_refuses_is_bad_input(tmp_path, options, monkeypatch):
+    import pandas as pd
+    from pyarrow import parquet
+
+    results = RunFolder(tmp_path / "run")
+    results.begin(plain(options))
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", refuse)
+    with pytest.raises(InputError, match=r"cannot be written to: .*Permission denied"):
+        results.save(Result({"a": pd.DataFrame({"a": [1]})}))
+
+
 def test_a_run_takes_no_lock_in_the_users_checkout(tmp_path, monkeypatch):
     """A killed run would leave it behind, and `git commit` would then be refused."""
     commands = []

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from normscope.analyses.attribution import AttributionAnalysis, methods_of
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions, AttributionStage, Erasure
-from normscope.analyses.faithfulness import by_score, trials
+from normscope.analyses.faithfulness import by_score, trials, without
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.readouts import (
@@ -41,6 +41,13 @@ def test_shares_are_rounded_up_but_not_because_of_floating_point():
 def test_of_equal_scores_the_first_is_ranked_higher():
     scores = np.array([9.0, 1.0, -2.0, 1.0, 3.0])
     assert by_score(scores, np.array([1, 2, 3, 4])).tolist() == [4, 1, 3, 2]
+
+
+def test_tokens_are_masked_or_taken_out_with_their_segments():
+    kinds = torch.tensor([[3, 8, 9, 2], [0, 0, 1, 1], [-1, -1, -1, -1]])
+    assert without(kinds, frozenset({1}), 4).tolist() == [[3, 4, 9, 2], [0, 0, 1, 1], [-1] * 4]
+    assert without(kinds, frozenset({1, 3}), None).tolist() == [[3, 9], [0, 1], [-1, -1]]
+    assert kinds[0].tolist() == [3, 8, 9, 2]
 
 
 def classifier(**config) -> ClassReadout:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from normscope.config.training_step import training_step
 from normscope.errors import InputError
 from normscope.models.load.loading import load
 from normscope.models.options import DeviceOptions, ModelOptions
@@ -83,18 +82,6 @@ def test_small_files_of_encoders_are_checked(folder, name, content):
     (folder / name).write_text(content)
     with pytest.raises(InputError):
         embedder_of(folder, "name")
-
-
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.write_text("[" * 10**6)]
-)
-def test_the_record_of_a_trainer_says_nothing_if_it_is_none(folder, make):
-    config = {"step": None, "revision": None, "name": "x", "random_init": False}
-    make(folder / "trainer_state.json")
-    assert training_step(config, folder) is None
-    (folder / "trainer_state.json").unlink()
-    (folder / "trainer_state.json").write_text('{"global_step": 7, "log_history": [{"loss": NaN}]}')
-    assert training_step(config, folder) == 7
 
 
 @pytest.mark.spread(4)

@@ -90,16 +90,12 @@ def test_the_other_commands_give_one_line_too(capsys, program, arguments, reason
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        *(
-            ("results.json", text)
-            for text in ("", "{}", "null", '{"status": 1}', "[" * 10**5, '{"a": %s}' % ("9" * 5000))
-        ),
-        ("results.json", '{"schema": 1, "status": "completed", "metrics": [], "facts": {}}'),
         ("results.json", '{"schema": 1, "status": "completed", "metrics": {"a": "x"}, "facts": {}}'),
-        *(("config.yaml", text) for text in ("", "3", "[", "\0", "analysis: 3", "a: [" * 300)),
+        *(("config.yaml", text) for text in ("", "3", "analysis: 3")),
     ],
 )
 def test_results_of_another_make(tmp_path, capsys, file, content):
+    """What is no JSON or YAML at all: test_untrusted_files.py."""
     (tmp_path / "results.json").write_text('{"schema": 1, "status": "completed", "metrics": {"a": 1}, "facts": {}}')
     (tmp_path / "config.yaml").write_text("analysis: {}")
     (tmp_path / file).write_text(content)

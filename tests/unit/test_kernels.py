@@ -91,20 +91,3 @@ def test_the_kernel_of_cuda_is_given_aligned_heads_and_masks(monkeypatch, width,
     output, normaliser = kernels._cuda(query, key, value, mask, causal, SCALE)
     for found, expected in zip((output, normaliser), explicit(query, key, value, mask, causal, SCALE), strict=True):
         torch.testing.assert_close(found, expected)
-
-
-def test_only_what_is_out_of_line_is_filled_up():
-    aligned = torch.randn(2, 3, 5, 16)
-    assert kernels._filled_up(aligned) is aligned
-    for unaligned in (
-        torch.randn(2, 3, 5, 12),
-        aligned[..., :8].transpose(-1, -2)[..., :3],
-        torch.randn(2, 5, 20)[..., :8],
-    ):
-        filled = kernels._filled_up(unaligned)
-        width = unaligned.shape[-1]
-        assert filled.shape[:-1] == unaligned.shape[:-1]
-        assert filled.shape[-1] == -(-width // 8) * 8, "as few zeros as there must be"
-        assert torch.equal(filled[..., :width], unaligned)
-        assert not filled[..., width:].any()
-        assert filled.is_contiguous()

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from normscope.attribution import layer_maps
-from normscope.attribution.layer_maps import attention_map, changes_without_values
+from normscope.attribution.layer_maps import attention_map, changes_without_values, layer_map
 from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
-from normscope.maths.contributions import row_normalised
+from normscope.maths.contributions import cosine_distance, row_normalised
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
 from normscope.models.sites.block_modules import bind_blocks
@@ -63,7 +63,10 @@ def assert_same(got, expected, block):
 @pytest.mark.usefixtures("_strips")
 @pytest.mark.parametrize("model_type", POSITIONS)
 def test_alti_and_norms_are_those_of_explicit_vectors(model_type):
-    for block in (each.attention for each in blocks_of(model_type)):
+    for layer in blocks_of(model_type):
+        block, whole = layer.attention, layer.block.pair_maps()
+        of_layer = layer_map(MapMethod.NORM_ROLLOUT, layer.block)
+        torch.testing.assert_close(of_layer, row_normalised(list(whole.values())[-1]), rtol=1e-6, atol=1e-8)
         stages = explicit_pairs(block)
         last = list(stages)[-1]
         output = block.composition.output(block.composition.stages[-1])
@@ -151,3 +154,17 @@ def test_a_text_without_values_has_rows_of_zeros():
         torch.nn.init.zeros_(modules.heads.value.bias)
     maps = model_maps(model, layout, token_batch(model, (5,)), [MapMethod.VALUE_ZEROING])
     assert (maps[MapMethod.VALUE_ZEROING].total == 0).all()
+
+
+def test_a_cosine_distance_is_exact_where_one_minus_cos_cancels():
+    one = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    change = torch.tensor([[0.0, 1e-9], [3.0, 0.0], [-2.0, 0.0], [-1.0, 5.0], [-2.0, 1.0]], dtype=torch.float64)
+    expected = torch.tensor([0.5e-18, 0.0, 2.0, 1.0, 1 + 0.5**0.5], dtype=torch.float64)
+    torch.testing.assert_close(cosine_distance(one, change), expected, rtol=1e-9, atol=0)
+
+
+def test_a_cosine_distance_with_a_vector_of_zeros():
+    one, zeros = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    assert cosine_distance(zeros, zeros) == 0
+    assert cosine_distance(zeros, one) == 0.5
+    assert cosine_distance(one, -one) == 0.5

@@ -1,10 +1,12 @@
 """Score contributions, their spread and attention by group, against every pair built, in float64."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from normscope.analyses.removals import beside_controls
+from normscope.analyses.score import describe_figures
 from normscope.maths import masks
 from normscope.maths.attention import attention_by_group, attention_weights
 from normscope.maths.masks import Mask
@@ -143,3 +145,18 @@ def test_changes_beside_those_of_random_sets():
     }
     without = beside_controls(np.array([1.0]), np.empty((1, 0)))
     assert np.isnan([without[f"controls_{end}"] for end in ("mean", "low", "high")]).all()
+
+
+@pytest.mark.parametrize("controls", [0.25, np.nan])
+def test_controls_are_drawn_and_described_if_there_are_any(controls):
+    removed = {"removed": "outliers", "category": "cls", "layer": 1, "before": 0.5, "after": 0.25}
+    row = removed | {f"controls_{end}": controls for end in ("mean", "low", "high")}
+    contributions = pd.DataFrame(columns=["layer", "head", "category", "dimension", "mean"], dtype=float)
+    tables = {"contributions": contributions, "intervention": pd.DataFrame([row])}
+    lines = ["before", "after"]
+    expected = lines if np.isnan(controls) else [*lines, "controls"]
+    figure = describe_figures(tables, [0])["intervention"]
+    assert list(figure.series_titles) == expected
+    assert list(dict.fromkeys(figure.table["line"])) == expected
+    assert ("random" in figure.caption) == ("controls" in expected)
+    assert figure.table["alpha"].notna().all()

@@ -1,5 +1,6 @@
 """A tracker that starts in a thread, beside the first batches."""
 
+import signal
 import threading
 import time
 from concurrent.futures import Future
@@ -54,6 +55,30 @@ def test_the_run_goes_on_while_the_tracker_starts_and_no_progress_is_lost(tmp_pa
     assert slow.logged == [{"progress/examples": 1, "progress/x": 0.5}, {"progress/examples": 2}, 0]
     tracker.progress(3, {})
     assert slow.logged[-1] == {"progress/examples": 3}
+
+
+def test_a_signal_ends_the_wait(tmp_path):
+    """The second one of a run that is interrupted while its tracker starts; the thread must not keep the process."""
+    slow = Slow()
+    tracker = slow.tracker(tmp_path)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "normscope-tracker")
+    assert thread.daemon
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+
+    def interrupted() -> None:
+        threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
+        tracker.finish(1)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    slow.may_start.set()
+    thread.join(PATIENCE)
+    assert slow.logged == []
 
 
 @pytest.mark.parametrize("hanging", ["log", "log_artifact", "finish"])

@@ -1,6 +1,7 @@
 """Training steps of checkpoints, and the order of a training's folders."""
 
 import json
+import os
 
 import pytest
 
@@ -40,7 +41,8 @@ def test_steps_are_read_from_revisions_and_names(text, step, rest):
 
 
 def test_what_says_the_step_first_wins(tmp_path):
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 700}))
+    state = {"global_step": 700, "log_history": [{"loss": float("nan")}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     assert training_step(OPTIONS | {"step": 5, "revision": "step6"}, tmp_path) == 5
     assert training_step(OPTIONS | {"revision": "step6", "name": "run/checkpoint-7"}, tmp_path) == 6
     assert training_step(OPTIONS | {"revision": "main", "name": "run/checkpoint-7"}, tmp_path) == 7
@@ -51,11 +53,19 @@ def test_what_says_the_step_first_wins(tmp_path):
     )
 
 
+OTHERS = ["", "[]", "{}", "[" * 10**6, '{"global_step": true}', '{"global_step": "x"}', '{"global_step": -1}']
+
+
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"global_step": true}', '{"global_step": "x"}', '{"global_step": -1}']
+    "make",
+    [
+        *(lambda path, content=content: path.write_text(content) for content in OTHERS),
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
 )
-def test_other_files_of_that_name_say_nothing(content, tmp_path):
-    (tmp_path / "trainer_state.json").write_text(content)
+def test_other_files_of_that_name_say_nothing(make, tmp_path):
+    make(tmp_path / "trainer_state.json")
     assert training_step(OPTIONS, tmp_path) is None
 
 

@@ -20,7 +20,8 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.token_texts import BYTES
 from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
-from normscope.maths import attention_weights
+from normscope.maths import attention_weights, word_batches
+from normscope.maths.words import Pieces, WordGroups
 from normscope.models.blocks.word_block import WordBlock
 from normscope.models.observe.observer import Observer
 from normscope.results.figures import Lines
@@ -175,6 +176,32 @@ def check_pairs(block, batch):
         *place, weights = pairs.single(torch.stack([torch.full((3,), row), torch.ones(3).long(), query, rank]))
         assert torch.stack(place).tolist() == [[row] * 3, [1] * 3, key]
         close(weights, alpha[query, key, 1])
+
+
+@pytest.mark.parametrize("family", FAMILIES, scope="session")
+def test_maps_of_words_through_whole_layers(family, family_model, monkeypatch):
+    """Words of one token are tokens, norms of sums are at most sums of norms, and strips of few words change nothing."""
+    # Two words of two tokens, one of three that are not all neighbours, and one of padding alone in the second sequence.
+    merged = Pieces.of(torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, 3, 3, -1, -1, -1]]), 5)
+
+    def visit(block):
+        mask = block.attention.token_mask
+        single = Pieces.of(torch.arange(9).expand(2, -1).masked_fill(~mask, -1), 9)
+        singles, groups = (WordGroups.of(each, each, torch.float64) for each in (single, merged))
+        of_tokens, of_singles, of_words = block.pair_maps(), block.word_maps(singles), block.word_maps(groups)
+        assert of_tokens.keys() == of_singles.keys() == of_words.keys()
+        pairs = mask[:, :, None] & mask[:, None, :]
+        for stage, values in of_tokens.items():
+            torch.testing.assert_close(of_singles[stage] * pairs, values * pairs, rtol=1e-9, atol=1e-9)
+            assert (of_words[stage] <= groups.rows @ (values * pairs) @ groups.columns + 1e-9).all()
+        with monkeypatch.context() as strips:
+            strips.setattr(word_batches, "_AT_ONCE", 500)
+            for stage, values in block.word_maps(groups).items():
+                torch.testing.assert_close(values, of_words[stage], rtol=1e-12, atol=1e-12)
+
+    last = family_model.config.num_hidden_layers
+    with Observer(family_model, layout_of(family), [last], feed_forward=True) as observer:
+        observer.run(token_batch(family_model, LENGTHS), lambda _block: None, None, visit)
 
 
 def close(one, other):
