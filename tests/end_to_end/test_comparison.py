@@ -115,7 +115,7 @@ def test_the_page_in_a_browser(compared, tmp_path):
     shown, console = opened(page, "#values_layers_0")
     assert console == []
     layers = compared.values[compared.values["layer"] > 0]
-    figures = by_layer(compared.values, compared.seed_curves)
+    figures = by_layer(compared.values)
     assert shown.count('role="img"') > len(figures)
     assert shown.count("<caption>") == 2, "runs, and the opened values of a figure"
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", shown)
@@ -129,7 +129,7 @@ def test_every_run_is_a_line_in_every_panel(compared):
     """Of the same numbers as in the tables, in the units of the axis; the table below the figure has them too."""
     layers = compared.values[compared.values["layer"] > 0].set_index(["metric", "group", "layer"])["value"]
     seen = 0
-    for shown in by_layer(compared.values, compared.seed_curves):
+    for shown in by_layer(compared.values):
         (figure,) = shown.figures
         with styled():
             canvas = laid_out(figure, PAGE)
@@ -349,7 +349,9 @@ def test_differences_between_seeds_are_those_of_scipy(two_groups):
 def test_groups_of_one_run_are_not_tested(two_groups):
     single = two_groups.groupby(["group", "metric"]).head(1)
     assert significance.tests(single, "a").empty
-    assert significance.over_seeds(single, ["group", "metric"]).empty
+    means = significance.over_seeds(single, ["group", "metric"])
+    assert means["mean"].tolist() == single["value"].tolist()
+    assert means[["low", "high"]].isna().all(axis=None), "nor have they intervals"
 
 
 def test_minima_and_maxima_are_folded_away(tmp_path):
@@ -380,7 +382,8 @@ def test_curves_over_seeds_have_intervals(tmp_path):
         )
         for seed, line in values.items()
     ]
-    table = _compared(tmp_path, *runs).seed_curves
+    (shown,) = by_layer(_compared(tmp_path, *runs).values)
+    table = shown.values
     assert table["layer"].tolist() == [1, 2]
     assert table["mean"].tolist() == [2.0, 5.0]
     # Student's t with one degree of freedom is 12.706; the standard error of 2 values is half of their difference.
@@ -659,6 +662,7 @@ def test_layers_that_several_runs_have_measured_are_one_map():
 def test_runs_of_single_layers_are_one_line(tmp_path):
     metric = "mixing/attn_w/mean"
     runs = [_run(name="a", layers=f"[{layer}]", curves=[(metric, layer, layer / 6, layer / 10)]) for layer in (1, 2, 5)]
+    runs.append(_run(name="a", layers="[1,1]", curves=[(metric, 1, 1 / 6, 1 / 10)]))
     runs = [dataclasses.replace(run, facts={**run.facts, "model": "owner/a"}) for run in runs]
     found = _compared(tmp_path, *runs)
     assert found.sweeps_layers
@@ -667,6 +671,7 @@ def test_runs_of_single_layers_are_one_line(tmp_path):
     columns = {column["name"]: column["values"] for column in table["columns"]}
     assert columns["group"] == ["a"] * 3
     assert columns["layer"] == [1, 2, 5]
+    assert "low" not in columns, "a layer that two runs have measured is not two seeds"
 
 
 def _with_maps(run, cells):
@@ -690,10 +695,10 @@ def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
     _, folder = sweep
     runs, _ = runs_in([folder])
     found = compare_runs.compared(runs, [])
-    curve = {"group": "a", "metric": "mixing/attn_w/mean", "layer": 1, "depth": 0.5, "runs": 2, "mean": 0.5}
+    mean = {"group": "a", "metric": "mixing/attn_w/mean", "runs": 2, "mean": 0.5, "low": 0.4, "high": 0.6}
     for seeds in (0, 1):
-        means = pd.DataFrame([curve | {"low": 0.4, "high": 0.6}] * seeds, columns=[*curve, "low", "high"])
-        page = comparison_page(dataclasses.replace(found, seed_curves=means))
+        means = pd.DataFrame([mean] * seeds, columns=list(mean))
+        page = comparison_page(dataclasses.replace(found, seeds=means))
         assert ("Groups are means over seeds." in page) == bool(seeds)
 
 

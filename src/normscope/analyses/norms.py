@@ -171,9 +171,9 @@ class NormsAnalysis(Analysis):
         tables = {"by_layer": by_layer, "by_head": by_head, "correlation": correlation}
         rolled = roll_up(self.info.published, tables | {"by_head": of_heads})
         expansion = self._expansion()
-        metrics = rolled.metrics | self._dispersion("f", self._norms) | self._dispersion("x", self._inputs)
+        metrics = {**rolled.metrics, **self._dispersion("f", self._norms), **self._dispersion("x", self._inputs)}
         metrics |= self._with_equal_weights() | _mean_rates(expansion)
-        curves = rolled.curves if expansion is None else rolled.curves | {"expansion": expansion["rate"]}
+        curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}
         return Result(
             tables=tables,
             metrics=metrics,

@@ -35,7 +35,7 @@ from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
-from normscope.results.rollups import by_axes, roll_up
+from normscope.results.rollups import by_axes, metrics_of
 from normscope.rounding import begun, brief, compared, counted, differ, enumeration, number
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans, KeyedSummary
@@ -154,7 +154,7 @@ class SimilarityAnalysis(Analysis):
             "pairs": pairs.sort_values(["query", "rank"], kind="stable", na_position="first", ignore_index=True),
             "by_token": token_table(self._tokens.compute(), friends, len(pairs), text),
         }
-        metrics = roll_up(self.info.published, tables).metrics
+        metrics = metrics_of(self.info.published, tables)
         cosine, with_bias = metrics["cosine"], float(columns.of(kept, "with_bias").mean())
         metrics |= {"with_bias": with_bias} | ({"with_bias_share": with_bias / cosine} if cosine else {})
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}

@@ -160,7 +160,7 @@ class SyntaxAnalysis(Analysis):
         # Where single heads compete, the maps of whole blocks do not.
         competing = {"heads": heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]}
         rolled = roll_up(self.info.published, tables | competing)
-        metrics = rolled.metrics | self._gains_and_drops(pooled)
+        metrics = {**rolled.metrics, **self._gains_and_drops(pooled)}
         relations = [relation for relation in self._treebank.relations if relation != ALL]
         return Result(
             tables=tables,

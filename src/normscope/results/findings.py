@@ -93,15 +93,15 @@ class Summary:
     """What the table shows, in a few words."""
 
     @property
-    def shown(self) -> pd.DataFrame:
+    def _shown(self) -> pd.DataFrame:
         """The table without empty columns, which is empty if there are no others."""
         return self.table.dropna(axis="columns", how="all")
 
     def __str__(self) -> str:
-        return text_table(self.shown, self.digits, WIDTH)
+        return text_table(self._shown, self.digits, WIDTH)
 
     def _repr_html_(self) -> str:
-        return str(written(self.shown, self.digits).to_html())
+        return str(written(self._shown, self.digits).to_html())
 
     def plain(self) -> dict[str, Any]:
         """The summary for JSON."""

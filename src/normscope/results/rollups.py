@@ -1,6 +1,5 @@
 """Numbers and curves from the tables of an analysis, as its declaration says."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -8,27 +7,20 @@ from typing import Any
 import pandas as pd
 
 from normscope.results.declare import Axis, Published, Rollup
+from normscope.results.result import Result
 
 _LAYER = "layer"
 
 
-@dataclasses.dataclass(frozen=True)
-class RolledUp:
-    """The numbers and curves that follow from tables."""
-
-    metrics: dict[str, float]
-    curves: "dict[str, pd.Series[float]]"
-
-
-def roll_up(published: Published, tables: Mapping[str, pd.DataFrame]) -> RolledUp:
-    """All numbers and curves that are declared as rolled up from the given tables.
+def roll_up(published: Published, tables: Mapping[str, pd.DataFrame]) -> Result:
+    """A result with all numbers and curves that are declared as rolled up from the given tables, and nothing else.
 
     Args:
         published: The declaration.
         tables: Tables by name. They may have more rows and columns than the published ones. Without the columns that a name's
             placeholders stand for, nothing is rolled up.
     """
-    return RolledUp(metrics_of(published, tables), curves_of(published, tables))
+    return Result(metrics=metrics_of(published, tables), curves=curves_of(published, tables))
 
 
 def metrics_of(published: Published, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:

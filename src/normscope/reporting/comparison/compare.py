@@ -58,8 +58,7 @@ def compared(
         title=swept.title(every),
         values=values[["run", "label", "group", "metric", "layer", "depth", "step", "value", "difference"]],
         metrics=_side_by_side(whole, names),
-        seeds=significance.over_seeds(whole, ["group", "metric"]),
-        seed_curves=significance.over_seeds(values[values["layer"] > 0], ["group", "metric", "layer", "depth"]),
+        seeds=significance.over_seeds(whole, ["group", "metric"]).query("runs > 1").reset_index(drop=True),
         tests=significance.tests(whole, groups[place]),
         sequence_tests=significance.over_sequences(
             _sequences_by_group(list(completed.values()), configs, groups), groups[place]

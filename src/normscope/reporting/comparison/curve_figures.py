@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from normscope.reporting.comparison.significance import is_extreme
+from normscope.reporting.comparison.significance import is_extreme, over_seeds
 from normscope.reporting.page.sections import Measure
 from normscope.results.figures import Lines
 from normscope.results.measures import Family, families
@@ -13,17 +13,14 @@ _FLATTEST = 5
 _AXES = {"layer": "layer", "depth": "relative depth", "step": "training step"}
 
 
-def by_layer(values: pd.DataFrame, seed_curves: pd.DataFrame) -> list[Measure]:
+def by_layer(values: pd.DataFrame) -> list[Measure]:
     """Curves by layer, or by relative depth if the models differ in depth. Runs that differ only in their seeds are one line.
 
     Args:
         values: The `values` of a comparison.
-        seed_curves: Means over seeds, with their intervals.
     """
     layers = values[values["layer"] > 0]
-    keys = ["group", "metric", "layer", "depth"]
-    means = layers.groupby(keys, sort=False)["value"].mean().rename("mean").reset_index()
-    rows = means.merge(seed_curves[[*keys, "low", "high"]], how="left", on=keys)
+    rows = over_seeds(layers, ["group", "metric", "layer", "depth"])
     differ = (layers["layer"] / layers["depth"]).round().nunique() > 1
     return _by_family(rows, "depth" if differ else "layer")
 

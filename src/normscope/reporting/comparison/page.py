@@ -85,11 +85,10 @@ def _drawn(comparison: RunComparison) -> list[Section]:
     training = comparison.training
     only_checkpoints = len(training) > 0 and comparison.values["step"].notna().all()
     merged = comparison.sweeps_layers
-    values, seed_curves, cells = comparison.values, comparison.seed_curves, comparison.heatmaps
-    if merged:  # every layer is one of the same model, whichever run has measured it
-        values = values.assign(group=comparison.model)
-        seed_curves = seed_curves.assign(group=comparison.model).drop_duplicates(["metric", "layer"])
-    layers = [] if only_checkpoints else by_layer(values, seed_curves)
+    values, cells = comparison.values, comparison.heatmaps
+    if merged:  # every layer is one of the same model, whichever run has measured it, and counts once for each seed
+        values = values.assign(group=comparison.model).drop_duplicates(["metric", "layer", "value"])
+    layers = [] if only_checkpoints else by_layer(values)
     maps = merged_maps(cells) if merged else maps_of_groups(cells, comparison.baseline_group)
     return [
         Section(
@@ -102,7 +101,7 @@ def _drawn(comparison: RunComparison) -> list[Section]:
         Section(
             "layers",
             "By layer",
-            note=_MEANS if len(comparison.seed_curves) else "",
+            note=_MEANS if len(comparison.seeds) else "",
             measures=_named("layers", layers),
         ),
         Section("maps", "Maps", note="" if merged else _about_maps(comparison), measures=_named("maps", maps)),
@@ -121,7 +120,7 @@ def _about_steps(training: pd.DataFrame) -> str:
 
 
 def _about_maps(comparison: RunComparison) -> str:
-    means = "Groups are means over seeds. " if len(comparison.seed_curves) else ""
+    means = "Groups are means over seeds. " if len(comparison.seeds) else ""
     deepest = " Rows are the layers of the deepest model, beside those of the others at the same relative depth."
     return (
         f"{means}All groups of runs on one scale, then how much higher (orange) or lower (purple) the others are than "

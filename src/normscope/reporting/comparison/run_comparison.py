@@ -26,8 +26,6 @@ class RunComparison:
     """One row per metric, one column per run."""
     seeds: pd.DataFrame
     """Mean and confidence interval over runs that differ only in their seeds: group, metric, runs, mean, low, high."""
-    seed_curves: pd.DataFrame
-    """The same for curves: group, metric, layer, depth, runs, mean, low, high."""
     tests: pd.DataFrame
     """Differences between means over seeds, with what Welch's test says of them; see `significance.tests`."""
     sequence_tests: pd.DataFrame

@@ -31,10 +31,9 @@ def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         keys: The columns that runs with different seeds share.
 
     Returns:
-        The keys, runs, mean, low, high: Student's interval with 95% confidence. Means of one run are left out.
+        The keys, runs (with a value), mean, low, high: Student's interval with 95% confidence, missing for one run.
     """
     rows = values.groupby(list(keys), sort=False)["value"].agg(["count", "mean", "std"])
-    rows = rows[rows["count"] > 1]
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, rows["count"] - 1) * rows["std"] / np.sqrt(rows["count"])
     table = pd.DataFrame(
         {"runs": rows["count"], "mean": rows["mean"], "low": rows["mean"] - half, "high": rows["mean"] + half}

@@ -22,10 +22,7 @@ def over_training(values: pd.DataFrame) -> pd.DataFrame:
         for one run.
     """
     points = _of_trainings(values)
-    keys = [*_WHERE, "step"]
-    means = points.groupby(keys, sort=False)["value"].agg(runs="count", mean="mean").reset_index()
-    intervals = over_seeds(points, keys)[[*keys, "low", "high"]]
-    table = means.merge(intervals, how="left", on=keys)
+    table = over_seeds(points, [*_WHERE, "step"])
     order = {name: place for place, name in enumerate(dict.fromkeys(points["metric"]))}
     place = table["metric"].map(order)
     return (
@@ -56,9 +53,8 @@ def crossings(values: pd.DataFrame, thresholds: Mapping[str, float]) -> pd.DataF
     if lines.empty:
         return pd.DataFrame(columns=columns)
     keys = [*_WHERE, "threshold"]
-    table = lines.groupby(keys, sort=False)["value"].agg(runs="size", crossed="count", step="mean").reset_index()
-    table = table.merge(over_seeds(lines, keys)[[*keys, "low", "high"]], how="left", on=keys)
-    return table[columns]
+    table = over_seeds(lines, keys).rename(columns={"runs": "crossed", "mean": "step"})
+    return table.assign(runs=lines.groupby(keys, sort=False).size().to_numpy())[columns]
 
 
 def _of_trainings(values: pd.DataFrame) -> pd.DataFrame:
