@@ -127,6 +127,7 @@ ALLOWED = {
     "live": {
         "api",
         "attribution.embeddings",
+        "config",
         "data.token_texts",
         "declarations",
         "maths.choices",

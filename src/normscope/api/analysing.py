@@ -1,7 +1,6 @@
 """Runs any analysis on texts in memory, without a config, a folder or a tracker."""
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.api.arguments import checked, in_terms_of_arguments
 from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
+from normscope.config.schema import suggestion
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
@@ -75,7 +75,7 @@ def run(
     Raises:
         InputError: If an argument is invalid, or no text can be used.
     """
-    with in_terms_of_arguments({"model.name": "model"}):
+    with in_terms_of_arguments():
         infos = _chosen(analyses)
         prepared = _prepared_model(model, tokenizer, infos)
         dataset = {"max_length": max_length, "mask_fraction": mask_fraction, "segmentation": segmentation}
@@ -95,7 +95,7 @@ def _chosen(names: str | Sequence[str]) -> list[AnalysisInfo]:
     for name in wanted:
         if name not in list(known):
             raise InputError(
-                f"analyses={name!r}: expected one or more of {', '.join(known)}{_did_you_mean(str(name), known)}"
+                f"analyses={name!r}: expected one or more of {', '.join(known)}{suggestion(str(name), known)}"
             )
     return [info for info in known.values() if info.name in wanted]
 
@@ -148,7 +148,7 @@ def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[st
             every = sorted(set().union(*fields.values()))
             listed = f"expected one of {', '.join(every)}" if every else "expected none"
             where = f"in {', '.join(fields)}"
-            raise InputError(f"{option}={value!r}: no such option {where}; {listed}{_did_you_mean(option, every)}")
+            raise InputError(f"{option}={value!r}: no such option {where}; {listed}{suggestion(option, every)}")
     return chosen
 
 
@@ -182,8 +182,3 @@ def check_names(analyses: str | Sequence[str], options: Mapping[str, Any]) -> No
     """
     parameters = inspect.signature(run).parameters
     _options(_chosen(analyses), {name: value for name, value in options.items() if name not in parameters})
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -41,13 +41,13 @@ _ARGUMENTS = {"device.name": "device", "dataset.path": "texts", "dataset.categor
 
 
 @contextlib.contextmanager
-def in_terms_of_arguments(arguments: Mapping[str, str]) -> Iterator[None]:
+def in_terms_of_arguments(model: str = "model") -> Iterator[None]:
     """Replace config keys in messages about invalid input with the arguments of a Python function.
 
     A key without an entry becomes the argument of its last part: `device.dtype` becomes `dtype`.
 
     Args:
-        arguments: Arguments by config key, where they differ.
+        model: The argument that is, or names, the model.
 
     Raises:
         InputError: In place of one that names config keys.
@@ -55,7 +55,7 @@ def in_terms_of_arguments(arguments: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        message = _translated(str(error), _ARGUMENTS | dict(arguments))
+        message = _translated(str(error), _ARGUMENTS | {"model.name": model})
         if message == str(error):
             raise
         raise type(error)(message).with_traceback(error.__traceback__) from error.__cause__
@@ -182,7 +182,7 @@ def exclusive(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         model: LoadedModel = signature.bind(*args, **kwargs).arguments["model"]
-        with in_terms_of_arguments({"model.name": "model"}):
+        with in_terms_of_arguments():
             try:
                 result = model.exclusively(lambda: function(*args, **kwargs))
             except InputError:

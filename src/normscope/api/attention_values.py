@@ -139,7 +139,7 @@ def attention(
         InputError: If regions overlap, are empty or lie outside the text; if a layer has no softmax attention; if the result
             does not fit into memory; or if the text is too long for the model.
     """
-    with in_terms_of_arguments({"model.name": "model"}):
+    with in_terms_of_arguments():
         asked = asked_of(model, layers, heads, measure, reduce, top)
         return model.exclusively(lambda: _attention(model, text, queries, keys, asked))
 

@@ -77,7 +77,7 @@ def load(
     Raises:
         InputError: If the model cannot be loaded, cannot be observed exactly, or observation changes its results.
     """
-    with in_terms_of_arguments({"model.name": "name"}):
+    with in_terms_of_arguments("name"):
         loaded = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
         options = ModelOptions(
             name=str(name),
@@ -156,7 +156,7 @@ def wrap(
         InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise
             modified, its adapters cannot be merged exactly, or observation changes its results.
     """
-    with in_terms_of_arguments({"model.name": "model"}), drawing():  # as its forward may
+    with in_terms_of_arguments(), drawing():  # as its forward may
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
         _ = wrapped.verification  # made here
@@ -200,7 +200,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
     """
 
     def run(visit: Visitor) -> None:
-        with in_terms_of_arguments({"model.name": "model"}):
+        with in_terms_of_arguments():
             batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
         with Observer(model.model, model.layout) as observer:
             inputs = batch.to(model.device).model_inputs()

@@ -53,7 +53,7 @@ class Picture:
             InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.
         """
         options = FigureOptions(width=width, caption=caption, dpi=dpi)
-        with in_terms_of_arguments({}):
+        with in_terms_of_arguments():
             check_options(options, "figures.")
             look = appearance(options)
             try:

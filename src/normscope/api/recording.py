@@ -92,7 +92,7 @@ def record_attention(
             have no softmax attention; if regions overlap, are empty or lie outside the prompt; if several texts or beams are
             generated at once; or if the cache belongs to another model.
     """
-    with in_terms_of_arguments({"model.name": "model"}):
+    with in_terms_of_arguments():
         models = _models(model, tokenizer)
         recorder = _Recorder(models, tokenizer, keys, asked_of(models[-1], layers, heads, measure, reduce, top))
     with recorder.installed():
@@ -293,7 +293,7 @@ class _Recorder:
                 "past_key_values: the text in the cache is unknown; call generate with all tokens of that text"
             )
         words = asks_for_words(self.named_keys)
-        with in_terms_of_arguments({"model.name": "model"}):
+        with in_terms_of_arguments():
             batch = batch_from_texts(
                 self.loaded, BatchEncoding({"input_ids": [ids]}), Level.word if words else Level.token
             )

@@ -270,7 +270,7 @@ def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
     print(explain(options, text, run_folder), flush=True)
 
 
-def _attention(text: str, asked: Mapping[str, str], options: RunOptions, run_folder: Path) -> None:
+def _attention(text: str, asked: Mapping[str, Any], options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
         from normscope.live.attention_command import show_attention
     print(show_attention(options, text, asked, run_folder), flush=True)

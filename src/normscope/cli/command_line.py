@@ -7,10 +7,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from normscope.config.training_step import checkpoints
@@ -109,21 +111,30 @@ ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
 """The keys of `attention`, besides `layers`, the model and the device."""
 
 
-def asked_of_attention() -> dict[str, str]:
-    """Take the keys of `attention` from the command line, with their values.
+def asked_of_attention() -> dict[str, Any]:
+    """Take the keys of `attention` from the command line, with their values as Hydra reads them.
 
     Raises:
         InputError: If a key is set twice.
     """
     asked: dict[str, str] = {}
     for word in [*sys.argv[1:]]:
-        name, sets, value = word.partition("=")
+        name, sets, _ = word.partition("=")
         if sets and name in ATTENTION:
             if name in asked:
-                raise InputError(f"{word} and {name}={asked[name]} are both set; expected one of them")
-            asked[name] = value.strip().strip("'\"")
+                raise InputError(f"{word} and {asked[name]} are both set; expected one of them")
+            asked[name] = word
             sys.argv.remove(word)
-    return asked
+    return {name: _value(word) for name, word in asked.items()}
+
+
+def _value(override: str) -> Any:
+    """The value of an override; several with commas between them are a list."""
+    try:
+        value = OverridesParser.create().parse_override(override).value()
+    except HydraException:  # a text with letters that its grammar does not have
+        return override.partition("=")[2]
+    return value.list if isinstance(value, ChoiceSweep) else value
 
 
 def view() -> list[str] | None:

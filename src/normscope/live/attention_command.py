@@ -48,17 +48,17 @@ _WHAT = {
     PairMeasure.score: "score before the softmax, scale · q·k",
 }
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
-_NUMBER = re.compile(r"-?\d+")
 
 
-def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], folder: Path) -> Path:
+def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], folder: Path) -> Path:
     """Print what tokens and regions of a text receive from others, and write the table and the page.
 
     Args:
         options: The model, the device, `layers` and `dataset.chat_template`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
             `live.texts`).
-        asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as typed; see `normscope.attention`.
+        asked: `queries`, `keys`, `heads`, `measure`, `reduce` and `top` as Hydra reads them; see `normscope.attention`. A slice
+            is a text such as `0:5`.
         folder: The folder to write to, created if needed.
 
     Returns:
@@ -75,13 +75,13 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
     found = attention(
         model,
         as_given(model, text, chat=options.dataset.chat_template),
-        queries=_parts("queries", asked.get("queries", "last")),
-        keys=_parts("keys", asked.get("keys", "words")),
-        layers=None if options.layers == "all" else _numbers("layers", options.layers),
-        heads=_unless("all", "heads", asked, _numbers),
+        queries=_parts(asked.get("queries", "last")),
+        keys=_parts(asked.get("keys", "words")),
+        layers=_numbers(options.layers),
+        heads=_numbers(asked.get("heads", "all")),
         measure=asked.get("measure", "weight"),
-        reduce=_unless("null", "reduce", asked, lambda _, typed: typed),
-        top=_unless("null", "top", asked, _number),
+        reduce=asked.get("reduce"),
+        top=asked.get("top"),
     )
     assert isinstance(found, AttentionValues)
     values = _every(found)
@@ -111,39 +111,19 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, str], fol
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
 
 
-def _unless(default: str, key: str, asked: Mapping[str, str], read: Any) -> Any:
-    """What was typed for a key; None for its default."""
-    return None if asked.get(key, default) == default else read(key, asked[key])
+def _parts(asked: Any) -> list[Any]:
+    """Tokens and regions: `last`, `3`, `0:5`, or several."""
 
-
-def _items(key: str, typed: str) -> list[str]:
-    items = [item.strip().strip("'\"") for item in typed.strip().removeprefix("[").removesuffix("]").split(",")]
-    if not all(items):
-        raise InputError(f"{key}={typed}: expected one value, or several separated by commas")
-    return items
-
-
-def _parts(key: str, typed: str) -> list[int | slice | str]:
-    """Tokens and regions: `last`, `3`, `0:5`, or several in brackets."""
-
-    def part(item: str) -> int | slice | str:
-        if _NUMBER.fullmatch(item):
-            return int(item)
-        found = _SLICE.fullmatch(item)
+    def part(item: Any) -> Any:
+        found = _SLICE.fullmatch(item) if isinstance(item, str) else None
         return item if found is None else slice(*(None if end is None else int(end) for end in found.groups()))
 
-    return [part(item) for item in _items(key, typed)]
+    return [part(item) for item in (asked if isinstance(asked, list) else [asked])]
 
 
-def _number(key: str, typed: str) -> int:
-    if not _NUMBER.fullmatch(typed):
-        raise InputError(f"{key}={typed[:60]}: expected a whole number")
-    return int(typed)
-
-
-def _numbers(key: str, typed: object) -> list[int]:
-    items = typed if isinstance(typed, Sequence) and not isinstance(typed, str) else _items(key, str(typed))
-    return [each if isinstance(each, int) else _number(key, str(each)) for each in items]
+def _numbers(asked: Any) -> list[Any] | None:
+    """Numbers of layers or heads; None for all."""
+    return None if asked == "all" else asked if isinstance(asked, list) else [asked]
 
 
 def _every(found: AttentionValues) -> Float[np.ndarray, "layer head query key"]:
