@@ -19,7 +19,6 @@ from normscope.data.encoders import (
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
-from normscope.data.translations import Translations
 from normscope.data.units import Units
 from normscope.data.words import token_words
 from normscope.errors import InputError
@@ -115,7 +114,9 @@ class Encoder:
         )
         if self.separate:
             return ComparedPairs(sequences, texts, self._prompts)
-        return TranslatedTexts(sequences, Translations(model, sequences.max_length, words)) if self._decodes else texts
+        if model.decoder_inputs is not None:
+            return TranslatedTexts(sequences, model.decoder_inputs, model.name, words)
+        return texts
 
     @property
     def max_length(self) -> int | None:
