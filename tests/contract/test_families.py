@@ -246,7 +246,7 @@ def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     first = layout.sites[0]
     wrong, part = changed_sites(layout, "attention", [first.layer], key=first.attention.value), "key"
     if not layout.registry:  # its keys are the layout's own
-        part = "weights from query, key and scale"
+        part = "attention weight from query, key and scale"
     with pytest.raises(InputError, match=rf"the {part} of layer 1 differs by \d"):
         verify(family_model, wrong, family)
 

@@ -25,7 +25,13 @@ from normscope.models.infer.graph import NotInferredError
 from normscope.models.infer.inferred import layout_from
 from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.infer.trace import Trace, trace
-from normscope.models.observe.attention_function import IMPLEMENTATION, AttentionCall, active, attention_by
+from normscope.models.observe.attention_function import (
+    IMPLEMENTATION,
+    AttentionCall,
+    active,
+    attention_by,
+    own_attention_by,
+)
 from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.sites.positions import padding_of
 from normscope.models.sites.site import Site
@@ -146,12 +152,8 @@ def plain_attention(model: nn.Module, attention: _Attention | None = None) -> It
         finally:
             active.reset(token)
     else:
-        previous = model.config._attn_implementation
-        model.config._attn_implementation = "eager"
-        try:
+        with own_attention_by(model, "eager"):
             yield
-        finally:
-            model.config._attn_implementation = previous
 
 
 def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:

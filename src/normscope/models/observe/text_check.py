@@ -22,10 +22,10 @@ from normscope.maths.composition import after_norm, read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.identities import Rest, precision_explains, rebuilt, row_error, side_by_side, too_large
+from normscope.models.observe.identities import Rest, difference_in_words, rebuilt, row_error, side_by_side
 from normscope.models.sites.block_modules import BlockModules
-from normscope.models.sites.layout import ModelLayout
-from normscope.rounding import number
+from normscope.models.sites.layer_hooks import vectors_from
+from normscope.models.sites.layout import ModelLayout, by_size
 
 ROWS_OF_A_TEXT = 1
 """Tokens of every text of a batch that are compared in runs, beside one new token id for every fourth text."""
@@ -201,16 +201,9 @@ class TextCheck:
             part: What differs.
             score: The size of the layer's largest scores.
         """
-        kind = str(self.dtype).removeprefix("torch.")
-        differs = (
-            f"{self.name} cannot be observed exactly on these texts: {part} differs by {number(error, digits=2)} "
-            f"(relative; the limit is {number(self.bound, digits=1)} in {kind})"
-        )
-        if precision_explains(error, score, self.dtype):
-            return f"{differs}; {too_large(score)}"
-        return (
-            f"{differs}, so the model does something with these texts that it did not do with the probes of the proof"
-        )
+        otherwise = ", so the model does something with these texts that it did not do with the probes of the proof"
+        differs = difference_in_words(part, error, self.bound, self.dtype, score, otherwise)
+        return f"{self.name} cannot be observed exactly on these texts: {differs}"
 
 
 @dataclasses.dataclass(eq=False)
@@ -381,7 +374,7 @@ class PassCheck:
         state = self._layer
         if state is None or state.output is None:
             return
-        vectors = output[0] if isinstance(output, tuple | list) else output
+        vectors = vectors_from(output)
         rest = self._check.rest.get(state.number)
         if rest is not None and module is rest.module:
             taken = self.taken(vectors)
@@ -451,11 +444,6 @@ class PassCheck:
         (texts, tokens), swapped = self._size, bool(self._check.layout.stream.swapped)
         if not isinstance(vectors, Tensor) or vectors.numel() % (texts * tokens) or vectors.ndim < 2:
             return None
-        if vectors.ndim == 3 and vectors.shape[:2] != (texts, tokens):
-            if vectors.shape[:2] == (tokens, texts):
-                vectors = vectors.transpose(0, 1)
-            elif (vectors.shape[0], vectors.shape[2]) == (texts, tokens):
-                vectors = vectors.mT
-        elif vectors.ndim == 3 and swapped and texts == tokens > 1:  # which axis is which cannot be told
-            return None
-        return full_precision(vectors.reshape(texts * tokens, -1)[self._on(vectors.device)])
+        if swapped and texts == tokens > 1 and vectors.ndim == 3 and vectors.shape[:2] == self._size:
+            return None  # which axis is which cannot be told
+        return full_precision(by_size(vectors, self._size).reshape(texts * tokens, -1)[self._on(vectors.device)])

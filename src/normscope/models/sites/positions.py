@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.stored.model_code import model_code
+from normscope.models.stored.model_code import StopForward, model_code
 from normscope.models.stored.stored_weights import execution_device
 
 # Positions and relative positions alike grow with the length; only those of tokens are one per token.
@@ -52,39 +52,36 @@ def _inputs(model: PreTrainedModel, length: int, device: torch.device, *, reads_
 
 
 def _lookups(model: PreTrainedModel, layer: nn.Module, inputs: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
-    """The embeddings that are looked up before a layer, and with which ids; by the address of their weights."""
+    """The rows of the embeddings that are looked up before a layer, and with which ids; by the address of their weights."""
     handle = layer.register_forward_pre_hook(_stop)
     try:
-        with torch.inference_mode(), model_code(model), _Lookups() as lookups:
+        with torch.inference_mode(), model_code(model), Lookups() as lookups:
             model(**inputs)
-    except _Reached:
+    except StopForward:
         pass
     finally:
         handle.remove()
-    return lookups.found
-
-
-class _Reached(Exception):
-    """The layer was reached."""
+    return {weight.data_ptr(): (len(weight), ids) for weight, ids in reversed(lookups.found)}
 
 
 def _stop(*_arguments: Any) -> None:
-    raise _Reached
+    raise StopForward
 
 
-class _Lookups(TorchFunctionMode):
-    """Records every embedding that is looked up."""
+class Lookups(TorchFunctionMode):
+    """While active, records every embedding that is looked up."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, tuple[int, Tensor]] = {}
+        self.found: list[tuple[Tensor, Tensor]] = []
+        """The weights and the ids."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if function is nn.functional.embedding:
             ids, weight = args[:2]
-            self.found.setdefault(weight.data_ptr(), (len(weight), ids))
+            self.found.append((weight, ids))
         return function(*args, **(kwargs or {}))
 
 
