@@ -17,7 +17,6 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError, one_line
 from normscope.models.infer.graph import NotInferredError
-from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.load.plain_operations import PlainOperations
 from normscope.models.prove.padding import batching_of
 from normscope.models.sites.block_modules import bind_blocks
@@ -69,7 +68,6 @@ class AnyModule(PreTrainedModel):
         config.model_type, config.name_or_path = type(module).__name__, type(module).__name__
         config.pad_token_id, config._attn_implementation = None, "eager"
         super().__init__(config)
-        replace_pointwise(module)
         self.model = module
         self.inputs = inputs
         self.plain = True
