@@ -1,4 +1,4 @@
-"""One encoder for each kind of example: texts and pairs, annotated sentences, compared pairs, translations.
+"""One encoder for each kind of example: texts, pairs and annotated sentences; compared pairs; translations.
 
 That of conversations is in `conversations`, which only they need.
 """
@@ -38,41 +38,13 @@ class ExampleEncoder(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class AnnotatedSentences:
-    """Sentences whose words are annotated: each token has the word that it spells."""
-
-    column: str | None
-    """The column of the words that gives tokens their categories, if one does."""
-    with_units: bool
-
-    def encoded(self, example: Example, annotation: Annotation, sequences: Sequences) -> TokenSequence:
-        """One sentence."""
-        tokenizer, longest = sequences.tokenizer, sequences.max_length
-        encoded = token_words(tokenizer, example.text, annotation.spans)
-        cut = example.shortened
-        if longest is not None and len(encoded.input_ids) > longest:
-            encoded, cut = token_words(tokenizer, example.text, annotation.spans, longest=longest), True
-        ids, words, owners = encoded
-        inherited = None
-        if self.column is not None:
-            inherited = sequences.categories.of_words(words, annotation.columns[self.column])
-        return dataclasses.replace(
-            sequences.of_one_text(ids, cut=cut),
-            words=words,
-            units=unit_numbers(words.tolist()) if self.with_units else None,
-            row=example.row,
-            inherited=inherited,
-            sentence=AnnotatedSentence(annotation, tuple(owners)),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class Texts(ExampleEncoder):
     """Texts, and pairs in one sequence; annotated sentences among them have the words of their tokens."""
 
     units: Units | None
     """Assigns tokens to words, if words are measured."""
-    annotated: AnnotatedSentences
+    column: str | None
+    """The column of annotated words that gives tokens their categories, if one does."""
     stride: int | None
     """Overlap of windows; None truncates texts that are too long."""
     first_alone: bool
@@ -91,7 +63,7 @@ class Texts(ExampleEncoder):
             )
             examples = [dataclasses.replace(example, text_pair=None, links=None) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {
-            index: [self.annotated.encoded(example, example.annotation, self.sequences)]
+            index: [self._annotated(example, example.annotation)]
             for index, example in enumerate(examples)
             if example.annotation is not None and example.text_pair is None and self.stride is None
         }
@@ -106,6 +78,26 @@ class Texts(ExampleEncoder):
                 encoded = self.tokenized([examples[index] for index in positions], paired)
                 sequences.update(zip(positions, encoded, strict=True))
         return self.sequences.with_text([sequences[index] for index in range(len(examples))], counts)
+
+    def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
+        """A sentence whose words are annotated: each token has the word that it spells."""
+        tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
+        encoded = token_words(tokenizer, example.text, annotation.spans)
+        cut = example.shortened
+        if longest is not None and len(encoded.input_ids) > longest:
+            encoded, cut = token_words(tokenizer, example.text, annotation.spans, longest=longest), True
+        ids, words, owners = encoded
+        inherited = None
+        if self.column is not None:
+            inherited = self.sequences.categories.of_words(words, annotation.columns[self.column])
+        return dataclasses.replace(
+            self.sequences.of_one_text(ids, cut=cut),
+            words=words,
+            units=None if self.units is None else unit_numbers(words.tolist()),
+            row=example.row,
+            inherited=inherited,
+            sentence=AnnotatedSentence(annotation, tuple(owners)),
+        )
 
     def tokenized(self, examples: Sequence[Example], paired: bool) -> list[list[TokenSequence]]:
         """The sequences of each example, whether or not they contain text: texts alone, or all in pairs."""
@@ -215,19 +207,10 @@ def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparedPairs(ExampleEncoder):
+class ComparedPairs(Texts):
     """The first texts of pairs, each with the second, as sequences of their own."""
 
-    texts: Texts
-    prompts: Prompts = NO_PROMPTS
-
-    def changed(self, sequences: Sequences) -> Self:
-        """The same with another masking."""
-        return dataclasses.replace(self, sequences=sequences, texts=self.texts.changed(sequences))
-
-    def whole(self, sequences: Sequences) -> Self:
-        """The same with another maximum length."""
-        return dataclasses.replace(self, sequences=sequences, texts=self.texts.whole(sequences))
+    prompts: Prompts
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """The pairs with a token of text on either side."""
@@ -237,7 +220,7 @@ class ComparedPairs(ExampleEncoder):
         if not pairs:
             return []
         firsts, seconds = (
-            self.texts.tokenized(
+            self.tokenized(
                 [
                     dataclasses.replace(pair, text=self.prompts.of(pair)[side] + text)
                     for pair, text in zip(pairs, texts, strict=True)

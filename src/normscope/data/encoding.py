@@ -9,7 +9,6 @@ import numpy as np
 from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
 from normscope.data.encoders import (
     NO_PROMPTS,
-    AnnotatedSentences,
     ComparedPairs,
     ExampleEncoder,
     Prompts,
@@ -105,18 +104,12 @@ class Encoder:
             from normscope.data.conversations import Conversations, template_of
 
             return Conversations(sequences, template_of(model.tokenizer, model.name), asks)
-        texts = Texts(
-            sequences,
-            self._units if in_words else None,
-            AnnotatedSentences(column, in_words),
-            stride=options.stride if self._windows else None,
-            first_alone=model.translates,
-        )
-        if self.separate:
-            return ComparedPairs(sequences, texts, self._prompts)
-        if model.decoder_inputs is not None:
+        if model.decoder_inputs is not None and not self.separate:
             return TranslatedTexts(sequences, model.decoder_inputs, model.name, words)
-        return texts
+        units, stride = self._units if in_words else None, options.stride if self._windows else None
+        if self.separate:
+            return ComparedPairs(sequences, units, column, stride, model.translates, self._prompts)
+        return Texts(sequences, units, column, stride, model.translates)
 
     @property
     def max_length(self) -> int | None:
