@@ -91,7 +91,8 @@ class Difference(NamedTuple):
 
     layer: int
     part: str
-    error: float
+    error: float | Float[Tensor, ""]
+    """In the pass of a run a tensor, for which the host need not wait."""
     condition: str = ""
     """Under which condition, for messages."""
 

@@ -10,7 +10,7 @@ of its tokens, and every text that is longer or shorter than all before it, or d
 import dataclasses
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from normscope.maths.composition import after_norm, read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.identities import Rest, difference_in_words, rebuilt, row_error, side_by_side
+from normscope.models.observe.identities import Difference, Rest, difference_in_words, rebuilt, row_error, side_by_side
 from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layer_hooks import vectors_from
 from normscope.models.sites.layout import ModelLayout, by_size
@@ -45,14 +45,6 @@ class Check(enum.Enum):
     """Some tokens of every text, new positions, and some token ids that no earlier pass has compared."""
     TEXTS = enum.auto()
     """All tokens, and every layer with that of the untouched model."""
-
-
-class Compared(NamedTuple):
-    """One comparison of a pass."""
-
-    layer: int
-    part: str
-    error: Float[Tensor, ""]
 
 
 class TextCheck:
@@ -171,7 +163,7 @@ class TextCheck:
             queries = torch.cat([queries, torch.linspace(0, width - 1, _QUERIES_OF_LONGEST).round().long()])
         return chosen[token_mask.flatten()[chosen]], queries.unique()
 
-    def require(self, compared: Sequence[Compared], scores: Mapping[int, Tensor]) -> None:
+    def require(self, compared: Sequence[Difference], scores: Mapping[int, Tensor]) -> None:
         """Check that everything that was compared is equal up to rounding.
 
         Args:
@@ -181,16 +173,16 @@ class TextCheck:
         Raises:
             InputError: If something is not; the layer and the part are named.
         """
-        found = [*(each.error for each in compared), *scores.values()]
+        found = [*(torch.as_tensor(each.error) for each in compared), *scores.values()]
         device = found[0].device if found else None
         values = torch.stack([value.detach().double().to(device) for value in found]).tolist() if found else []
         errors, sizes = values[: len(compared)], dict(zip(scores, values[len(compared) :], strict=True))
         for layer, size in sizes.items():
             self.large[layer] = self.large.get(layer, False) or size > LARGE_SCORES
-        for (layer, part, _), error in zip(compared, errors, strict=True):
+        for difference, error in zip(compared, errors, strict=True):
             if error >= self.bound:  # analyses reject NaN
-                what = f"the {part} of layer {layer}"
-                if part == _STREAM:
+                layer, what = difference.layer, difference.what
+                if difference.part == _STREAM:
                     what = f"layer {layer} does not read what layer {layer - 1} returns, which"
                 raise InputError(self.refusal(what, error, sizes.get(layer, 0.0)))
 
@@ -243,7 +235,7 @@ class PassCheck:
         self._check, self.kind, self._size = check, kind, size
         self._places, self._queries = {places.device: places}, queries
         self._layer: _Layer | None = None
-        self.compared: list[Compared] = []
+        self.compared: list[Difference] = []
         self.scores: dict[int, Tensor] = {}
         self.inputs: dict[int, Tensor] = {}
         """What each layer read, of all tokens; kept if layers are to be compared with those of the untouched model."""
@@ -301,7 +293,7 @@ class PassCheck:
             made = made if parameters.output_bias is None else made + parameters.output_bias
             given, mask = block.attention_output[texts][:, queries], block.token_mask[texts][:, queries]
             error = row_error(made, given, given).masked_fill(~mask, 0)
-            self.compared.append(Compared(state.number, "sum of αf(x)", error.max()))
+            self.compared.append(Difference(state.number, "sum of αf(x)", error.max()))
         position, norm = parameters.norm_position, parameters.normalisation
         state.total = read_by_norm(position, inputs, output)
         state.normed = state.total if norm is None else norm.normalised(state.total)
@@ -347,7 +339,7 @@ class PassCheck:
         if self.kind is not Check.SOME:
             for part, made, given, mask in rebuilt(block, None if block.is_cross_attention else read):
                 error = row_error(made, given, given).masked_fill(~mask, 0)
-                self.compared.append(Compared(block.layer, part, error.max()))
+                self.compared.append(Difference(block.layer, part, error.max()))
         elif parameters.value is not None and not block.is_cross_attention:
             places, width = self._on(block.value.device), read.shape[1]
             made = side_by_side(parameters.values(read.flatten(0, 1)[places].unsqueeze(0)))[0]
@@ -386,7 +378,7 @@ class PassCheck:
     def add_network(self, block: FeedForwardBlock) -> None:
         """The feed-forward network of the layer is complete."""
         if block.layer in self.whole_layers:
-            self.compared.append(Compared(block.layer, "sum of the layer's parts", block.error().max()))
+            self.compared.append(Difference(block.layer, "sum of the layer's parts", block.error().max()))
 
     def leave(self, vectors: Tensor) -> None:
         """The layer ends: compare what it returns."""
@@ -423,9 +415,9 @@ class PassCheck:
         if got is None or wanted is None or not wanted.numel():
             return
         if got.shape != wanted.shape:
-            self.compared.append(Compared(layer, part, torch.tensor(torch.inf)))
+            self.compared.append(Difference(layer, part, torch.tensor(torch.inf)))
         else:
-            self.compared.append(Compared(layer, part, row_error(got.to(wanted.device), wanted, wanted).max()))
+            self.compared.append(Difference(layer, part, row_error(got.to(wanted.device), wanted, wanted).max()))
 
     def compare_untouched(self, layer: int, part: Literal["attention output", "layer output"], vectors: Tensor) -> None:
         """Compare what a layer of the untouched model makes of the same input."""

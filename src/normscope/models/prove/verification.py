@@ -52,7 +52,7 @@ from normscope.models.observe.untouched import UntouchedPass, untouched_pass
 from normscope.models.prove.score_terms import ScoreTerms, score_terms
 from normscope.models.sites.block_modules import BlockModules, bind_blocks
 from normscope.models.sites.layout import ModelLayout, embeddings_of
-from normscope.models.sites.positions import padding_of
+from normscope.models.sites.positions import random_tokens
 from normscope.models.stored.stored_weights import execution_device
 from normscope.models.stored.text_tower import base_of
 
@@ -324,10 +324,10 @@ class _Proof:
         for difference in differences:
             self._check(difference, self._bound)
             if difference.error > self.worst.error:
-                self.worst = Verification(difference.error, difference.layer, difference.part)
+                self.worst = Verification(float(difference.error), difference.layer, difference.part)
 
     def _check(self, difference: Difference, bound: float) -> None:
-        error, dtype = difference.error, self._model.dtype
+        error, dtype = float(difference.error), self._model.dtype
         if math.isnan(error):
             raise InputError(
                 f"model.name={self._name}: {difference.what} is not a number, so its config or its weights are unusable; "
@@ -387,22 +387,10 @@ def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
 
 def _probe(model: PreTrainedModel, lengths: tuple[int, ...], *, reads_target: bool) -> dict[str, Tensor]:
     """A probe batch, with one for the decoder if the model reads a target as well."""
-    inputs = _tokens(model, embeddings_of(model).num_embeddings, lengths)
+    device = execution_device(model)
+    inputs = random_tokens(model, embeddings_of(model).num_embeddings, lengths, device)
     if reads_target:
         vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
-        target = _tokens(model, vocabulary, lengths[::-1])
+        target = random_tokens(model, vocabulary, lengths[::-1], device)
         inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
     return inputs
-
-
-def _tokens(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
-    """Token ids that stand for nothing, right-padded; the same at every run."""
-    generator = torch.Generator().manual_seed(0)
-    padding = padding_of(model)
-    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
-    token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    if padding is not None:
-        # Some models find their positions by looking for padding: none may stand among the tokens.
-        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
-    device = execution_device(model)
-    return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}

@@ -1,6 +1,6 @@
 """The longest sequence that a model's learned positions allow, determined from what the model looks up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,25 @@ class Lookups(TorchFunctionMode):
             ids, weight = args[:2]
             self.found.append((weight, ids))
         return function(*args, **(kwargs or {}))
+
+
+def random_tokens(model: nn.Module, vocabulary: int, lengths: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    """A batch of texts whose token ids stand for nothing, right-padded; the same at every call.
+
+    Args:
+        model: The model that will read them.
+        vocabulary: Number of token ids.
+        lengths: Number of tokens of each text.
+        device: Where the model runs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    padding = padding_of(model)
+    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
+    token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    if padding is not None:
+        # Some models find their positions by looking for padding: none may stand among the tokens.
+        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
+    return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}
 
 
 def padding_of(model: nn.Module) -> int | None:
